@@ -8,7 +8,8 @@ LIGHT := $(VENV)/.installed-light
 PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
-.PHONY: help install run demo test check bench generate lock crash regtest regtest-demo regtest-soak spectral clean
+.PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
+.PHONY: spectral alerts conformance clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,7 +19,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain,postgres,tor]'
 	@touch $(LIGHT) $@
 
 # The program alone: a sandbox needs no more.
@@ -38,10 +39,10 @@ demo: $(LIGHT) ## run a whole swap each way and print every step
 # begun as they are listed: sorted by the number of tests, the slow ones of e2e would come last.
 test: export PYTHONDONTWRITEBYTECODE =
 test: install ## the quick tests; those of real daemons too, where these are installed
-	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile --no-loadscope-reorder -rs
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/browser -n 4 --dist loadfile --no-loadscope-reorder -rs
 
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser -n 2 --dist loadfile
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
@@ -55,8 +56,23 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
 
+browser: install ## the pages in a real Chromium: whole swaps, each state, accessibility
+	tools/browser/install
+	BROWSER_REQUIRED=1 $(BIN)/python -m pytest tests/browser -n 2
+
+screenshots: install ## write a picture of each state of an order to docs/screenshots
+	tools/browser/install
+	$(BIN)/python -m tests.browser.screenshots
+
 spectral: install ## lint the OpenAPI document (needs Node)
 	tools/spectral/run.sh docs/generated/openapi.json
+
+alerts: install ## test the alert rules (needs promtool)
+	tools/alerts/install
+	$(BIN)/python -m pytest tests/unit/test_prometheus_rules.py
+
+conformance: install ## run the official MCP conformance suite (needs Node)
+	tools/conformance/run.sh
 
 check: install ## lint, types, import direction, generated files
 	$(BIN)/ruff check .
@@ -71,11 +87,14 @@ generate: install ## write the generated files anew
 lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
 	$(BIN)/python -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
-	$(PINS) --extra onchain --output-file config/requirements.txt pyproject.toml
+	$(PINS) --extra onchain --extra postgres --extra tor --output-file config/requirements.txt pyproject.toml
 	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
 bench: install ## measure speed against the yardsticks (about a quarter of an hour)
 	$(BIN)/python -m tests.bench
+
+profile: install ## print where a create, a status and a plan spend their CPU (needs valgrind)
+	$(BIN)/python -m tests.bench.profile
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results

@@ -1,4 +1,4 @@
-"""``rpcsvc`` on the command line. Puts the CLI and the service together; decides nothing."""
+"""The entry point ``rpcsvc``: connects the command line with the service."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 import sys
 
 from rpcsvc.health_probe import probe
+
+TYPE_CHECKING = False  # as in typing, whose import costs a probe too much
+if TYPE_CHECKING:
+    from asyncio import Event
+    from contextlib import AbstractAsyncContextManager
+
+    from rpcsvc.operations.dispatch import LocalService
+    from rpcsvc.settings import Settings
 
 
 def _open_standard_streams() -> None:
@@ -19,15 +27,33 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - never closed
 
 
+async def _serve(settings: Settings) -> None:
+    from rpcsvc.serving import serve  # noqa: PLC0415 - most commands do without
+
+    await serve(settings)
+
+
+def _local(settings: Settings) -> AbstractAsyncContextManager[LocalService]:
+    from rpcsvc.app import local_service  # noqa: PLC0415 - as above
+
+    return local_service(settings)
+
+
+def _private(settings: Settings) -> AbstractAsyncContextManager[Event]:
+    from rpcsvc.serving import serving_privately  # noqa: PLC0415 - as above
+
+    return serving_privately(settings)
+
+
 def main() -> None:
-    """The console script. A probe is answered before anything else is imported."""
+    """The console script. A command imports no more than it needs, and a probe hardly anything."""
     _open_standard_streams()
     words = sys.argv[1:]
     status = probe(words[1:], os.environ) if words[:1] == ["health"] else None
     if status is None:
-        from rpcsvc.serving import run_command  # noqa: PLC0415 - it imports nearly everything
+        from rpcsvc.cli.main import run  # noqa: PLC0415 - a probe does without
 
-        status = run_command(words, os.environ)
+        status = run(words, os.environ, serve=_serve, local=_local, private=_private)
     sys.exit(status)
 
 

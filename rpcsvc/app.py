@@ -1,70 +1,70 @@
-"""The composition root: the one place where the parts of the service are put together.
+"""The composition root: connects the parts of the service.
 
-running(settings)   everything but the network: store, engine, worker, operations
-web_app(running)    its HTTP surfaces
+running(settings)         everything but the network: store, engine, worker, operations
+local_service(settings)   the same, for calls from within this process
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shlex
+import socket
 import stat
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
-from aiohttp import web
 
-from rpcsvc import ids
-from rpcsvc.clock import Clock, SystemClock, day_of
+from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
 from rpcsvc.engines import EngineParts, engine_of
-from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
-from rpcsvc.http.documents import recording
-from rpcsvc.http.edge import Cors, Edge, Hosts
-from rpcsvc.http.gate import Gate, is_on_socket
-from rpcsvc.http.health import HealthRoutes
-from rpcsvc.http.messages import Refusals, require_framing
-from rpcsvc.http.openapi.document import openapi_document
-from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_integrator
-from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
-from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher, flat_dispatcher
+from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
 from rpcsvc.operations.service import (
     Operation,
     Service,
     TicketBudget,
     ViewContext,
+    Webhooks,
     attester,
     with_sandbox,
 )
-from rpcsvc.operations.table import AGENT_OPERATIONS, BFF_OPERATIONS, SANDBOX_OPERATIONS
-from rpcsvc.orders.backend import Backend
+from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
+from rpcsvc.operations.webhooks import event_body, webhook_operations
+from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
+from rpcsvc.orders.lease import Lease, LeaseKeeper, LeaseTaken
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
+from rpcsvc.orders.waits import Room, Waits
+from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
+from rpcsvc.store.backends import open_database
+from rpcsvc.store.backends.sqlite.database import OwnerLock
+from rpcsvc.store.database import Database, DatabaseInUse
 from rpcsvc.store.engines import claim_of_another
+from rpcsvc.store.leases import Fenced, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
 log = structlog.get_logger(__name__)
 
@@ -85,34 +85,61 @@ class Running:
     backend: Backend
     database: Database
     signer: ResponseSigner | None
+    readings: Readings
+    lease: Lease
 
 
 @asynccontextmanager
 async def running(
-    settings: Settings, *, clock: Clock | None = None, random: RandomBytes = system_random
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    random: RandomBytes = system_random,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[Running]:
     """The service on its data directory, owned exclusively, until the block ends.
 
-    The worker is made, not started. Raises DataDirInUse, UnknownSchema, SigningKeyError and
-    SettingsError.
+    While another process serves the database, this one waits until it may, or until ``stop`` is
+    set; without ``stop`` it does not wait. The worker is made, not started. Raises DatabaseInUse,
+    DatabaseUnusable, UnknownSchema, SigningKeyError and SettingsError.
     """
+    engine, chains = engine_of(settings.engine), read_chains(settings.chains_file)
+    engine.check(settings, chains)
     _make_data_dir(settings.data_dir)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
     try:
-        database = await Database.open(settings.data_dir)
+        database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
-            await _require_own(settings, database)
-            base = clock or SystemClock()
-            signer = _signer(settings, base, random)
-            chains = read_chains(settings.chains_file)
-            parts = EngineParts(settings, chains, base, random, database)
-            async with engine_of(settings.engine).connected(parts) as backend:
-                yield await _compose(settings, database, chains, backend, random, signer)
+            async with _leased(database, stop) as lease:
+                fenced = Fenced(database, lease)
+                await _require_own(settings, fenced)
+                base = clock or SystemClock()
+                signer = _signer(settings, base, random)
+                parts = EngineParts(settings, chains, base, random, fenced, lease)
+                async with (
+                    engine.connected(parts) as backend,
+                    _sender(settings, base, signer) as sender,
+                ):
+                    yield await _compose(parts, database, backend, signer, sender)
         finally:
             await database.close()
     finally:
         lock.release()
+
+
+@asynccontextmanager
+async def _leased(database: Database, stop: asyncio.Event | None) -> AsyncIterator[Lease]:
+    """The lease, as long as the block lasts. Raises DatabaseInUse."""
+    holder = f"{socket.gethostname()}:{os.getpid()}:{system_random(4).hex()}"
+    keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+    try:
+        async with keeper.held(stop) as lease:
+            yield lease
+    except LeaseTaken as taken:
+        raise DatabaseInUse(
+            f"Another process already serves this database: {taken}. Ask that one, with --url."
+        ) from taken
 
 
 def _make_data_dir(path: Path) -> None:
@@ -128,16 +155,16 @@ def _make_data_dir(path: Path) -> None:
         )
 
 
-async def _require_own(settings: Settings, database: Database) -> None:
+async def _require_own(settings: Settings, database: Fenced) -> None:
     """Raises SettingsError when the orders on the data directory are another engine's."""
     claim = await claim_of_another(database, settings.engine)
     if claim is not None:
         other, why = claim
         raise SettingsError(
             [
-                f"engine: received {settings.engine}; allowed: {other}, on the data directory"
-                f" {settings.data_dir}: {why}. Give the settings of that service, or another"
-                " data_dir."
+                f"engine: received {settings.engine}; allowed: {other}, on {settings.database}:"
+                f" {why}. Give the settings of that service, or another"
+                f" {'database_url' if settings.postgresql_url else 'data_dir'}."
             ]
         )
 
@@ -150,38 +177,61 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
     return ResponseSigner(ring, clock, slug=settings.brand.slug)
 
 
+def _targets(settings: Settings) -> Targets:
+    """Whom webhooks may call."""
+    found = settings.webhooks
+    return Targets(found.allowed_networks, onion=bool(found.onion_proxy))
+
+
+def _sender(
+    settings: Settings, clock: Clock, signer: ResponseSigner | None
+) -> AbstractAsyncContextManager[WebhookSender]:
+    """What sends webhooks, by the real clock: receivers compare it with theirs."""
+    sign = None if signer is None else signer.sign_message
+    return webhook_sender(
+        _targets(settings), sign, clock, onion_proxy=settings.webhooks.onion_proxy
+    )
+
+
 async def _compose(
-    settings: Settings,
+    parts: EngineParts,
     database: Database,
-    chains: ChainRegistry,
     backend: Backend,
-    random: RandomBytes,
     signer: ResponseSigner | None,
+    sender: WebhookSender,
 ) -> Running:
-    clock, views = backend.clock, ViewContext(backend.profile)
+    settings, chains, random, fenced = parts.settings, parts.chains, parts.random, parts.database
+    clock, views = backend.clock, ViewContext(backend.profile, settings.effective_site_url)
     if signer is not None:
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqlOrderStore(database, _view_key(views, chains, signer))
-    processor = OrderProcessor(store, clock, partial(project, views), backend.reservations)
+    store = SqlOrderStore(fenced, _view_key(views, chains, signer))
+    processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
-    venue, worker = await backend.open(
-        Core(store, processor, policy, retention, clock, random, secret)
+    venue, worker, readings = await backend.open(
+        Core(store, processor, policy, retention, clock, random, secret, parts.lease)
     )
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
-    admin = admin_operations(Admin(SqlOperatorBooks(database), retry, backend.paused))
+    messages = SqlWebhooks(fenced)
+    deliverer = Deliverer(
+        messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
+    )
+    processor.on_commit(deliverer.observe)
+    worker.beside(deliverer.run)
+    admin = admin_operations(Admin(SqlOperatorBooks(fenced), retry, backend.paused))
+    admin += webhook_operations()
     if backend.treasury is not None:
         admin += treasury_operations(backend.treasury)
-    support, now = settings.support, clock.now_ms()
-    budget = TicketBudget(
-        support.tickets_per_client,
-        support.bytes_per_day,
-        now,
-        await store.tickets_taken(day_of(now)),
-    )
+    support = settings.support
+    budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
+    limits = settings.limits
+    # A stream is never idle, so it is never ended to make room: others keep half of the places.
+    streams = Room(max(1, limits.connections // 2), max(1, limits.connections_per_address // 4))
+    waits = Waits(store, streams=streams)
+    processor.on_commit(waits.observe)
     service = Service(
         operations=AGENT_OPERATIONS,
         venue=venue,
@@ -195,11 +245,29 @@ async def _compose(
         wake=worker.wake,
         ticket_budget=budget,
         client_secret=secret,
+        waits=waits,
+        webhooks=Webhooks(
+            _targets(settings),
+            messages,
+            lambda: None if signer is None else signer.webhook_key,
+            deliverer.wake,
+        ),
     )
     if backend.controls is not None:
         service = with_sandbox(service, SANDBOX_OPERATIONS, backend.controls)
     dispatcher = agent_dispatcher(service)
-    return Running(settings, service, dispatcher, admin, worker, backend, database, signer)
+    return Running(
+        settings,
+        service,
+        dispatcher,
+        admin,
+        worker,
+        backend,
+        database,
+        signer,
+        readings,
+        parts.lease,
+    )
 
 
 def _kept(settings: Settings) -> Kept:
@@ -262,7 +330,7 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
 def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
     """The key that client addresses of unfunded orders are hashed with, made when there is none.
 
-    It is in ``data_dir`` and not in the database, so that a copy of that tells no addresses.
+    It is in ``data_dir`` and not in the database, so a copy of the database reveals no addresses.
     Without the old one clients are counted anew, which costs nothing else. Raises OSError.
     """
     path = data_dir / _HASH_FILE
@@ -271,67 +339,3 @@ def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
     fresh = random(_HASH_BYTES)
     replace_file(path, fresh)
     return fresh
-
-
-def web_app(up: Running) -> Edge:
-    """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
-    settings = up.settings
-    gate = Gate(settings, up.service.random, time.monotonic)
-    limits = settings.limits
-    operations = up.service.operations
-    site = site_of(settings, up.service)
-    sources = _sources(site, up.signer, up.service.random)
-    flat = flat_dispatcher(up.service)
-    rpc = RpcHttp(
-        gate,
-        Methods(up.dispatcher, operations, f"{settings.brand.slug}."),
-        Methods(flat, up.admin),
-        sources.openrpc,
-        body_bytes=limits.body_bytes,
-        max_batch=limits.batch,
-        max_depth=limits.depth,
-    )
-    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
-    surface = partial(OperationRoutes, gate, body_bytes=limits.body_bytes, max_depth=limits.depth)
-    agent = surface(up.dispatcher, API_ROOT)
-    bff = surface(flat, BFF_ROOT, identify=by_integrator(Integrators(settings.integrators)))
-    routes = web.Application(client_max_size=limits.body_bytes)
-    routes.add_routes([web.post("/rpc", rpc.handle)])
-    routes.add_routes(agent.routes(operations))
-    routes.add_routes(bff.routes(BFF_OPERATIONS))
-    routes.add_routes(discovery.routes())
-    routes.add_routes(HealthRoutes(gate, up.service, up.worker, up.database, up.signer).routes())
-    return Edge(
-        routes,
-        Refusals(gate, up.dispatcher, flat),
-        _check(settings),
-        Cors(
-            discovery.paths,
-            site.signature_headers,
-            settings.allowed_origins if settings.is_loopback_only else None,
-        ),
-        up.signer,
-        body_bytes=limits.body_bytes,
-    )
-
-
-def _check(settings: Settings) -> Callable[[web.Request], None]:
-    """What every request is refused by, by its headers alone; the socket answers to any host."""
-    hosts = Hosts(settings)
-
-    def check(request: web.Request) -> None:
-        if not is_on_socket(request):
-            hosts.require(request)
-        require_framing(request)
-
-    return check
-
-
-def _sources(site: Site, signer: ResponseSigner | None, random: RandomBytes) -> Sources:
-    return Sources(
-        openapi=partial(openapi_document, site),
-        openrpc=partial(openrpc_document, site),
-        jwks=signer.jwks if signer else lambda: {"keys": []},
-        recording=recording.load,
-        new_key=partial(ids.session_id, random),
-    )

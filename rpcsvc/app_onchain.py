@@ -1,6 +1,6 @@
 """The composition root's part for the engine onchain: wallets, rates, and the auditor beside them.
 
-The packages of the extra ``onchain`` are imported later still, when a key is first needed.
+The packages of the extra ``onchain`` are imported only when a key is first needed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from rpcsvc.store.journal_replay import (
     open_journal,
 )
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
 
 
@@ -64,9 +65,10 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         ),
         signed=OnchainBooks(database),
         unserved=(await UnservedOrders.find(database, networks)).problem,
+        lease=given.lease,
         journal=journal,
     )
-    treasury = OnchainTreasury(settings, database, clock, switch.reason)
+    treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
     name = settings.onchain.monero_network
     # Addresses of a regtest chain are those of mainnet.
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
@@ -92,15 +94,31 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 stocked(engine.holdings),
                 beside,
             )
-            yield replace(backend, paused=switch.reason, treasury=treasury)
+            yield replace(
+                backend,
+                paused=switch.reason,
+                last_audit=lambda: audits.last,
+                treasury=treasury,
+                states=engine.states,
+                rate_spread_bps=rates.spread_bps,
+            )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found
 
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
     """Raise SettingsError for what a start would refuse, without asking a node or a wallet."""
+    if settings.postgresql_url is not None:
+        raise SettingsError(
+            [
+                "database_url: received the URL of a PostgreSQL database; engine onchain runs on"
+                " SQLite: remove database_url, or choose the engine sandbox or upstream"
+            ]
+        )
     onchain = settings.onchain
     wiring.monero_options(onchain)
     wiring.monero_clients(onchain)
-    wiring.evm_nodes(onchain, wiring.served_chains(onchain, chains))
+    served = wiring.served_chains(onchain, chains)
+    wiring.evm_nodes(onchain, served)
+    read_targets(settings.inventory, served)
     rate_source(settings.rates, SystemClock())

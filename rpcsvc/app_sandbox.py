@@ -12,11 +12,13 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.engines import EngineParts
-from rpcsvc.orders.backend import Backend, unlimited, wallets_backend
+from rpcsvc.orders.backend import Backend, Gasless, unlimited, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.sandbox import SqlSandboxLedger
 
 
@@ -36,7 +38,10 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
         bridges=frozenset({PERPS}),
         is_simulated=True,
     )
-    backend = wallets_backend(profile, engine, engine, clock, unlimited())
+    gasless = Gasless(
+        SqlFundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock)
+    )
+    backend = wallets_backend(profile, engine, engine, clock, unlimited(), gasless=gasless)
     yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
 
 

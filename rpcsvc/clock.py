@@ -1,8 +1,8 @@
 """Clocks: wall time is passed in, ``steady_ms`` measures durations.
 
 Wall-clock times are integers of milliseconds since the Unix epoch, everywhere inside the service;
-they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC. That clock
-can be set, and is: how long something lasts, where a wrong answer costs money, tells ``steady_ms``.
+they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC. The
+wall clock can be set back or ahead; use the monotonic ``steady_ms()`` for durations.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def boot_ms() -> int:
+    """Milliseconds since some moment before the start, the time that the machine slept included.
+
+    Nobody can set this clock. Where the system has none such (macOS), it is ``steady_ms``.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return steady_ms()
+
+
 class OffsetClock:
     """A clock that runs beside another one, ``offset_ms`` ahead: the sandbox's time machine."""
 
@@ -63,7 +73,7 @@ class OffsetClock:
 def iso8601(at_ms: int) -> str:
     """``at_ms`` as RFC 3339 UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``.
 
-    An answer tells each of its few moments several times; the text depends on nothing else.
+    An answer names each of its few times repeatedly; the text depends on nothing else.
     """
     days, rest = divmod(at_ms, DAY_MS)
     seconds, millis = divmod(rest, 1000)

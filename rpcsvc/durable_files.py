@@ -1,6 +1,6 @@
 """Writes small files so that they are on disk, complete or not at all, when the call returns.
 
-A file's bytes and its name are two things to a file system: each has to be synced.
+The file and its directory are both synced.
 """
 
 from __future__ import annotations

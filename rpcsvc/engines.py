@@ -1,10 +1,11 @@
-"""The settlement engines by name, each with the module that connects it.
+"""The settlement engines by name: the module of each, and the facts known without loading it.
 
 Modules are named, not imported: only the engine that runs is loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
@@ -14,19 +15,38 @@ if TYPE_CHECKING:
     from rpcsvc.domain.chains import ChainRegistry
     from rpcsvc.ids import RandomBytes
     from rpcsvc.orders.backend import Backend
+    from rpcsvc.orders.lease import Lease
     from rpcsvc.settings import Settings
 
-ENGINES: Final = {
-    "sandbox": "rpcsvc.app_sandbox",
-    "upstream": "rpcsvc.settlement.upstream.wiring",
-    "onchain": "rpcsvc.app_onchain",
+
+class EngineFacts(NamedTuple):
+    """What holds of an engine that is not loaded.
+
+    ``network`` gives the ``data.network`` of its answers. ``signs``: it pays from wallets of this
+    machine, so only the service itself runs it, and it keeps a payment journal.
+    """
+
+    module: str
+    network: Callable[[Settings], str]
+    signs: bool = False
+
+
+ENGINES: Final[Mapping[str, EngineFacts]] = {
+    "sandbox": EngineFacts("rpcsvc.app_sandbox", lambda _settings: "sandbox"),
+    "upstream": EngineFacts(
+        "rpcsvc.settlement.upstream.wiring", lambda settings: settings.upstream.monero_network
+    ),
+    "onchain": EngineFacts(
+        "rpcsvc.app_onchain", lambda settings: settings.onchain.monero_network, signs=True
+    ),
 }
 
 
 class EngineParts(NamedTuple):
     """What an engine is given. ``chains`` are all that are configured.
 
-    ``database`` is the store's, for the engines whose ledgers are in it.
+    ``database`` is the store's, for the engines whose ledgers are in it; ``lease`` that under which
+    it may be written.
     """
 
     settings: Settings
@@ -34,6 +54,7 @@ class EngineParts(NamedTuple):
     clock: Clock
     random: RandomBytes
     database: Any
+    lease: Lease
 
 
 class Engine(Protocol):
@@ -50,4 +71,4 @@ class Engine(Protocol):
 
 def engine_of(name: str) -> Engine:
     """The engine of that name."""
-    return cast("Engine", import_module(ENGINES[name]))
+    return cast("Engine", import_module(ENGINES[name].module))

@@ -4,6 +4,8 @@
     +-- ProtocolError          the message could not be read or admitted; no operation ran
     |   +-- InvalidJson            body is not JSON as RFC 8259 and this service's limits have it
     |   +-- InvalidRequest         JSON, but not a request
+    |   |   +-- HeaderMismatch         MCP: a header says another thing than the body
+    |   |   +-- UnsupportedProtocolVersion  MCP: a revision that is not served
     |   +-- InvalidParams          JSON-RPC ``params`` is not an object
     |   +-- UnknownMethod          no operation of that name or path
     |   +-- MethodNotAllowed       a path of this service, but not with that HTTP method
@@ -13,6 +15,7 @@
     |   +-- Unauthorized           RPC token or integrator's key missing or wrong
     |   +-- TlsRequired            plain HTTP through a trusted proxy
     |   +-- MisdirectedRequest     the Host header names somebody else
+    |   |   +-- ForbiddenOrigin        MCP: sent by a page of another site
     |   +-- RateLimited            the caller's budget is used up
     +-- InputError             one field of a call is missing or wrong
     |   +-- MissingInput
@@ -25,7 +28,11 @@
         +-- VerificationFailed
         +-- OrderNotFound
         +-- OrderNotCancellable
+        +-- OrderNotFundable
+        +-- PaymentRequired        x402: nothing was paid yet
+        |   +-- PaymentRefused         x402: the signed payment will not do
         +-- IdempotencyConflict
+        +-- QuoteChanged
         +-- Unavailable            an engine, node, store or rate source is down
         +-- InternalError          a fault of the service; its message never says which
 Codes, HTTP statuses and JSON-RPC codes are binding: clients are tested against them.
@@ -83,6 +90,18 @@ class InvalidRequest(ProtocolError):
     code = "invalid_request"
     http_status = 400
     rpc_code = -32600
+
+
+class HeaderMismatch(InvalidRequest):
+    """A header of an MCP request is missing or differs from the body (MCP 2026-07-28)."""
+
+    rpc_code = -32020
+
+
+class UnsupportedProtocolVersion(InvalidRequest):
+    """The request is of an MCP revision that is not served; ``details`` list those that are."""
+
+    rpc_code = -32022
 
 
 class InvalidParams(ProtocolError):
@@ -159,6 +178,12 @@ class MisdirectedRequest(ProtocolError):
     code = "misdirected_request"
     http_status = 421
     rpc_code = -32600
+
+
+class ForbiddenOrigin(MisdirectedRequest):
+    """The Origin header names a site whose pages may not call /mcp."""
+
+    http_status = 403
 
 
 class RateLimited(ProtocolError):
@@ -287,11 +312,45 @@ class OrderNotCancellable(OperationError):
     http_status = 409
 
 
+class OrderNotFundable(OperationError):
+    """The order can't be paid by a signed authorization: not here, not it, or not now."""
+
+    code = "order_not_fundable"
+    state = "invalid_input"
+    http_status = 409
+
+
+class PaymentRequired(OperationError):
+    """No payment came with the call; ``details.paymentRequired`` says what to sign (x402)."""
+
+    code = "payment_required"
+    state = "waiting_for_funding"
+    http_status = 402
+
+    def __init__(self, message: str, required: Mapping[str, Any]) -> None:
+        super().__init__(message, details={"paymentRequired": required})
+        self.required = required
+
+
+class PaymentRefused(PaymentRequired):
+    """The signed payment will not do; nothing was sent. ``details`` say why, and what will do."""
+
+    code = "payment_refused"
+
+
 class IdempotencyConflict(OperationError):
     """The idempotency key was used before with another payload; ``details`` name the fields."""
 
     code = "idempotency_conflict"
     state = "idempotency_conflict"
+    http_status = 409
+
+
+class QuoteChanged(OperationError):
+    """The terms are worse than those of the quote; ``details`` name in what."""
+
+    code = "quote_changed"
+    state = "invalid_input"
     http_status = 409
 
 

@@ -17,8 +17,6 @@ from typing import Any, TextIO, cast
 
 import orjson
 import structlog
-from aiohttp.http import HttpProcessingError
-from aiohttp.web import RequestPayloadError
 
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
@@ -94,11 +92,6 @@ class _StructlogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and _is_of_a_bad_request(error):
-            # Its text quotes the request as it came, headers with tokens included.
-            log.info("bad_http_request", reason=type(error).__name__)
-            return
         log.log(
             record.levelno,
             "library_log",
@@ -106,8 +99,3 @@ class _StructlogHandler(logging.Handler):
             message=record.getMessage(),
             exc_info=record.exc_info,
         )
-
-
-def _is_of_a_bad_request(error: BaseException) -> bool:
-    """Whether a client caused it: a request, or a body, that is not HTTP."""
-    return isinstance(error, HttpProcessingError | RequestPayloadError)

@@ -1,7 +1,8 @@
-"""Serving: the process from its start to SIGTERM, and the command line around it.
+"""Serving: a running service (app.py) on the network, until SIGTERM.
 
-serve(settings)               a running service (app.py), listening, until SIGTERM or SIGINT
-run_command(words, environ)   all of the program but the probe
+serve(settings)     the process from its start to SIGTERM or SIGINT
+listening(running)  takes requests over TCP and the UNIX socket
+web_app(running)    the HTTP surfaces, put together
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 from aiohttp import web
 
-from rpcsvc.app import Running, local_service, running, web_app
-from rpcsvc.cli.main import run
+from rpcsvc import ids
+from rpcsvc.app import Running, running
+from rpcsvc.domain.integrators import Integrators
+from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
+from rpcsvc.http.documents import recording
+from rpcsvc.http.edge import Cors, Edge, Hosts
+from rpcsvc.http.gate import Gate, is_on_socket
+from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.http_server import (
     AcceptFailures,
     Connections,
@@ -30,7 +38,27 @@ from rpcsvc.http.http_server import (
     Listener,
     raise_descriptor_limit,
 )
+from rpcsvc.http.mcp.confirmation import Confirmations
+from rpcsvc.http.mcp.server import McpHttp
+from rpcsvc.http.messages import Refusals, require_framing
+from rpcsvc.http.metrics import Metrics
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_integrator
+from rpcsvc.http.pages.rendering import Renderer
+from rpcsvc.http.pages.routes import PagesHttp
+from rpcsvc.http.scrape import MetricsHttp, Readout
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
+from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.dispatch import flat_dispatcher
+from rpcsvc.operations.table import BFF_OPERATIONS
+from rpcsvc.orders.lease import LeaseLost
+from rpcsvc.orders.waits import Waits
 from rpcsvc.settings import Settings, SettingsError, check_bind
+from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store.database import DatabaseInUse
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.webhooks import SqlWebhooks
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +71,8 @@ IDLE_SECONDS: Final = 75
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is in hand and close.
 
-    Raises SettingsError, DataDirInUse, and OSError when the address can't be bound.
+    Raises SettingsError, DataDirInUse, OSError when the address can't be bound, and LeaseLost after
+    another process has taken over.
     """
     check_bind(settings)
     stop = asyncio.Event()
@@ -51,18 +80,44 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
-    async with running(settings) as up:
-        beat = asyncio.create_task(up.worker.run(), name="worker")
-        beat.add_done_callback(lambda _task: stop.set())
-        try:
-            async with listening(up):
-                _settle_garbage_collector()
-                await stop.wait()
-                log.info("stopping")
-        finally:
-            await up.worker.stop()
-            await beat
+    try:
+        async with running(settings, stop=stop) as up, _working(up, stop), listening(up):
+            _settle_garbage_collector()
+            await stop.wait()
+            log.info("stopping")
+    except DatabaseInUse:
+        if not stop.is_set():
+            raise
+        return
     log.info("stopped")
+    if up.lease.lost.is_set():
+        raise LeaseLost
+
+
+@asynccontextmanager
+async def serving_privately(settings: Settings) -> AsyncIterator[asyncio.Event]:
+    """The service on the UNIX socket of its data directory alone, until the block ends.
+
+    The event is set when it has ended by itself. Raises as ``serve``.
+    """
+    ended = asyncio.Event()
+    async with running(settings) as up, _working(up, ended), listening(up, tcp=False):
+        yield ended
+
+
+@asynccontextmanager
+async def _working(up: Running, ended: asyncio.Event) -> AsyncIterator[None]:
+    """The worker runs until the block ends; ``ended`` is set when it, or the lease, has ended."""
+    beat = asyncio.create_task(up.worker.run(), name="worker")
+    lost = asyncio.create_task(up.lease.lost.wait(), name="lease lost")
+    for each in (beat, lost):
+        each.add_done_callback(lambda _task: ended.set())
+    try:
+        yield
+    finally:
+        lost.cancel()
+        await up.worker.stop()
+        await beat
 
 
 def _settle_garbage_collector() -> None:
@@ -73,8 +128,8 @@ def _settle_garbage_collector() -> None:
 
 
 @asynccontextmanager
-async def listening(up: Running) -> AsyncIterator[None]:
-    """Take requests over TCP and the UNIX socket; at the end, finish what is in hand.
+async def listening(up: Running, *, tcp: bool = True) -> AsyncIterator[None]:
+    """Take requests over TCP, if wanted, and the UNIX socket; at the end, finish what is in hand.
 
     Raises OSError when the address can't be bound, and SettingsError for a certificate.
     """
@@ -97,11 +152,14 @@ async def listening(up: Running) -> AsyncIterator[None]:
         handler_cancellation=False,
     )
     await runner.setup()
-    watch = asyncio.create_task(connections.watch(), name="connections")
+    loops = [asyncio.create_task(connections.watch(), name="connections")]
+    if settings.postgresql_url is not None:  # other processes may commit there, too
+        loops.append(asyncio.create_task(up.service.waits.follow_log(), name="waits"))
     try:
-        context = _tls(settings)
-        for listener in await _listeners(settings, connections):
-            await web.SockSite(runner, listener, ssl_context=context).start()
+        if tcp:
+            context = _tls(settings)
+            for listener in await _listeners(settings, connections):
+                await web.SockSite(runner, listener, ssl_context=context).start()
         await _listen_on_socket(runner, settings.data_dir / SOCKET_NAME)
         log.info(
             "serving",
@@ -112,9 +170,10 @@ async def listening(up: Running) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for task in loops:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 async def _listeners(settings: Settings, connections: Connections) -> list[Listener]:
@@ -148,7 +207,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
 
 async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        log.warning("socket_path_too_long", path=str(path), longest=LONGEST_SOCKET_PATH)
+        log.warning("socket_path_refused", path=str(path), longest=LONGEST_SOCKET_PATH)
         return
     with suppress(FileNotFoundError):
         path.unlink()  # noqa: ASYNC240 - one call at start; the owner lock is ours: whoever left it is gone
@@ -159,6 +218,97 @@ async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
         os.umask(before)
 
 
-def run_command(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Carry out one command line; its exit status."""
-    return run(words, environ, serve=serve, local=local_service)
+def web_app(up: Running) -> Edge:
+    """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
+    settings = up.settings
+    gate = Gate(settings, up.service.random, time.monotonic)
+    limits = settings.limits
+    operations = up.service.operations
+    site = site_of(settings, up.service)
+    sources = _sources(site, up.signer, up.service.random)
+    flat, metrics = flat_dispatcher(up.service), Metrics()
+    up.dispatcher.observe = flat.observe = metrics.call
+    up.service.processor.on_commit(metrics.order)
+    up.database.on_commit(metrics.committed)
+    rpc = RpcHttp(
+        gate,
+        Methods(up.dispatcher, operations, f"{settings.brand.slug}."),
+        Methods(flat, up.admin),
+        sources.openrpc,
+        body_bytes=limits.body_bytes,
+        max_batch=limits.batch,
+        max_depth=limits.depth,
+    )
+    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
+    mcp = McpHttp(
+        gate,
+        up.dispatcher,
+        site,
+        discovery.caches,
+        Confirmations(up.service.client_secret),
+        settings.allowed_origins,
+        body_bytes=limits.body_bytes,
+        max_depth=limits.depth,
+    )
+    surface = partial(OperationRoutes, gate, body_bytes=limits.body_bytes, max_depth=limits.depth)
+    agent = surface(up.dispatcher, API_ROOT, transport="http")
+    bff = surface(
+        flat, BFF_ROOT, transport="bff", identify=by_integrator(Integrators(settings.integrators))
+    )
+    routes = web.Application(client_max_size=limits.body_bytes)
+    routes.on_shutdown.append(partial(_end_waits, up.service.waits))
+    routes.add_routes([web.post(RPC_PATH, rpc.handle), web.post(MCP_PATH, mcp.handle)])
+    routes.add_routes(agent.routes(operations))
+    routes.add_routes(bff.routes(BFF_OPERATIONS))
+    routes.add_routes(discovery.routes())
+    health = HealthRoutes(gate, up.service, up.worker, up.database, up.signer)
+    routes.add_routes(health.routes())
+    pages = PagesHttp(gate, up.service, up.dispatcher, site, Renderer(site), health)
+    routes.add_routes(pages.routes())
+    books, clock = SqlOperatorBooks(up.database), up.service.clock
+    messages, waits = SqlWebhooks(up.database), up.service.waits
+    readout = Readout(
+        up.backend, up.readings, books, messages, health.checks, waits, up.lease, clock
+    )
+    routes.add_routes(MetricsHttp(gate, metrics, readout).routes())
+    return Edge(
+        routes,
+        Refusals(gate, up.dispatcher, flat),
+        _check(settings),
+        Cors(
+            discovery.paths,
+            site.signature_headers,
+            settings.allowed_origins if settings.is_loopback_only else None,
+        ),
+        up.signer,
+        body_bytes=limits.body_bytes,
+        observe=metrics.response,
+        direct={("POST", RPC_PATH): rpc.handle},
+    )
+
+
+async def _end_waits(waits: Waits, _routes: web.Application) -> None:
+    """Answer those who wait for events: the service stops."""
+    waits.end()
+
+
+def _check(settings: Settings) -> Callable[[web.Request], None]:
+    """What every request is refused by, by its headers alone; the socket answers to any host."""
+    hosts = Hosts(settings)
+
+    def check(request: web.Request) -> None:
+        if not is_on_socket(request):
+            hosts.require(request)
+        require_framing(request)
+
+    return check
+
+
+def _sources(site: Site, signer: ResponseSigner | None, random: RandomBytes) -> Sources:
+    return Sources(
+        openapi=partial(openapi_document, site),
+        openrpc=partial(openrpc_document, site),
+        jwks=signer.jwks if signer else lambda: {"keys": []},
+        recording=recording.load,
+        new_key=partial(ids.session_id, random),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, NamedTuple, TypedDict, get_args
@@ -27,13 +28,14 @@ from pydantic_core import ErrorDetails
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.engines import ENGINES
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
-from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
+from rpcsvc.settings_onchain import InventorySettings, OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
     LOWER_CASE,
     TOKENS_KEY,
     Contact,
+    DatabaseUrl,
     FilePath,
     Flag,
     Given,
@@ -49,15 +51,15 @@ from rpcsvc.settings_sources import (
     SiteUrl,
     Tokens,
     decimal,
+    integer_in,
     line,
     nested,
     parse_address,
     read_environment,
     read_file,
     read_flags,
-    whole,
-    without_userinfo,
 )
+from rpcsvc.urls import without_userinfo
 
 __all__ = [
     "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
@@ -74,10 +76,10 @@ Xmr = Annotated[str, decimal(12)]
 XmrFee = Annotated[str, decimal(12, positive=False)]
 Usdc = Annotated[str, decimal(6)]
 UsdcFee = Annotated[str, decimal(6, positive=False)]
-PerMinute = Annotated[int, whole(1, 1_000_000)]
-Seconds = Annotated[int, whole(1, 30 * DAY)]
-BlockMs = Annotated[int, whole(10, HOUR * 1000)]
-Confirmations = Annotated[int, whole(1, 1000)]
+PerMinute = Annotated[int, integer_in(1, 1_000_000)]
+Seconds = Annotated[int, integer_in(1, 30 * DAY)]
+BlockMs = Annotated[int, integer_in(10, HOUR * 1000)]
+Confirmations = Annotated[int, integer_in(1, 1000)]
 
 
 class BrandSettings(Group):
@@ -107,7 +109,7 @@ class RateLimitSettings(Group):
     requests_per_minute: PerMinute = 300
     rpc_requests_per_minute: PerMinute = 6_000
     wrong_tokens_per_minute: PerMinute = 30
-    max_clients: Annotated[int, whole(1, 1_000_000)] = 10_000
+    max_clients: Annotated[int, integer_in(1, 1_000_000)] = 10_000
 
 
 class LimitSettings(Group):
@@ -116,14 +118,14 @@ class LimitSettings(Group):
     ``connections`` counts all of TCP; ``connections_per_address`` those of one address or IPv6 /64.
     """
 
-    body_bytes: Annotated[int, whole(1_024, 16 * 1024 * 1024)] = 65_536
-    batch: Annotated[int, whole(1, 1_000)] = 50
-    depth: Annotated[int, whole(4, 256)] = 32
-    connections: Annotated[int, whole(16, 60_000)] = 2_000
-    connections_per_address: Annotated[int, whole(1, 60_000)] = 200
+    body_bytes: Annotated[int, integer_in(1_024, 16 * 1024 * 1024)] = 65_536
+    batch: Annotated[int, integer_in(1, 1_000)] = 50
+    depth: Annotated[int, integer_in(4, 256)] = 32
+    connections: Annotated[int, integer_in(16, 60_000)] = 2_000
+    connections_per_address: Annotated[int, integer_in(1, 60_000)] = 200
 
 
-Percent = Annotated[int, whole(1, 100)]
+Percent = Annotated[int, integer_in(1, 100)]
 
 
 class OrderSettings(Group):
@@ -138,21 +140,21 @@ class OrderSettings(Group):
     deposit_window_seconds: Seconds = HOUR
     late_window_seconds: Annotated[Seconds | None, BLANK_IS_NONE] = None
     price_lock_seconds: Seconds = 900
-    lock_break_bps: Annotated[int, whole(1, 5_000)] = 100
-    idempotency_days: Annotated[int, whole(1, 3_650)] = 30
-    min_received_bps: Annotated[int, whole(1, 10_000)] = 9_900
-    spread_bps: Annotated[int, whole(0, 5_000)] = 50
-    max_swap_usd: Annotated[int, whole(1, 100_000_000)] = 50_000
-    bridge_min_usd: Annotated[int, whole(1, 100_000_000)] = 10
+    lock_break_bps: Annotated[int, integer_in(1, 5_000)] = 100
+    idempotency_days: Annotated[int, integer_in(1, 3_650)] = 30
+    min_received_bps: Annotated[int, integer_in(1, 10_000)] = 9_900
+    spread_bps: Annotated[int, integer_in(0, 5_000)] = 50
+    max_swap_usd: Annotated[int, integer_in(1, 100_000_000)] = 50_000
+    bridge_min_usd: Annotated[int, integer_in(1, 100_000_000)] = 10
     unfunded_share: Percent = 50
     unfunded_address_total_share: Percent = 40
     unfunded_address_share: Percent = 10
-    unfunded_address_orders: Annotated[int, whole(1, 100_000)] = 10
-    address_orders_a_day: Annotated[int, whole(1, 10_000_000)] = 1_000
+    unfunded_address_orders: Annotated[int, integer_in(1, 100_000)] = 10
+    address_orders_a_day: Annotated[int, integer_in(1, 10_000_000)] = 1_000
     unfunded_token_share: Percent = 30
-    unfunded_token_orders: Annotated[int, whole(1, 1_000_000)] = 100
-    unpaid_keep_days: Annotated[int, whole(1, 36_500)] = 30
-    unpaid_bytes: Annotated[int, whole(1024 * 1024, 2**40)] = 256 * 1024 * 1024
+    unfunded_token_orders: Annotated[int, integer_in(1, 1_000_000)] = 100
+    unpaid_keep_days: Annotated[int, integer_in(1, 36_500)] = 30
+    unpaid_bytes: Annotated[int, integer_in(1024 * 1024, 2**40)] = 256 * 1024 * 1024
     confirm_timeout_seconds: Seconds = DAY
     prepare_timeout_seconds: Seconds = 900
     payout_check_seconds: Seconds = 600
@@ -182,7 +184,7 @@ class SandboxSettings(Group):
     xmr_float: Xmr = "10000"
     usdc_float: Usdc = "2000000"
     rate_path_bps: RatePath = ()
-    rate_step_seconds: Annotated[int, whole(1, DAY)] = 10
+    rate_step_seconds: Annotated[int, integer_in(1, DAY)] = 10
 
 
 class UpstreamSettings(Group):
@@ -199,15 +201,33 @@ class UpstreamSettings(Group):
     monero_network: Literal["mainnet", "stagenet", "testnet"] = "mainnet"
     creations_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
     calls_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
-    reservable_usd: Annotated[int, whole(1, 1_000_000_000)] = 250_000
+    reservable_usd: Annotated[int, integer_in(1, 1_000_000_000)] = 250_000
+
+
+def _socks_proxy(url: str) -> str:
+    if url and not re.fullmatch(r"socks5://[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}", url):
+        raise ValueError('a SOCKS proxy such as "socks5://127.0.0.1:9050"')
+    if url and find_spec("aiohttp_socks") is None:
+        raise ValueError("nothing, unless the extra tor is installed: pip install 'rpcsvc[tor]'")
+    return url
 
 
 class SupportSettings(Group):
     """Tickets of one client a day, bytes of all clients a day, and days for which they are kept."""
 
-    tickets_per_client: Annotated[int, whole(1, 1_000_000)] = 20
-    bytes_per_day: Annotated[int, whole(65_536, 2**40)] = 8 * 1024 * 1024
-    keep_days: Annotated[int, whole(1, 36_500)] = 365
+    tickets_per_client: Annotated[int, integer_in(1, 1_000_000)] = 20
+    bytes_per_day: Annotated[int, integer_in(65_536, 2**40)] = 8 * 1024 * 1024
+    keep_days: Annotated[int, integer_in(1, 36_500)] = 365
+
+
+class WebhookSettings(Group):
+    """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
+
+    ``allowed_networks``: of private addresses, in CIDR form.
+    """
+
+    allowed_networks: Networks = ()
+    onion_proxy: Annotated[str, AfterValidator(_socks_proxy)] = ""
 
 
 class SigningSettings(Group):
@@ -234,10 +254,12 @@ class Settings(Group):
     """All settings of the service. In files and variables the tokens' key is singular."""
 
     host: Host = "127.0.0.1"
-    port: Annotated[int, whole(0, 65_535)] = 8080
+    port: Annotated[int, integer_in(0, 65_535)] = 8080
     data_dir: FilePath = Path(DEFAULT_DATA_DIR)
+    database_url: Annotated[DatabaseUrl | None, BLANK_IS_NONE] = None
     engine: Annotated[str, AfterValidator(_engine)] = "sandbox"
     site_url: SiteUrl = ""
+    onion_url: SiteUrl = ""
     tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None
     tls_key: Annotated[FilePath | None, BLANK_IS_NONE] = Field(default=None, validate_default=True)
     trusted_proxies: Networks = ()
@@ -247,7 +269,7 @@ class Settings(Group):
     integrators: Integrators = ()
     chains_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     contact: Annotated[Contact | None, BLANK_IS_NONE] = None
-    graceful_seconds: Annotated[int, whole(1, HOUR)] = 10
+    graceful_seconds: Annotated[int, integer_in(1, HOUR)] = 10
     brand: BrandSettings = BrandSettings()
     rate_limit: RateLimitSettings = RateLimitSettings()
     limits: LimitSettings = LimitSettings()
@@ -255,8 +277,10 @@ class Settings(Group):
     sandbox: SandboxSettings = SandboxSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     onchain: OnchainSettings = OnchainSettings()
+    inventory: InventorySettings = InventorySettings()
     rates: RatesSettings = RatesSettings()
     support: SupportSettings = SupportSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()
 
@@ -266,6 +290,18 @@ class Settings(Group):
         if "tls_cert" in info.data and (key is None) != (info.data["tls_cert"] is None):
             raise ValueError("a path together with tls_cert; give both of them or neither")
         return key
+
+    @property
+    def postgresql_url(self) -> str | None:
+        """The secret URL of the PostgreSQL database; None: SQLite, in the data directory."""
+        return None if self.database_url is None else self.database_url.get_secret_value()
+
+    @property
+    def database(self) -> str:
+        """Where the database is, in words."""
+        if self.database_url is not None:
+            return "the database of database_url"
+        return f"the data directory {self.data_dir}"
 
     @property
     def is_loopback_only(self) -> bool:

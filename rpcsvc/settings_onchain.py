@@ -20,9 +20,9 @@ from rpcsvc.settings_sources import (
     SettingsError,
     decimal,
     folders,
+    integer_in,
     line,
     pairs,
-    whole,
     words,
 )
 
@@ -39,6 +39,7 @@ UsdcOrNone = Annotated[str, decimal(6, positive=False)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Nodes = Annotated[tuple[str, ...], pairs(r"https?://[!-~]{1,290}", "arbitrum=http://10.0.0.5:8545")]
 CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
+Targets = Annotated[tuple[str, ...], pairs(r"(0|[1-9][0-9]{0,9})(\.[0-9]{1,12})?", "monero=250")]
 Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
 
@@ -68,15 +69,15 @@ class OnchainSettings(Group):
     finalized: Words = ()
     key_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     gas_prices: CoinPrices = ("ETH=5000", "POL=2", "AVAX=100")
-    highest_gas_usd: Annotated[int, whole(1, 10_000)] = 20
+    highest_gas_usd: Annotated[int, integer_in(1, 10_000)] = 20
     xmr_confirmations: Thresholds = ("0=10", "50=20")
-    xmr_settled_after: Annotated[int, whole(1, 1_000)] = 10
-    xmr_outputs: Annotated[int, whole(0, 500)] = 16
+    xmr_settled_after: Annotated[int, integer_in(1, 1_000)] = 10
+    xmr_outputs: Annotated[int, integer_in(0, 500)] = 16
     xmr_output: Xmr = "0.5"
     sweep_usdc: Usdc = "1"
-    xmr_addresses: Annotated[int, whole(64, 100_000)] = 1_024
-    usdc_addresses: Annotated[int, whole(64, 100_000)] = 256
-    poll_ms: Annotated[int, whole(10, 60_000)] = 1_000
+    xmr_addresses: Annotated[int, integer_in(64, 100_000)] = 1_024
+    usdc_addresses: Annotated[int, integer_in(64, 100_000)] = 256
+    poll_ms: Annotated[int, integer_in(10, 60_000)] = 1_000
     xmr_per_transfer: Xmr = "500"
     xmr_per_day: Xmr = "5000"
     usdc_per_transfer: Usdc = "100000"
@@ -85,8 +86,21 @@ class OnchainSettings(Group):
     usdc_floor: UsdcOrNone = "0"
     journal_places: Places = ()
     journal_command: Annotated[str, line(0, 300)] = ""
-    audit_seconds: Annotated[int, whole(0, DAY)] = 600
+    audit_seconds: Annotated[int, integer_in(0, DAY)] = 600
     pause_on_difference: Flag = True
+
+
+class InventorySettings(Group):
+    """What ``rpcsvc treasury plan`` proposes moves by (domain/inventory_plan.py).
+
+    ``targets``: network=amount, whole XMR or USDC that is to be free there; a network without one
+    is left as it is. ``days``: of how many the flows are taken. ``band_percent``: a network that is
+    less than this below its target is not filled up.
+    """
+
+    targets: Targets = ()
+    days: Annotated[int, integer_in(1, 365)] = 7
+    band_percent: Annotated[int, integer_in(0, 99)] = 10
 
 
 class RatesSettings(Group):
@@ -96,12 +110,12 @@ class RatesSettings(Group):
     ``fixed_usdc_per_xmr`` is the price itself; with it, nothing is asked.
     """
 
-    max_age_seconds: Annotated[int, whole(1, DAY)] = 60
+    max_age_seconds: Annotated[int, integer_in(1, DAY)] = 60
     fixed_usdc_per_xmr: Annotated[Usdc | None, BLANK_IS_NONE] = None
     sources: Words = ("kraken", "coingecko", "kucoin")
-    quorum: Annotated[int, whole(1, 20)] = 2
-    max_spread_bps: Annotated[int, whole(1, 5_000)] = 150
-    every_seconds: Annotated[int, whole(1, DAY)] = 10
+    quorum: Annotated[int, integer_in(1, 20)] = 2
+    max_spread_bps: Annotated[int, integer_in(1, 5_000)] = 150
+    every_seconds: Annotated[int, integer_in(1, DAY)] = 10
 
 
 def read_chains(configured: Path | None) -> ChainRegistry:

@@ -46,7 +46,6 @@ _BOOLEAN: Final = TypeAdapter(bool)
 Network = IPv4Network | IPv6Network
 
 # Up to the last @: a password may hold what ends the host of a URL, such as a slash.
-_USERINFO: Final = re.compile(r"//\S*@")
 
 
 class SettingsError(Exception):
@@ -55,11 +54,6 @@ class SettingsError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
-
-
-def without_userinfo(text: str) -> str:
-    """The text, with no user name or password in the URLs that it holds."""
-    return _USERINFO.sub("//********@", text)
 
 
 class Group(BaseModel):
@@ -225,7 +219,7 @@ def _unknown(name: str, source: str, wanted: str, known: Collection[str] | map[s
     return f"{name} ({source}): is not a known key; the nearest known one is {nearest[0]}"
 
 
-def whole(low: int, high: int) -> BeforeValidator:
+def integer_in(low: int, high: int) -> BeforeValidator:
     """A whole number from ``low`` to ``high``."""
 
     def check(value: object) -> int:
@@ -443,6 +437,15 @@ def _revealed(value: object) -> object:
     return [item.get_secret_value() if isinstance(item, SecretStr) else item for item in value]
 
 
+def _database_url(value: SecretStr) -> SecretStr:
+    if not re.match(r"postgres(ql)?://.", value.get_secret_value()):
+        raise ValueError(
+            "the URL of a PostgreSQL database, such as"
+            ' "postgresql://rpcsvc@db.internal/rpcsvc?sslmode=verify-full"'
+        )
+    return value
+
+
 BLANK_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
 LOWER_CASE: Final = BeforeValidator(lambda value: str(value).lower())
 Flag = Annotated[bool, BeforeValidator(_flag)]
@@ -455,4 +458,5 @@ Origins = Annotated[tuple[str, ...], BeforeValidator(_origins)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(_networks)]
 Integrators = Annotated[tuple[Integrator, ...], BeforeValidator(_integrators)]
 RatePath = Annotated[tuple[int, ...], BeforeValidator(_rate_path)]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 Tokens = Annotated[tuple[SecretStr, ...], BeforeValidator(_tokens)]

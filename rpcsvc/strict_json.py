@@ -1,4 +1,4 @@
-"""JSON in and out: what the service reads as JSON, and how it writes it.
+"""Reads and writes JSON strictly.
 
 Reading is RFC 8259 narrowed to what is safe to act on. The standard parsers let through what must
 not decide over money: the last of two equal keys wins, ``1e400`` is infinity, ``NaN`` is a number,
@@ -61,15 +61,20 @@ def loads(body: bytes, *, max_depth: int = 32) -> Any:
 def _plain(body: bytes) -> Any | None:
     """The value of a body that is exactly what ``dumps`` would write of it; else None.
 
-    Such a body hides nothing: a second of two equal keys, a space, a number in another form or
-    half a surrogate pair would not be written again. It is how most clients write JSON, and five
-    times as fast to read.
+    But for one space after a colon or comma before a quote or brace, as Python writes it: a space
+    that is taken out of a string makes the two differ. Such a body hides nothing: a second of two
+    equal keys, a number in another form or half a surrogate pair would not be written again. It is
+    how most clients write JSON, and several times as fast to read.
     """
     try:
         value = orjson.loads(body)
-        return value if orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER) == body else None
+        written = orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None  # the reader that explains what is wrong has the last word
+    if written == body:
+        return value
+    dense = body.replace(b'": ', b'":').replace(b', "', b',"').replace(b", {", b",{")
+    return value if written == dense else None
 
 
 def dumps(value: Any) -> bytes:

@@ -46,6 +46,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, cast
 from urllib.parse import SplitResult, urlsplit
@@ -104,7 +105,7 @@ class VerificationError(Exception):
 
 
 class BadInput(VerificationError, ValueError):
-    """What the verifier itself gave can't be right."""
+    """An input of the verifier is wrong."""
 
     code = "bad_input"
 
@@ -198,7 +199,7 @@ class TermsMismatch(VerificationError):
 
 
 class ForeignRefunds(VerificationError):
-    """The terms are the verifier's, but it is somebody else who decides where refunds go.
+    """The terms match, but somebody else controls the refunds.
 
     ``terms`` are those that were attested; nothing of them is wrong but that.
     """
@@ -315,7 +316,7 @@ def _is_target(target: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedResponse:
-    """What is known of a response whose signature holds."""
+    """A response whose signature is valid."""
 
     kid: str
     signed_at: datetime
@@ -788,7 +789,7 @@ def _read_amount(name: str, text: object, decimals: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What a genuine attestation says.
+    """The contents of a genuine attestation.
 
     ``expired`` is None when no ``now`` was given; if True, send nothing to the address any more.
     """
@@ -799,9 +800,14 @@ class Attestation:
     expired: bool | None
 
 
-def attestation_input(kid: str, terms: OrderTerms) -> bytes:
-    """What is signed for an attestation: the JWS signing input of RFC 7515, section 5.1."""
-    return f"{b64url(_jws_header(kid))}.{b64url(terms.canonical())}".encode()
+def attestation_input(kid: str, terms: bytes) -> bytes:
+    """What is signed for canonical terms: the JWS signing input of RFC 7515, section 5.1."""
+    return f"{_jws_header_part(kid)}.{b64url(terms)}".encode()
+
+
+@lru_cache(maxsize=4)
+def _jws_header_part(kid: str) -> str:
+    return b64url(_jws_header(kid))
 
 
 def verify_attestation(
@@ -1145,7 +1151,7 @@ def add_attestation_options(parser: argparse.ArgumentParser, text: Any = "store"
     shown = "data.order.attestation, or - for stdin"
     parser.add_argument("attestation", action=text, metavar="ATTESTATION|-", help=shown)
     for flag, metavar, help_text, required in _OPTIONS:
-        kind = whole_number if flag in ("--chain-id", "--min-time") else str
+        kind = integer_text if flag in ("--chain-id", "--min-time") else str
         parser.add_argument(
             flag, action=text, metavar=metavar, help=help_text, required=required, type=kind
         )
@@ -1155,7 +1161,7 @@ def add_attestation_options(parser: argparse.ArgumentParser, text: Any = "store"
     parser.add_argument("--allow-expired", action="store_true", help=expired)
 
 
-def whole_number(text: str) -> int:
+def integer_text(text: str) -> int:
     """A number of an option. Raises argparse.ArgumentTypeError."""
     if not re.fullmatch(r"[0-9]{1,12}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")

@@ -1,14 +1,23 @@
 """What holds for all tests: drawn examples are the same in every run, and none is timed.
 
-How long an example takes is a matter of what else the machine does meanwhile.
+How long an example takes is a matter of what else the machine does meanwhile. Tracebacks in the log
+are plain: rich, which other packages install, takes a second to print one.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+from tests.postgres import shared_server, stop_shared_server
 
 settings.register_profile(
     "repeatable",
@@ -18,8 +27,50 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ],
+    # To what is stderr at the moment of writing.
+    logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+)
+
 # Hypothesis also draws numbers and texts that it finds in the modules loaded so far. These are
 # others when one file runs than when all do, and others in each process of pytest-xdist.
 patch.object(
     providers, "_get_local_constants", lambda: providers._local_constants, create=True
 ).start()
+
+
+_RECURSION_LIMIT = sys.getrecursionlimit()
+
+
+def pytest_collection_finish() -> None:
+    """Undo what test modules import: py_ecc lets deep JSON overflow the stack (evm/keys.py)."""
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+
+
+def _shared_folder(factory: pytest.TempPathFactory, *, is_worker: bool) -> Path:
+    """A folder that all workers of a run see."""
+    base = factory.getbasetemp()
+    return base.parent if is_worker else base
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], str]:
+    """Call it for the URL of a PostgreSQL server, which is started if no test needed it before."""
+    is_worker = hasattr(request.config, "workerinput")
+    return partial(shared_server, _shared_folder(tmp_path_factory, is_worker=is_worker))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the PostgreSQL server once every worker is done."""
+    factory = getattr(session.config, "_tmp_path_factory", None)
+    if factory is not None and not hasattr(session.config, "workerinput"):
+        stop_shared_server(_shared_folder(factory, is_worker=False))

@@ -15,15 +15,35 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from rpcsvc.app import Running, web_app
+from rpcsvc.app import Running
 from rpcsvc.cli.main import run
 from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.service import Operation
+from rpcsvc.serving import web_app
 from rpcsvc.settings import Settings
 from tests.sandbox import Sandbox, sandbox
 
 Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
+
+
+class Envelopes:
+    """What a command of an operation wrote."""
+
+    out: Any
+    err: str
+
+    @property
+    def answer(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def refusal(self) -> Any:
+        """The envelope of a call that got no answer, held against the schema of envelopes."""
+        answer = self.answer
+        assert list(answer)[-2:] == ["requestId", "error"]
+        assert answer["error"]["message"] in self.err.replace("\n", " ")
+        return answer
 
 
 class Cli:
@@ -41,7 +61,7 @@ class Cli:
         environ = {**self.environ, "RPCSVC_DATA_DIR": str(self.data_dir)}
         self._output.readouterr()
         try:
-            return run(arguments, environ, serve=_never, local=local or _never)
+            return run(arguments, environ, serve=_never, local=local or _never, private=_never)
         except SystemExit as usage:
             assert isinstance(usage.code, int)
             return usage.code

@@ -35,3 +35,14 @@ async def sign(wallet: Any, transfer: Transfer, *companions: Transfer) -> Prepar
     record = Recorder()
     await wallet.prepare(transfer, companions, record)
     return record.signed[0]
+
+
+def record_calls(rpc: Any, calls: list[str]) -> None:
+    """Note the method of each call of a DaemonRpc."""
+    send = rpc._send
+
+    async def counted(path: str, method: str, *rest: Any) -> Any:
+        calls.append(method)
+        return await send(path, method, *rest)
+
+    rpc._send = counted

@@ -1,22 +1,42 @@
-"""Rows of a database in SQLite's own SQL, with ``?`` and by position, for what a test looks at."""
+"""Rows of a database with ``?`` and by position, for what a test looks at."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
 from typing import Any
 
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement
+import asyncpg
+
+from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.database import Database, Statement
 
 
 def all_rows(database: Database, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """All rows of a query over what is committed."""
+    if isinstance(database, PostgresDatabase):
+        # The loop of this thread runs the service.
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(asyncio.run, _rows(database.url, sql, values)).result()
+    assert isinstance(database, SqliteDatabase)
     uri = f"{database.path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as reader:
         return reader.execute(sql, values).fetchall()
+
+
+async def _rows(url: str, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    number = count(1)
+    connection = await asyncpg.connect(url)
+    try:
+        text = re.sub(r"\?", lambda _: f"${next(number)}", sql)
+        return [tuple(row) for row in await connection.fetch(text, *values)]
+    finally:
+        await connection.close()
 
 
 def one_row(database: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:

@@ -1,10 +1,12 @@
 """Writes the generated files, or with ``--check`` says which of them are stale.
 
 docs/lifecycle.md         the diagram and the table, between their markers
+docs/operations.md        the families of /metrics, between their markers
 docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
 docs/generated/modules.md     what each module holds, from its docstring
 docs/generated/           the documents of a service with default settings
+config/grafana/rpcsvc.json    the dashboard of the metrics
 rpcsvc/http/documents/recording.json   real answers, for the documents that show some
 """
 
@@ -30,6 +32,7 @@ from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
 from rpcsvc.http.discovery import Sources, catalogue
 from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
+from rpcsvc.http.metrics import FAMILIES
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import Site, site_of
@@ -38,6 +41,7 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
+from tools.dashboard import dashboard
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,11 +181,21 @@ def _commands(
     return own + [found for word, sub in below for found in _commands(sub, f"{name} {word}")]
 
 
+def metrics() -> str:
+    """The families of /metrics."""
+    rows = ["| family | type | labels | |", "|---|---|---|---|"]
+    for name, family in FAMILIES.items():
+        series = f"{name}_total" if family.kind == "counter" else name
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        rows.append(f"| `{series}` | {family.kind} | {labels} | {family.help} |")
+    return "\n".join(rows)
+
+
 def _between_markers(text: str, name: str, content: str) -> str:
     pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
     replaced, count = re.subn(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
     if count != 1:
-        raise SystemExit(f"docs/lifecycle.md has no markers for {name}")
+        raise SystemExit(f"there are no markers for {name}")
     return replaced
 
 
@@ -191,10 +205,13 @@ def generated() -> dict[Path, str]:
     text = lifecycle.read_text(encoding="utf-8")
     for name, content in (("diagram", diagram()), ("table", table())):
         text = _between_markers(text, name, content)
+    operations = ROOT / "docs" / "operations.md"
     folder = ROOT / "docs" / "generated"
     return {
         **{folder / name: text for name, text in asyncio.run(documents()).items()},
         lifecycle: text,
+        operations: _between_markers(operations.read_text(encoding="utf-8"), "metrics", metrics()),
+        ROOT / "config" / "grafana" / "rpcsvc.json": dashboard(),
         folder / "cli.md": cli_reference(),
         folder / "modules.md": module_map(),
     }

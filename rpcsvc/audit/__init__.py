@@ -1,1 +1,1 @@
-"""The auditor: a second reader that recomputes orders and wallets from the chains and the books."""
+"""The auditor: recomputes orders and wallets from the chains, and compares them with the books."""

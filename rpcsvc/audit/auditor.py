@@ -1,6 +1,6 @@
 """Runs an audit: reads chains and books, compares them, and pauses payouts on a difference.
 
-And the loop that does so beside the running service.
+``audit_loop`` repeats it beside the running service.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import ETHER, ChainMoved, Difference, Report, Unfit
+from rpcsvc.clock import steady_ms
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.orders.backend import LastAudit
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -46,16 +48,16 @@ class Auditor:
         self._evm = tuple(evm)
 
     async def audit(self) -> Report:
-        """What does not agree, twice in a row. Raises what is in NOT_MADE."""
+        """The differences found twice in a row. Raises the errors in NOT_MADE."""
         await self._catch_up()
-        report = await self._look()
+        report = await self._poll()
         # Anyone can send ether: that must not make each audit dearer than the last.
         if all(item.is_income for item in report.differences):
             for reader in self._evm:
                 reader.accept()
         if not report.differences:
             return report
-        again = await self._look()
+        again = await self._poll()
         found = {(item.kind, item.subject) for item in report.differences}
         twice = (item for item in again.differences if (item.kind, item.subject) in found)
         return replace(again, differences=tuple(twice))
@@ -67,16 +69,16 @@ class Auditor:
         for reader in self._evm:
             await reader.catch_up(books)
 
-    async def _look(self) -> Report:
+    async def _poll(self) -> Report:
         for left in reversed(range(_TRIES)):
             try:
-                return await self._look_once()
+                return await self._poll_once()
             except ChainMoved:
                 if not left:
                     raise
         raise AssertionError("unreachable")
 
-    async def _look_once(self) -> Report:
+    async def _poll_once(self) -> Report:
         """Heads first: what they hold of ours was on record before it was published."""
         heads = [await reader.head() for reader in self._evm]
         top = await self._monero.head()
@@ -130,6 +132,7 @@ class AuditLoop:
         self._pause = pause
         self._known: set[Difference] = set()
         self._gaps: dict[str, int] = {}
+        self.last: LastAudit | None = None
 
     async def run(self) -> None:
         """Audit until cancelled."""
@@ -142,12 +145,13 @@ class AuditLoop:
         try:
             report = await self._auditor.audit()
         except NOT_MADE as error:
-            log.warning("audit_not_made", reason=str(error))
+            log.warning("audit_failed", reason=str(error))
             return
+        self.last = LastAudit(steady_ms(), len(report.differences))
         for item in report.differences[:_MOST_LOGGED]:
             _log(item)
         log.info(
-            "audited",
+            "audit_completed",
             orders=report.orders,
             payments=report.payments,
             differences=len(report.differences),
@@ -189,17 +193,17 @@ class AuditLoop:
 
 def _reason(fresh: Sequence[Difference]) -> str:
     first = fresh[0]
-    told = f"{first.kind} of {first.subject}: {first.found} instead of {first.expected}"
-    return f"audit: {f'{told} {first.unit}'.rstrip()} ({len(fresh)} in all)"
+    reported = f"{first.kind} of {first.subject}: {first.found} instead of {first.expected}"
+    return f"audit: {f'{reported} {first.unit}'.rstrip()} ({len(fresh)} in all)"
 
 
 def _log(item: Difference) -> None:
     said = {"kind": item.kind, "subject": item.subject, "expected": item.expected,
             "found": item.found, "unit": item.unit}  # fmt: skip
     if item.is_income:
-        log.warning("audit_income", **said)
+        log.warning("audit_income_found", **said)
     else:
-        log.error("audit_difference", **said)
+        log.error("audit_difference_found", **said)
 
 
 @asynccontextmanager
@@ -208,7 +212,7 @@ async def audit_loop(
 ) -> AsyncIterator[AuditLoop]:
     """The loop of the running service, as its settings say. Raises SettingsError.
 
-    ``switch``: the one that the engine looks at.
+    ``switch``: the one that the engine checks.
     """
     async with open_auditor(settings, chains, data_dir) as auditor:
         yield AuditLoop(

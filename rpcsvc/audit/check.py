@@ -1,4 +1,4 @@
-"""Comparing the books with the chains: one pass over both, and the rules for deposits. Pure.
+"""Compares the books with the chains, in one pass, and holds the rules for deposits. Pure.
 
 A deposit is compared by transaction, address, units and sender, each as often as it occurs. What
 the service has not scanned yet, or is not deep enough, is pending.
@@ -67,7 +67,7 @@ class ChainDeposits:
 def chain_deposits(
     facts: MoneroFacts | EvmFacts, arrivals: Iterable[Arrival], watched: Watched | None
 ) -> ChainDeposits:
-    """What is due is as deep as needed, seen from the last block that the service looked at."""
+    """What is due is as deep as needed, counted from the last block that the service scanned."""
     by_address: dict[str, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         by_address[_key(arrival.address)].append(arrival)
@@ -165,8 +165,8 @@ def _unmatched(
         if chain.stale:
             pending.append(f"deposit {txid} was in a block that was replaced")
         else:
-            told = write_off(order.deposit_network, txid) if _is_spent(order, deposit) else ""
-            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit, told)
+            reported = write_off(order.deposit_network, txid) if _is_spent(order, deposit) else ""
+            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit, reported)
     for arrival in left[len(claimed) :]:
         if _is_due(chain, arrival):
             yield Difference("deposit_missing", txid, str(arrival.units), "0", unit)
@@ -204,7 +204,7 @@ def _key(address: str) -> str:
 
 
 def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> Report:
-    """Everything in which the books and the chains that were asked do not agree."""
+    """All differences between the books and the chains that were asked."""
     work = _Work(books)
     if monero is not None:
         work.take_monero(monero)
@@ -243,7 +243,7 @@ class _Work:
         since = facts.top + 1 if watched is None else watched.since
         self.differences += monero_differences(self.books, since, facts)
         self.annotated += monero_annotated(self.books, facts)
-        self.notes += self._strays(MONERO, facts.arrivals, self.books.monero_primary, since)
+        self.notes += self._unattributed(MONERO, facts.arrivals, self.books.monero_primary, since)
         if not facts.is_whole:
             self.notes.append(
                 "the XMR wallet has more outputs than one answer can list: what is held back"
@@ -255,7 +255,7 @@ class _Work:
         arrivals = evm_arrivals(self.books, facts)
         self.tops[facts.network] = facts.top
         self.chains[facts.network] = chain_deposits(facts, arrivals, watched)
-        self.notes += self._strays(facts.network, arrivals, self.books.evm_hot, watched.since)
+        self.notes += self._unattributed(facts.network, arrivals, self.books.evm_hot, watched.since)
         seen = evm_sightings(self.books, facts)
         self.seen.update(seen)
         self.differences += evm_differences(self.books, facts, seen, self.pending)
@@ -293,16 +293,16 @@ class _Work:
                 self.differences += deposit_differences(order, chain, self.pending, written_off)
         self._note_unasked(looked_at)
 
-    def _strays(
+    def _unattributed(
         self, network: str, arrivals: Iterable[Arrival], wallet: str | None, since: int
     ) -> Iterator[str]:
         """Money at deposit addresses that no order has: of orders that the database has lost."""
         known = {order.deposit_address.lower() for order in self.books.orders}
         known.add((wallet or "").lower())
-        told, unit = self.books.annotations_on(network), "XMR" if network == MONERO else "USDC"
+        reported, unit = self.books.annotations_on(network), "XMR" if network == MONERO else "USDC"
         for item in arrivals:
             is_old = item.block is not None and item.block < since
-            if item.address.lower() not in known and item.txid not in told and not is_old:
+            if item.address.lower() not in known and item.txid not in reported and not is_old:
                 to = item.address
                 to = evm_checksum(to) if to.startswith("0x") else to
                 yield (
@@ -311,7 +311,7 @@ class _Work:
                 )
 
     def note_unfound(self) -> None:
-        """Explanations of what is on no chain that was looked at."""
+        """Annotations of transactions that are on none of the chains read."""
         found = {(item.network, item.txid) for item in self.annotated}
         for item in self.books.annotations:
             if item.network in self.chains and (item.network, item.txid) not in found:
@@ -349,5 +349,5 @@ class _Work:
         for network in sorted(used - looked_at):
             self.notes.append(
                 f"{network} has orders, and was not compared: no node is configured for it, or the"
-                " service has not looked at it yet"
+                " service has not scanned it yet"
             )

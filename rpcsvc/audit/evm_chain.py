@@ -23,6 +23,7 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     NodeError,
@@ -31,7 +32,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     named,
     read_answer,
 )
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import (
     WIDEST_LOG_RANGE,
@@ -147,7 +147,7 @@ class EvmReceipts:
         return head.number - receipt.block_number >= self.network.failed_after
 
     def _read(self, receipt: Receipt) -> Mined:
-        """A chain whose oracle tells a fee for L1 has it in each receipt.
+        """A chain whose oracle gives a fee for L1 has it in each receipt.
 
         How the operator fee is reckoned depends on the chain's release, which no receipt says.
         """
@@ -219,14 +219,14 @@ class EvmReader:
         return self._memory is None
 
     async def catch_up(self, books: Books) -> None:
-        """Read what is far behind, so that the next look is at a block whose state nodes keep."""
+        """Read what is far behind, so that the next audit reads a block whose state nodes keep."""
         if self._is_watched(books):
             head = await self.head()
             memory = await self._read_on(books, head)
             await self._receipts.mined(self._to_ask(memory, books), head)
 
     async def facts(self, books: Books, head: Block) -> EvmFacts | None:
-        """All as of ``head``; None for a network that the service has not looked at."""
+        """All as of ``head``; None for a network that the service has not scanned."""
         if not self._is_watched(books) or books.evm_hot is None:
             return None
         memory = await self._read_on(books, head)
@@ -239,8 +239,8 @@ class EvmReader:
         ether = await self._client.ether(hot, head.number)
         opening = await self._opening(memory, hot)
         mined, waiting = await self._transactions(memory, books, head)
-        told = books.annotations_on(self.network.name)
-        by_hand = await self._receipts.by_hand(told, hot, head)
+        reported = books.annotations_on(self.network.name)
+        by_hand = await self._receipts.by_hand(reported, hot, head)
         depth = await self._deposit_depth(head)
         ours = await self._ether(books, head, ether, mined, by_hand)
         stale = await self._is_stale(books.watched[self.network.name])
@@ -261,7 +261,7 @@ class EvmReader:
         )
 
     def accept(self) -> None:
-        """What was read agrees with the books: only what happens from now on is compared again."""
+        """Mark what was read as agreeing with the books: only later events are compared again."""
         if self._memory is not None:
             self._memory.touched.clear()
 
@@ -280,7 +280,7 @@ class EvmReader:
             try:
                 found = await self._moves(ours, first, last)
             except (NodeError, TooLarge):
-                # Nodes have no common way to say "too many": a narrow range tells.
+                # Nodes have no common error for "too many": try a narrow range.
                 if first == last:
                     raise
                 self._span = max(1, (last - first + 1) // 2)
@@ -440,7 +440,7 @@ class EvmReader:
         return block
 
     async def _is_stale(self, watched: Watched) -> bool:
-        """Whether the last block that the service looked at is on the chain no more."""
+        """Whether the last block that the service scanned left the chain."""
         block = await self._client.block(watched.upto)
         return block is None or block.hash != watched.hash
 

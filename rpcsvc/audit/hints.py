@@ -1,4 +1,4 @@
-"""Hints for a transaction on no record: which transfer of a restored database it may have paid.
+"""Hints for an unrecorded transaction: the transfers of a restored database that it may have paid.
 
 The proof is made by ``rpcsvc payouts adopt``, which asks the chain.
 """
@@ -75,7 +75,7 @@ def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[Transfe
 
 
 def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
-    """What it looks like, and what to do then; empty when it looks like nothing of the books.
+    """What it may be, and what to do then; empty when nothing on record resembles it.
 
     ``paid`` is empty when a wallet has forgotten whom it paid ``units`` to.
     """
@@ -134,7 +134,7 @@ def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
     for order, transfer in _transfers(books, network):
         if transfer.state in _GIVEN_UP and _is_in(transfer, paid) and not _is_over(order):
             yield (
-                f"looks like the payment of transfer {transfer.transfer_id}, which was given up"
+                f"looks like the payment of transfer {transfer.transfer_id}, which was abandoned"
                 " since: do not resume payouts before its order's refund is settled by hand"
             )
     for order, transfer in _transfers(books, network):

@@ -1,7 +1,7 @@
 """Reads from monerod and the wallet what the wallet received, sent and holds.
 
 All calls are bounded: the wallet answers one at a time, and orders wait behind them. What it lists
-is read in windows of blocks, and kept up to a block that is still on the chain at the next look.
+is read in windows of blocks, and kept up to a block that is still on the chain at the next audit.
 What a payment paid is proven by its transaction key, what it cost by the transaction itself.
 Source: the daemon and wallet RPC documentation at getmonero.org.
 """
@@ -376,7 +376,7 @@ class MoneroReader:
             )
 
     async def _is_stale(self, watched: Watched | None) -> bool:
-        """Whether the last block that the service looked at is on the chain no more."""
+        """Whether the last block that the service scanned left the chain."""
         if watched is None:
             return False
         header = await self._node.header_at(watched.upto)

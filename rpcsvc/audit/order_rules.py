@@ -83,7 +83,7 @@ def _spending(order: OrderEntry, written_off: Collection[str]) -> Iterator[Diffe
 
 
 def write_off(network: str, txid: str) -> str:
-    """What ends the difference of a deposit that is gone, once its payout is signed."""
+    """The command that writes off a deposit that vanished after its payout was signed."""
     return (
         f"if it stays away, the loss is yours: rpcsvc treasury explain {network} {txid} --note TEXT"
     )
@@ -246,7 +246,7 @@ class ChainCoverage:
     closed: frozenset[str] = frozenset()
 
     def has_waited(self, payment: PaymentEntry) -> bool:
-        """Whether a payment fell off the chain so long ago that it has not just been replaced."""
+        """Whether a payment has been off its chain for longer than a reorganisation takes."""
         top = self.tops.get(payment.network)
         return top is not None and payment.block is not None and top - payment.block > _LONG_BLOCKS
 

@@ -1,4 +1,4 @@
-"""What the books and the chains say, as plain values, and the differences between them.
+"""Records of the books and the chains as plain values, and the differences between them.
 
 Units are atomic (piconero, USDC units), blocks are heights.
 """
@@ -135,7 +135,7 @@ class SweepEntry:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """The operator's word that a transaction was made by hand; ``note`` says what for.
+    """The operator's annotation of a transaction made by hand; ``note`` says what for.
 
     ``wei``: what contracts sent to the hot wallet in it, which no node shows without tracing.
     """
@@ -161,7 +161,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The blocks of a network that the service has looked at: from the first on record.
+    """The blocks of a network that the service has scanned: from the first on record.
 
     ``hash``: of block ``upto``. When the chain has another one there, the service has not seen
     yet that blocks were replaced.
@@ -174,7 +174,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the database says at one moment. ``evm_addresses``: all that deposits may come to.
+    """The database at one moment. ``evm_addresses``: all that deposits may come to.
 
     ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
     ``closed``: transfers that were paid by the operator's word alone.
@@ -197,7 +197,7 @@ class Books:
         return [item for item in self.payments if item.network == network]
 
     def annotations_on(self, network: str) -> dict[str, str]:
-        """What the operator says of transactions of one network, by transaction."""
+        """The operator's annotations on one network, by transaction."""
         return {item.txid: item.note for item in self.annotations if item.network == network}
 
 
@@ -259,7 +259,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class MoneroFacts:
-    """What node and wallet say as of block ``top``. ``deposit_depth``: confirmations at most.
+    """State of node and wallet as of block ``top``. ``deposit_depth``: confirmations at most.
 
     ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
     ``stale``: blocks were replaced, and the books do not know of it yet. ``is_whole``: nothing that
@@ -296,11 +296,11 @@ class Ether:
 
 @dataclass(frozen=True, slots=True)
 class EvmFacts:
-    """What a node says as of block ``top``. Addresses are in lower case.
+    """State of a node as of block ``top``. Addresses are in lower case.
 
     ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
     those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
-    token that the hot wallet had before the first recorded block; None: the node can't tell.
+    token that the hot wallet had before the first recorded block; None: the node can't say.
     ``stale``: blocks were replaced, and the books do not know of it yet. ``explained``: those of
     the explained transactions that are mined, with the nonce of the hot wallet's own. ``ether``:
     None where there is no opening balance to add up from.
@@ -328,7 +328,7 @@ class Difference:
     """Books and chain do not agree, or the books not with themselves.
 
     ``subject``: the order, transfer, transaction or wallet. ``unit``: of the two values when they
-    are amounts; empty when they are not. ``hint``: what it looks like, and what to do then.
+    are amounts; empty when they are not. ``hint``: what it may be, and what to do then.
     """
 
     kind: str
@@ -340,7 +340,7 @@ class Difference:
 
     @property
     def is_income(self) -> bool:
-        """Whether there is more than expected, from who knows where: no reason to stop.
+        """Whether it is a surplus of unknown origin, which does not pause payouts.
 
         Anyone can send ether to the hot wallet, and would stop the exchange with it.
         """
@@ -369,9 +369,11 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an audit found. ``pending``: what the chains may still change; ``notes``: what could
-    not be looked at. ``orders`` and ``payments`` count what was compared. ``explained``: what is
-    on no record of the service, and taken as right because the operator said so.
+    """The result of an audit.
+
+    ``pending``: differences that the chains may still resolve. ``notes``: what could not be
+    checked. ``orders`` and ``payments`` count what was compared. ``explained``: unrecorded
+    transactions that the operator has annotated.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -387,4 +389,4 @@ class Unfit(Exception):
 
 
 class ChainMoved(Exception):
-    """The chain changed while it was read: look again."""
+    """The chain changed while it was read: read it again."""

@@ -57,7 +57,7 @@ def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator
 def _is_due(departure: Departure, books: Books, since: int) -> bool:
     """Whether it must be on record: not what the wallet did before there was a service.
 
-    A copy of the database from before the service's first look does not say when that was.
+    A copy of the database from before the service's first scan does not say when that was.
     """
     return departure.block >= since or _may_pay(departure, books)
 
@@ -149,7 +149,7 @@ def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
 
 
 def evm_sightings(books: Books, facts: EvmFacts) -> dict[str, Sighting]:
-    """What became of the network's payments, by their id; absent ones are nowhere."""
+    """The network's payments as the chain shows them, by id; absent ones are left out."""
     hot = (books.evm_hot or "").lower()
     moved: dict[str, list[Move]] = defaultdict(list)
     for move in facts.moves:
@@ -225,8 +225,8 @@ def _is_annotated(move: Move, books: Books, facts: EvmFacts) -> bool:
 
 def _unrecorded(move: Move, books: Books, network: str) -> Difference:
     paid = [(move.recipient, move.units)]
-    told = hint(books, network, move.txid, paid, move.units)
-    return Difference("unrecorded_payment", move.txid, "0", str(move.units), _USDC, told)
+    reported = hint(books, network, move.txid, paid, move.units)
+    return Difference("unrecorded_payment", move.txid, "0", str(move.units), _USDC, reported)
 
 
 def _sweeps(
@@ -241,12 +241,12 @@ def _sweeps(
     for address in sorted({*swept, *sweeps}):
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
-        told = sum(move.units for move in moves if move.txid in facts.annotated)
+        reported = sum(move.units for move in moves if move.txid in facts.annotated)
         taken = sum(_taken(item, moves, payments, pending) for item in sweeps.get(address, []))
         if left < taken and facts.stale:
             pending.append(f"a sweep of {address} may have been in a block that was replaced")
         # What a sweep of a lost database took may be on record since, as found done.
-        elif taken not in (left, left - told):
+        elif taken not in (left, left - reported):
             yield Difference("sweep", address, str(taken), str(left), _USDC)
 
 
@@ -284,16 +284,21 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
     recorded = {
         item.nonce: item for item in books.payments_on(facts.network) if item.nonce is not None
     }
-    told = set(facts.annotated.values())
+    reported = set(facts.annotated.values())
     firsts = [*recorded, facts.nonce]
     if facts.ether is not None and not facts.ether.replaced and facts.network in books.openings:
         firsts.append(books.openings[facts.network].nonce)
     for nonce in range(min(firsts), facts.nonce):
-        if nonce in told and nonce not in recorded:
+        if nonce in reported and nonce not in recorded:
             continue
         payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
-        if payment and sighting is None and payment.payment_id in books.closed and nonce in told:
+        if (
+            payment
+            and sighting is None
+            and payment.payment_id in books.closed
+            and nonce in reported
+        ):
             continue
         if sighting is None or sighting.block is None:
             expected = "a transaction on record" if payment is None else payment.payment_id
@@ -357,7 +362,7 @@ def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:
     if due == ether.balance:
         return
     kind = ETHER if ether.balance < due else ETHER_INCOME
-    named = _strange(books, facts) if ether.balance < due else []
+    named = _unrecognised(books, facts) if ether.balance < due else []
     hint = _hint(facts.network, ether.balance - due, named)
     subject = f"the ether of the hot wallet on {facts.network}"
     yield Difference(kind, subject, str(due), str(ether.balance), WEI, hint)
@@ -412,7 +417,7 @@ def _said(books: Books, network: str) -> dict[str, int]:
     return {item.txid: item.wei for item in books.annotations if item.network == network}
 
 
-def _strange(books: Books, facts: EvmFacts) -> list[str]:
+def _unrecognised(books: Books, facts: EvmFacts) -> list[str]:
     """Transactions that took USDC from our addresses and are on no record: their gas was ours.
 
     Such as the sweeps that an older copy of the database does not know.

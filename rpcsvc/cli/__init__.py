@@ -1,1 +1,1 @@
-"""The command line: what an agent, an operator, and an operator after a restore can do."""
+"""The command line: commands for agents, for operators, and for recovery."""

@@ -1,33 +1,39 @@
-"""What the commands of the CLI share: context, options, errors, exit statuses."""
+"""Shared by all commands: context, options, errors, exit statuses."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rpcsvc.cli.client import Unreachable
-from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.engines import ENGINES
 from rpcsvc.settings import LoadedSettings, Settings, load_settings
 from rpcsvc.signing.keys import SigningKeyError
 from rpcsvc.store.backends.sqlite.database import DataDirInUse
-from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
+from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
+from rpcsvc.store.schema import UnknownSchema
+
+if TYPE_CHECKING:
+    from rpcsvc.operations.dispatch import LocalService
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 Serve: TypeAlias = "Callable[[Settings], Coroutine[Any, Any, None]]"
 Local: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[LocalService]]"
+Private: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[asyncio.Event]]"
 Json = dict[str, Any]
 
 SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
 
 
 class UsageError(Exception):
-    """The command line can't be carried out as it stands."""
+    """The command line is wrong; the message says what to change."""
 
 
 class BadCommandLine(SystemExit):
@@ -42,17 +48,21 @@ class BadCommandLine(SystemExit):
 
 
 class AnswerUnwritten(Exception):
-    """stdout takes no more: what the service answered is lost."""
+    """The answer can't be written to stdout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One command line, and the service that it may run: ``serve`` it, or call it ``local``ly."""
+    """One command line, and the service that it may run.
+
+    ``serve`` it, call it ``local``ly, or serve it ``private``ly on its socket alone.
+    """
 
     options: argparse.Namespace
     environ: Mapping[str, str]
     serve: Serve
     local: Local
+    private: Private
 
     def loaded(self) -> LoadedSettings:
         """The settings with this command's flags on top, with origins. Raises SettingsError."""
@@ -85,13 +95,14 @@ class Context:
 def in_process(settings: Settings) -> Iterator[None]:
     """For a command that runs the whole service itself, as if it were the server.
 
-    Raises Unreachable with engine onchain: there the service looks after wallets and may sign what
-    it finds undone, which nobody expects of a command. Else as ``opening``.
+    Raises Unreachable with an engine that signs: the service pays at its start what is due, which
+    nobody expects of a command. Else as ``opening``.
     """
-    if settings.engine == "onchain":
+    if ENGINES[settings.engine].signs:
         raise Unreachable(
-            f"No service answers on the data directory {settings.data_dir}. With engine onchain"
-            " only the service itself moves money: start it with rpcsvc serve, or give --url."
+            f"No service answers on the data directory {settings.data_dir}. With engine"
+            f" {settings.engine} only the service itself moves money: start it with rpcsvc serve,"
+            " or give --url."
         )
     with opening(settings):
         yield
@@ -110,15 +121,23 @@ def opening(settings: Settings) -> Iterator[None]:
             f"Another process has the data directory {settings.data_dir}, but does not answer on"
             " its socket. Wait until it has started or stopped, or give --url."
         ) from error
-    except (UnknownSchema, SigningKeyError) as error:
+    except DatabaseInUse as error:
+        raise Unreachable(str(error)) from error
+    except (DatabaseUnusable, UnknownSchema, SigningKeyError) as error:
+        if isinstance(error, DatabaseUnusable) and settings.database_url is None:
+            raise UsageError(_unusable(settings, error)) from error
         raise UsageError(str(error)) from error
     except BrokenPipeError:
         raise  # stdout's, not the data directory's
     except (OSError, sqlite3.Error) as error:
-        raise UsageError(
-            f"The data directory {settings.data_dir} can't be used: {error}."
-            " Give another one with --data-dir, or look at it with: rpcsvc db check"
-        ) from error
+        raise UsageError(_unusable(settings, error)) from error
+
+
+def _unusable(settings: Settings, error: Exception) -> str:
+    return (
+        f"The data directory {settings.data_dir} can't be used: {error}."
+        " Give another one with --data-dir, or look at it with: rpcsvc db check"
+    )
 
 
 class Once(argparse.Action):

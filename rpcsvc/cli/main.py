@@ -8,55 +8,31 @@ object, whatever the exit status; everything else goes to stderr. Exit status: 0
 from __future__ import annotations
 
 import argparse
-import asyncio
 import difflib
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from rpcsvc import __version__
-from rpcsvc.cli.agent import demo
-from rpcsvc.cli.agent.call import BrokenState, print_failure
-from rpcsvc.cli.agent.operations import add_operations
-from rpcsvc.cli.agent.verify import add_receipt, add_verify
-from rpcsvc.cli.client import BadUrl, Unreachable, find_endpoint
 from rpcsvc.cli.context import (
-    FAILED,
     INTERRUPTED,
-    OK,
-    SERVE_FLAGS,
     UNREACHABLE,
     USAGE,
     AnswerUnwritten,
     BadCommandLine,
     Context,
     Local,
-    Once,
+    Private,
     Serve,
     UsageError,
-    add_common,
-    add_target,
-    in_process,
-    opening,
 )
-from rpcsvc.cli.operator.checks import add_audit, add_config, add_health
-from rpcsvc.cli.operator.keys import add_keys
-from rpcsvc.cli.operator.onchain import add_onchain
-from rpcsvc.cli.operator.payouts import add_payouts, add_refund
-from rpcsvc.cli.operator.records import add_records, add_tickets
-from rpcsvc.cli.operator.treasury import add_treasury
-from rpcsvc.cli.recovery.db import add_db
-from rpcsvc.errors import Unavailable
+from rpcsvc.client.endpoint import BadUrl, Unreachable
 from rpcsvc.health_probe import UntrustedSocket
-from rpcsvc.logs import configure_logging
 from rpcsvc.settings import SettingsError
-from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
-from rpcsvc.signing.keys import SigningKeyError
-from rpcsvc.store.backends.sqlite.database import DatabaseUnusable, DataDirInUse
-from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 
 _OPTION: Final = re.compile(r"--[a-z][a-z-]*")
 _KEY: Final = "--idempotency-key"
@@ -90,10 +66,17 @@ def _one_of(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    serve: Serve,
+    local: Local,
+    private: Private,
+) -> int:
     """Carry out one command line; returns the exit status."""
     try:
-        return _carried_out(argv, environ, serve, local)
+        return _carried_out(argv, lambda options: Context(options, environ, serve, local, private))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -105,27 +88,25 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local:
         return _complain(error, UNREACHABLE)
 
 
-def _carried_out(
-    argv: Sequence[str], environ: Mapping[str, str], serve: Serve, local: Local
-) -> int:
+def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace], Context]) -> int:
+    command = argv[0] if argv else ""
     options: argparse.Namespace | None = None
     failed: BaseException
     try:
-        options = build_parser().parse_args(argv)
-        return int(options.command(Context(options, environ, serve, local)))
+        options = build_parser(command).parse_args(argv)
+        return int(options.command(context_of(options)))
     except BadCommandLine as error:
         status, failed = USAGE, error  # the parser has complained
-    except (UsageError, BadUrl, UntrustedSocket, BrokenState, SettingsError) as error:
+    except (UsageError, BadUrl, UntrustedSocket, SettingsError) as error:
         status = _complain(error, USAGE)
         failed = error
     except Unreachable as error:
         status = _complain(error, UNREACHABLE)
         failed = error
-    command = argv[0] if argv else ""
     if command in _UNCHECKED:
         sys.stdout.write(json.dumps(_UNCHECKED[command](argv, failed), indent=2) + "\n")
-    elif command not in _WITHOUT_ENVELOPE:
-        print_failure(argv, options, failed)
+    elif _module_of(command) in _WITH_ENVELOPE:
+        import_module("rpcsvc.cli.agent.call").print_failure(argv, options, failed)
     return status
 
 
@@ -144,13 +125,40 @@ def _unproven(_argv: Sequence[str], error: BaseException) -> dict[str, Any]:
 _UNCHECKED: Final = {"verify": _unverified, "receipt": _unproven}
 
 
-# The commands whose stdout is no envelope, so that none is printed when they fail.
-_WITHOUT_ENVELOPE: Final = frozenset(
-    {
-        "serve", "config", "db", "keys", "integrators", "relays", "tickets", "audit", "onchain",
-        "treasury", "payouts", "refund", "demo", "health",
-    }
-)  # fmt: skip
+# By the first word of a command, or as far as its colon, the module whose ``add_commands`` makes
+# it. It is imported when it is needed: all of them take ten times as long as most commands.
+_MODULES: Final = {
+    "serve": "rpcsvc.cli.operator.serve",
+    "config": "rpcsvc.cli.operator.checks",
+    "db": "rpcsvc.cli.recovery.db",
+    "drill": "rpcsvc.cli.recovery.drill",
+    "keys": "rpcsvc.cli.operator.keys",
+    "verify": "rpcsvc.cli.agent.verify",
+    "integrators": "rpcsvc.cli.operator.records",
+    "relays": "rpcsvc.cli.operator.records",
+    "tickets": "rpcsvc.cli.operator.records",
+    "webhooks": "rpcsvc.cli.operator.records",
+    "top": "rpcsvc.cli.operator.top",
+    "audit": "rpcsvc.cli.operator.audit",
+    "onchain": "rpcsvc.cli.operator.onchain",
+    "treasury": "rpcsvc.cli.operator.treasury",
+    "payouts": "rpcsvc.cli.operator.payouts",
+    "refund": "rpcsvc.cli.operator.payouts",
+    "receipt": "rpcsvc.cli.agent.verify",
+    "demo": "rpcsvc.cli.agent.demo",
+    "mcp": "rpcsvc.cli.agent.mcp",
+    "health": "rpcsvc.cli.operator.checks",
+    "agent:": "rpcsvc.cli.agent.operations",
+    "sandbox:": "rpcsvc.cli.agent.operations",
+}
+# Their stdout is an envelope, also when they fail; so it is for a word that is no command.
+_WITH_ENVELOPE: Final = frozenset({None, _MODULES["agent:"]})
+
+
+def _module_of(word: str) -> str | None:
+    """The module of a command, by the first word of a command line; None if there is none."""
+    name, colon, _ = word.partition(":")
+    return _MODULES.get(name + colon)
 
 
 def _leave_stdout() -> None:
@@ -192,69 +200,12 @@ class _Parser(argparse.ArgumentParser):
         return found, left
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command tree, operations included."""
+def build_parser(word: str | None = None) -> argparse.ArgumentParser:
+    """The command tree; with the first word of a command line, only the branch that it is on."""
     parser = _Parser(prog="rpcsvc", description="A self-hosted service that swaps XMR and USDC.")
     parser.add_argument("--version", action="version", version=f"rpcsvc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    for add in (add_config, add_db, add_keys):
-        add(commands, add_common)
-    add_verify(commands)
-    for add in (
-        add_records, add_tickets, add_audit, add_onchain, add_treasury, add_payouts, add_refund,
-        add_receipt,
-    ):  # fmt: skip
-        add(commands, add_common)
-    _add_demo(commands)
-    add_health(commands, add_common, add_target)
-    add_operations(commands)
+    branch = _module_of(word or "")
+    for module in dict.fromkeys(_MODULES.values()) if branch is None else (branch,):
+        import_module(module).add_commands(commands)
     return parser
-
-
-def _add_serve(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="run the service")
-    add_common(parser)
-    for name in SERVE_FLAGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", action=Once, metavar=name.upper())
-    parser.set_defaults(command=_serve)
-
-
-def _add_demo(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="run a whole swap each way on the sandbox")
-    add_common(parser)
-    add_target(parser)
-    parser.set_defaults(command=_demo)
-
-
-# --- commands --------------------------------------------------------------------------------
-
-
-def _serve(context: Context) -> int:
-    settings = context.settings()
-    configure_logging(settings.log.format, settings.log.level)
-    try:
-        asyncio.run(context.serve(settings))
-    except (DataDirInUse, DatabaseUnusable, UnknownSchema, SigningKeyError) as error:
-        raise UsageError(str(error)) from error
-    except OnchainExtraMissing as error:
-        raise UsageError(str(error)) from error
-    except Unavailable as error:
-        raise UsageError(f"can't start: {error.message}") from error
-    except OSError as error:
-        where = error.filename or f"{settings.host}:{settings.port}"
-        raise UsageError(f"can't serve on {where}: {error.strerror or error}") from error
-    return OK
-
-
-def _demo(context: Context) -> int:
-    settings = context.settings()
-    url, data_dir = context.url(), context.options.data_dir
-    endpoint = find_endpoint(url, settings.data_dir) if url or data_dir else None
-    if endpoint is not None:
-        caller = demo.Remote(endpoint, settings.brand.slug, context.token(settings))
-        return OK if demo.run_remote(caller) else FAILED
-    configure_logging(settings.log.format, "warning")
-    passing = data_dir is None  # on a sandbox of its own, whatever engine is configured
-    with opening(settings) if passing else in_process(settings):
-        return OK if demo.run_local(settings, context.local, passing=passing) else FAILED

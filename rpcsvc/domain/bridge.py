@@ -34,7 +34,7 @@ class BridgeStatus(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True when the order came to nothing."""
+        """True when the order ended without a payout."""
         return self in (BridgeStatus.FAILED, BridgeStatus.EXPIRED)
 
 

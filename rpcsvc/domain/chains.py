@@ -24,7 +24,7 @@ class Chain:
     """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
 
     The ``test_*`` fields name the test network that the sandbox uses in its payment URIs.
-    ``l1_fee_oracle`` is the contract of an OP-stack chain that tells what it takes for data on
+    ``l1_fee_oracle`` is the contract of an OP-stack chain that gives the fee for data on
     L1; None on a chain that takes nothing for that.
     """
 

@@ -126,7 +126,7 @@ def cancel_planned(order: Order) -> Order:
 
 
 def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
-    """Pay deposits that have no rate at the fresh one, or refund all if that moved too far."""
+    """Swap deposits without a rate at the fresh one, or refund all if it moved too far."""
     if planned_payout(order) is not None:
         raise ImpossibleTransition("the payout is planned already")
     terms = order.terms
@@ -195,7 +195,7 @@ def _plan_payout(order: Order, fresh: int) -> Transition:
 
 
 def confirmation_deadline(order: Order) -> int:
-    """Until when the order waits for its deposits to be confirmed."""
+    """The deadline (ms) for the confirmation of the order's deposits."""
     last_seen = max((d.first_seen_at for d in order.deposits if d.is_active), default=0)
     return last_seen + order.terms.timeouts.confirm
 
@@ -208,13 +208,13 @@ _CANCELLED = "The order was cancelled before a deposit came."
 
 
 def seen_first(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
-    """The deposit that the order has waited for is there."""
+    """The first deposit was seen."""
     order = _record_seen(order, event)
     return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
 
 
 def seen_more(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
-    """Another deposit is there, or one that was gone is back."""
+    """A further deposit was seen, or a removed one returned."""
     order = _record_seen(order, event)
     deposit, payout = order.deposit(event.key), order.payout
     if deposit and payout and deposit.transfer_id == payout.transfer_id:
@@ -232,7 +232,7 @@ def _record_seen(order: Order, event: ev.DepositSeen) -> Order:
         raise ImpossibleTransition(f"deposit {event.key.txid} is known already")
     if known.units != event.units:
         raise ImpossibleTransition(f"deposit {event.key.txid} came back with another amount")
-    # It came back after a reorganisation: the first sight of it is what counts, and its rate.
+    # It came back after a reorganisation: its first-seen time and rate are kept.
     return set_deposit(order, event.key, DepositState.SEEN)
 
 
@@ -253,7 +253,7 @@ def confirmed_before_payout(order: Order, event: ev.DepositConfirmed, _now: int)
 
 
 def extra_confirmed(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
-    """What is confirmed after the decision goes back as a refund of its own."""
+    """Refund a deposit that is confirmed after the decision."""
     return refund_extra(_record_confirmed(order, event))
 
 
@@ -273,7 +273,7 @@ def removed_in_detected(order: Order, event: ev.DepositRemoved, now: int) -> Tra
 
 
 def removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
-    """A counted deposit went away before anything was signed: take the payout back."""
+    """A counted deposit was removed before anything was signed: cancel the payout."""
     payout = planned_payout(order)
     spent_on = known_deposit(order, event.key).transfer_id
     order = remove_deposit(order, event)
@@ -283,12 +283,12 @@ def removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> T
 
 
 def removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
-    """What it was to go back with is refunded without it."""
+    """Refund the other deposits without the removed one."""
     return refund_extra(remove_deposit(order, event))
 
 
 def removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
-    """A deposit went away after the payout was signed: no more of it goes back."""
+    """A deposit was removed after the payout was signed: refund nothing more of it."""
     payout = order.payout
     deposit = known_deposit(order, event.key)
     order = remove_deposit(order, event)
@@ -298,7 +298,7 @@ def removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transiti
 
 
 def _withhold_leftover(order: Order) -> Order:
-    """What is left of deposits that were paid out can't go back once these are gone."""
+    """The leftover of deposits that were paid out is not refunded once these are removed."""
     for transfer in order.refunds:
         if transfer.state is TransferState.PLANNED and leftover_in(order, transfer.transfer_id):
             order = cancel(order, transfer)
@@ -309,12 +309,12 @@ def _withhold_leftover(order: Order) -> Order:
 
 
 def expire(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
-    """No deposit came, and the late window is over."""
+    """Expire the order: no deposit came until the end of the late window."""
     return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_NO_DEPOSIT))
 
 
 def cancel_unfunded(order: Order, _event: ev.Cancelled, _now: int) -> Transition:
-    """The owner gave the order up before anything came. Later deposits go back.
+    """The owner cancelled the order before any deposit. Later deposits are refunded.
 
     Raises ImpossibleTransition once a deposit was seen: one that a reorganisation took may return.
     """
@@ -324,5 +324,5 @@ def cancel_unfunded(order: Order, _event: ev.Cancelled, _now: int) -> Transition
 
 
 def deadline_in_detected(order: Order, _event: ev.DeadlinePassed, now: int) -> Transition:
-    """Decide with what is confirmed by now."""
+    """Decide with the deposits confirmed so far."""
     return decide(order, now, waited_enough=now >= confirmation_deadline(order))

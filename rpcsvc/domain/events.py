@@ -1,4 +1,4 @@
-"""Events and effects of the order machine, and the small changes that its rules are made of.
+"""Events and effects of the order machine, and the helpers that its rules share.
 
 An event is a fact, found by the engine, the clock or a caller. An effect is work that is committed
 with the transition, done after it, and found again after a crash.
@@ -25,7 +25,7 @@ from rpcsvc.domain.order import (
 
 @dataclass(frozen=True, slots=True)
 class DepositSeen:
-    """The chain or its pool shows a deposit that was not there at the last look.
+    """The chain or its pool shows a deposit that was not there at the last scan.
 
     ``rate`` is the current one in USDC units per XMR, None when there is no fresh one.
     """
@@ -39,7 +39,7 @@ class DepositSeen:
 
 @dataclass(frozen=True, slots=True)
 class DepositConfirmed:
-    """A deposit has as many confirmations as its network asks for."""
+    """A deposit has the required confirmations."""
 
     key: DepositKey
 
@@ -94,7 +94,7 @@ class UpstreamReported:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The order's ``deadline_at`` is over."""
+    """The order's ``deadline_at`` has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class TransferPrepared:
 
 @dataclass(frozen=True, slots=True)
 class TransferPublished:
-    """The network has taken the transfer; it is not final yet."""
+    """The network has the transfer; it is not final yet."""
 
     transfer_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TransferUnknown:
-    """Publishing gave no answer that can be relied on; the network may have the transfer."""
+    """The outcome of publishing is unknown; the network may have the transfer."""
 
     transfer_id: str
     reason: str
@@ -148,7 +148,7 @@ class TransferSettled:
 
 @dataclass(frozen=True, slots=True)
 class TransferFailed:
-    """The network says that the transfer failed and can never be carried out."""
+    """The network reports that the transfer failed for good."""
 
     transfer_id: str
     reason: str
@@ -246,12 +246,12 @@ def mark(
 
 
 class ImpossibleTransition(Exception):
-    """The event can't happen to the order as it stands; nothing was changed."""
+    """The event does not fit the order's current state; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What an event makes of an order, and the work that follows."""
+    """The order after an event, and the effects to carry out."""
 
     order: Order
     effects: tuple[Effect, ...] = ()

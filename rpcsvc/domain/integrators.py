@@ -59,7 +59,7 @@ def parse_integrators(texts: Iterable[str]) -> tuple[Integrator, ...]:
 
 
 def key_hash(key: str) -> bytes:
-    """What is configured in the place of a key."""
+    """The SHA-256 of a key, which is configured in its place."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -70,7 +70,7 @@ class Integrators:
         self._integrators = tuple(integrators)
 
     def find(self, key: str) -> Integrator | None:
-        """Whose key it is. Every hash is compared, so that the time tells nothing."""
+        """The integrator with that key. All hashes are compared, so timing reveals nothing."""
         given = key_hash(key)
         matches = [i for i in self._integrators if hmac.compare_digest(given, i.key_hash)]
         return matches[0] if matches else None

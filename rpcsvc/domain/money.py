@@ -1,4 +1,4 @@
-"""Money: integers of atomic units with their asset. No float comes near it.
+"""Money: integers of atomic units with their asset, never floats.
 
 Decimal strings exist at the edges only: ``parse_amount`` reads them, ``format_units`` writes them.
 """
@@ -24,7 +24,7 @@ _AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A currency; one whole of it is ``10**decimals`` atomic units."""
+    """A currency; one coin is ``10**decimals`` atomic units."""
 
     symbol: str
     decimals: int
@@ -76,8 +76,10 @@ class Money:
             raise ValueError(f"{self.asset.symbol} can't be combined with {other.asset.symbol}")
 
 
-def limits_told(details: Mapping[str, Any], tell: Callable[[str, Asset], str]) -> dict[str, Any]:
-    """Details of a refusal with its limits told another way: ``as_units`` or ``as_decimal``."""
+def reported_limits(
+    details: Mapping[str, Any], tell: Callable[[str, Asset], str]
+) -> dict[str, Any]:
+    """Details of a refusal with its limits in another unit: ``as_units`` or ``as_decimal``."""
     asset = next((a for a in (XMR, USDC) if a.symbol == details.get("asset")), None)
     return {
         name: tell(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
@@ -119,7 +121,7 @@ def require_storable(amount: Money, *, field: str = "amount") -> None:
 
 
 def parse_any_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:
-    """The same without a maximum, for callers that have a lower limit to tell of."""
+    """As ``parse_amount``, without a maximum: for callers that have their own limit."""
     if not isinstance(text, str):
         raise _not_a_string(text, field)
     if len(text) > LONGEST_AMOUNT:

@@ -41,7 +41,7 @@ AWAITS_DEPOSIT = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DE
 
 
 class DepositState(StrEnum):
-    """What the chain says of a deposit at the last look."""
+    """The state of a deposit at the last scan."""
 
     SEEN = "seen"
     CONFIRMED = "confirmed"
@@ -73,7 +73,7 @@ class TransferState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True when there is no more to do for the transfer."""
+        """True when the transfer needs no further work."""
         return self in FINAL_TRANSFERS
 
     @property
@@ -123,7 +123,7 @@ AGENT_STATE_OF: dict[OrderStatus, AgentState] = {
 
 
 class OnDeadline(StrEnum):
-    """What the service does by itself when an order's deadline passes."""
+    """The service's action when an order's deadline passes."""
 
     EXPIRE = "expire"
     SWAP_OR_REFUND = "swap_or_refund"
@@ -141,7 +141,7 @@ PERPS = "perps"
 
 
 class DepositKey(NamedTuple):
-    """What makes a deposit one: it is credited once under this key."""
+    """Identifies a deposit, which is credited once under this key."""
 
     network: str
     txid: str
@@ -208,7 +208,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class TwapPlan:
-    """That an order is to be swapped in chunks: worth ``chunk_units`` (millionths of a USD) each,
+    """The order is swapped in chunks: worth ``chunk_units`` (millionths of a USD) each,
     one every ``interval_ms`` (spec 2.4, twapConfig).
     """
 
@@ -231,7 +231,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an upstream last said of an order that it settles. ``output`` in payout units.
+    """The upstream's last report of an order that it settles. ``output`` in payout units.
 
     ``extra`` is JSON text: its twap object, if the order is swapped in chunks there, or how far a
     bridge order has come (spec 2.4). ``refund_address`` is where it sends refunds, once it has one.
@@ -259,7 +259,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What was agreed when the order was made. Never changes.
+    """The terms agreed when the order was made. Immutable.
 
     ``upstream_id`` is the id of an order that an upstream settles, there.
     ``refund_address``: refunds go there and nowhere else; None if none was given at creation.
@@ -316,7 +316,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order as it stands.
+    """An order in its current state.
 
     ``version`` counts its events from 1. ``deadline_at`` and ``on_deadline`` are set on every
     status that is not terminal: no order waits forever. ``fills`` are the chunks of a TWAP order
@@ -352,7 +352,7 @@ class Order:
 
     @property
     def ended_unpaid(self) -> bool:
-        """Whether the order is over and nothing was ever seen of a deposit, here or upstream."""
+        """Whether the order ended and no deposit was ever seen, here or upstream."""
         paid_upstream = self.report is not None and self.report.deposit_txid is not None
         return self.status is OrderStatus.EXPIRED and not self.deposits and not paid_upstream
 
@@ -363,7 +363,7 @@ class Order:
 
     @property
     def refund_to(self) -> str | None:
-        """The refund address: the agreed one, else the one that was named later, if any."""
+        """The agreed refund address, else the one named later, if any."""
         reported = self.report.refund_address if self.report else None
         return self.terms.refund_address or self.refund_address or reported
 
@@ -383,7 +383,7 @@ class Order:
 
     @property
     def due_units(self) -> int:
-        """What the user still has to send, in deposit units."""
+        """The amount that the user still has to send, in deposit units."""
         if self.terms.upstream_id is not None and self.status is not OrderStatus.AWAITING_DEPOSIT:
             return 0
         return max(0, self.terms.deposit_amount - self.pending_units)

@@ -1,4 +1,4 @@
-"""What a deposit is worth: direction, rates, fees, limits. Integers only, rounded for the service.
+"""Prices: direction, rates, fees, limits. Integers only, rounded in the service's favour.
 
 A rate is USDC units (10^-6 USDC) per whole XMR. Outputs are rounded down and fees up, so that no
 more is ever paid out than was quoted. One USDC is taken as one USD.
@@ -32,6 +32,12 @@ def convert_floor(direction: Direction, units: int, rate: int) -> int:
     if direction is Direction.XMR_TO_USDC:
         return mul_div_floor(units, rate, ONE_XMR)
     return mul_div_floor(units, ONE_XMR, rate)
+
+
+def implied_rate(direction: Direction, sent: int, received: int) -> int:
+    """USDC units per XMR of a swap of ``sent`` for ``received``, all fees included; at least 1."""
+    usdc, xmr = (received, sent) if direction is Direction.XMR_TO_USDC else (sent, received)
+    return max(1, usdc * ONE_XMR // xmr)
 
 
 def usd_to_deposit_ceil(direction: Direction, usd: int, rate: int) -> int:
@@ -78,11 +84,11 @@ class Price:
         return mul_div_ceil(gross, self.integrator_bps, BPS)
 
     def output(self, direction: Direction, units: int) -> int:
-        """What is paid out for a deposit of ``units``, in payout units; 0 if fees eat it all."""
+        """The payout for a deposit of ``units``, in payout units; 0 if the fees exceed it."""
         return max(0, self.exchanged(direction, units) - self.payout_fee)
 
     def least(self, direction: Direction) -> int:
-        """The smallest deposit, in deposit units, of which anything is paid out."""
+        """The smallest deposit, in deposit units, with a payout above 0."""
         low, high = 0, MAX_UNITS
         while high - low > 1:
             middle = (low + high) // 2
@@ -90,13 +96,13 @@ class Price:
         return high
 
     def exchanged(self, direction: Direction, units: int) -> int:
-        """What a deposit of ``units`` brings before the network's fee, in payout units."""
+        """The output of a deposit of ``units`` before the network's fee, in payout units."""
         gross = convert_floor(direction, units, self.rate)
         fees = self.spread(direction, units) + self.integrator_fee(direction, units)
         return max(0, gross - fees)
 
     def payout(self, direction: Direction, units_by_rate: Mapping[int, int]) -> tuple[int, int]:
-        """What is paid out for deposits at different rates, and the integrator's fee within it.
+        """The payout for deposits at different rates, and the integrator's fee within it.
 
         ``units_by_rate`` holds deposit units by rate; the network's fee is borne once.
         """

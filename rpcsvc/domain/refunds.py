@@ -173,14 +173,14 @@ _DUST: Final = "They are worth no more than the fee of sending them back, and ar
 
 
 def refund(order: Order, reason: str) -> Transition:
-    """Send everything unspent back and end the order when that is done."""
+    """Refund everything unspent, and end the order when that is settled."""
     order = replace(order, status=OrderStatus.REFUNDING, error_message=reason)
     order, effects = plan_refunds(order)
     return Transition(finish_refunding(order), effects)
 
 
 def refund_extra(order: Order) -> Transition:
-    """Send back what the decision does not cover, whatever the order's status is."""
+    """Refund deposits that the decision does not cover, in any status."""
     order, effects = plan_refunds(order)
     return Transition(finish_refunding(order), effects)
 
@@ -197,7 +197,7 @@ def finish_refunding(order: Order) -> Order:
 
 
 def refund_address_given(order: Order, event: ev.RefundAddressGiven, _now: int) -> Transition:
-    """Refund what has waited for an address. Raises ImpossibleTransition if nothing has."""
+    """Refund the deposits that wait for an address. Raises ImpossibleTransition if none does."""
     if order.action_required != REFUND_ADDRESS:
         raise ImpossibleTransition("the order does not wait for a refund address")
     return refund_extra(replace(order, refund_address=event.address))
@@ -212,5 +212,5 @@ def refund_retried(order: Order, _event: ev.RefundRetried, _now: int) -> Transit
 
 
 def waiting_units(order: Order) -> int:
-    """Deposit units of an order that wait for a refund address, its fee not taken off."""
+    """Deposit units that wait for a refund address, before the refund's fee."""
     return sum(deposit.units for deposit in order.unspent) + order.leftover

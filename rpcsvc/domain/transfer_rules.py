@@ -63,7 +63,7 @@ def outcome_unknown(order: Order, event: ev.TransferUnknown, _now: int) -> Trans
 
 
 def settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
-    """A transfer is final: the order is completed, or may have been refunded to its end."""
+    """A transfer is final: completes the order, or its refunds."""
     transfer = transfer_in(order, event.transfer_id, *_MAY_END)
     final = replace(transfer, state=TransferState.SETTLED, reason=None, receipt=event.receipt)
     order = put(order, final)
@@ -74,7 +74,7 @@ def settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
 
 
 def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
-    """A transfer failed for good: its deposits are refunded by another one."""
+    """A transfer failed for good: its deposits are refunded by a new one."""
     order, kind = _record_failed(order, event)
     if kind is TransferKind.PAYOUT:
         return refund(replace(order, leftover=0), "The payout failed on its network.")
@@ -89,7 +89,7 @@ def failed_before_payout(order: Order, event: ev.TransferFailed, now: int) -> Tr
 
 
 def failed_undecided(order: Order, event: ev.TransferFailed, now: int) -> Transition:
-    """A refund failed after its order had stepped back: what it frees is decided about anew."""
+    """A refund failed after its order had stepped back: decide anew with the freed deposits."""
     return decide(_record_failed(order, event)[0], now)
 
 
@@ -133,7 +133,7 @@ def cancel_and_refund(order: Order, _event: ev.DeadlinePassed, _now: int) -> Tra
 
 
 def look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
-    """Call once more for everything that is not at its end."""
+    """Schedule every open transfer once more."""
     effects: list[Effect] = [AdvanceTransfer(t.transfer_id) for t in open_transfers(order)]
     if twap.is_filling(order):
         effects.append(FillChunk(len(order.fills)))
@@ -147,7 +147,7 @@ _RATE_FELL_MIDWAY = (
 
 
 def chunk_filled(order: Order, event: ev.ChunkFilled, now: int) -> Transition:
-    """Record the chunk, and call for the next one or plan the payout of them all."""
+    """Record the chunk, and schedule the next one or plan the payout of them all."""
     _require_next_chunk(order, event.index)
     fill = twap.next_fill(order, event.rate, now)
     if fill is None:
@@ -159,7 +159,7 @@ def chunk_filled(order: Order, event: ev.ChunkFilled, now: int) -> Transition:
 
 
 def filling_stopped(order: Order, event: ev.FillingStopped, _now: int) -> Transition:
-    """Pay out what was swapped so far and leave the rest to be refunded; all, if nothing was."""
+    """Pay out the chunks swapped so far and refund the rest; refund all if there are none."""
     _require_next_chunk(order, event.index)
     if not order.fills:
         order = release(order, next_transfer_id(order, TransferKind.PAYOUT))

@@ -52,7 +52,7 @@ def _worths(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tupl
 
 
 def chunks(order: Order, total: int) -> tuple[int, ...]:
-    """How ``total`` deposit units of the order are cut: once, if it has no plan."""
+    """The chunks of ``total`` deposit units; a single one without a plan."""
     terms = order.terms
     if terms.twap is None:
         return (total,)
@@ -119,14 +119,14 @@ def is_filled(order: Order) -> bool:
 
 
 def due_at(order: Order) -> int:
-    """When the next chunk is due, in ms: the first at once, each other an interval later."""
+    """When (ms) the next chunk is due: the first at once, each other an interval later."""
     if not order.fills or order.terms.twap is None:
         return order.status_at
     return order.fills[-1].at + order.terms.twap.interval_ms
 
 
 def gives_up_at(order: Order) -> int:
-    """When the next chunk has waited long enough for a fair rate, in ms."""
+    """When (ms) the next chunk stops waiting for a fair rate."""
     interval = order.terms.twap.interval_ms if order.terms.twap else 0
     return due_at(order) + max(ABANDON_INTERVALS * interval, LEAST_ABANDON_MS)
 

@@ -1,1 +1,1 @@
-"""How calls arrive over HTTP: JSON-RPC, the agent API, the BFF, documents, health."""
+"""The HTTP surfaces: JSON-RPC, the agent API, the BFF, documents, health."""

@@ -29,7 +29,7 @@ Maker = Callable[[], Json]
 
 
 class Renewal(Enum):
-    """When a document that was written once has to be written again.
+    """When a cached document is rendered again.
 
     ``FOR_EACH_READER``: its example makes an order, and whoever has the example's idempotency key
     has the order's session. No cache may keep it.
@@ -61,10 +61,15 @@ class Document:
         """Every path that gives this document."""
         return (self.path, *self.aliases)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a cache may give it to another reader."""
+        return self.renewal is not Renewal.FOR_EACH_READER
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What others make: the API descriptions, the public keys, the recorded answers.
+    """Inputs from other modules: the API descriptions, the public keys, the recorded answers.
 
     Each is called when its document is first asked for; ``jwks`` every time, since keys rotate
     while the service runs. ``new_key`` makes an idempotency key for an example.
@@ -125,12 +130,6 @@ def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
             Renewal.FOR_EACH_READER,
         ),
         Document(
-            links.HOME,
-            "text/html; charset=utf-8",
-            lambda _now: wellknown.home(site),
-            headers={"content-security-policy": "default-src 'none'; img-src 'self'"},
-        ),
-        Document(
             links.LOGO,
             "image/svg+xml",
             lambda _now: wellknown.logo(),
@@ -149,6 +148,13 @@ def _well_known(site: Site) -> tuple[Document, ...]:
         Document(
             links.API_CATALOG, wellknown.CATALOG_TYPE, _once(partial(wellknown.api_catalog, site)),
             headers={"link": wellknown.api_catalog_link(site)},
+        ),
+        Document(
+            links.SERVER_CARD, wellknown.SERVER_CARD_TYPE,
+            _once(partial(wellknown.server_card, site)), aliases=(links.SERVER_CARD_ALIAS,),
+        ),
+        Document(
+            links.AI_CATALOG, wellknown.AI_CATALOG_TYPE, _once(partial(wellknown.ai_catalog, site))
         ),
         Document(links.ROBOTS, TEXT, lambda _now: wellknown.robots_txt(site), kept_seconds=_HOUR),
         Document(
@@ -201,10 +207,10 @@ class Rendering:
 
 
 class DocumentCache:
-    """Keeps the rendering of one document until it has to be written again."""
+    """Caches the rendering of one document until it is due again."""
 
     def __init__(self, document: Document, clock: Clock) -> None:
-        self._document = document
+        self.document = document
         self._clock = clock
         self._kept: Rendering | None = None
 
@@ -213,11 +219,11 @@ class DocumentCache:
         now = self._clock.now_ms()
         kept = self._kept
         if kept is None or self._is_stale(kept, now):
-            kept = self._kept = _render(self._document, now)
+            kept = self._kept = _render(self.document, now)
         return kept
 
     def _is_stale(self, kept: Rendering, now: int) -> bool:
-        match self._document.renewal:
+        match self.document.renewal:
             case Renewal.NEVER:
                 return False
             case Renewal.DAILY:
@@ -229,8 +235,7 @@ class DocumentCache:
 def _render(document: Document, now: int) -> Rendering:
     body = document.render(now)
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    is_shared = document.renewal is not Renewal.FOR_EACH_READER
-    keeping = f"public, max-age={document.kept_seconds}" if is_shared else "no-store"
+    keeping = f"public, max-age={document.kept_seconds}" if document.is_shared else "no-store"
     headers = {
         "etag": etag,
         # no-transform: the signature covers these bytes and no others.
@@ -246,25 +251,23 @@ class DiscoveryHttp:
 
     def __init__(self, gate: Gate, clock: Clock, documents: Iterable[Document]) -> None:
         self._gate = gate
-        self._clock = clock
-        self._documents = tuple(documents)
+        self.caches = tuple(DocumentCache(document, clock) for document in documents)
 
     @property
     def paths(self) -> frozenset[str]:
         """Every path that gives a document."""
-        return frozenset(path for document in self._documents for path in document.paths)
+        return frozenset(path for cache in self.caches for path in cache.document.paths)
 
     def routes(self) -> list[web.RouteDef]:
         """GET and HEAD of every document and alias."""
         routes = []
-        for document in self._documents:
-            handler = self._handler(document)
-            routes += [web.get(path, handler, allow_head=True) for path in document.paths]
+        for cache in self.caches:
+            handler = self._handler(cache)
+            paths = cache.document.paths
+            routes += [web.get(path, handler, allow_head=True) for path in paths]
         return routes
 
-    def _handler(self, document: Document) -> Handler:
-        cache = DocumentCache(document, self._clock)
-
+    def _handler(self, cache: DocumentCache) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             context = self._gate.admit(request)
             request[REQUEST_CONTEXT] = context
@@ -273,7 +276,7 @@ class DiscoveryHttp:
             headers = self._headers(context, rendering)
             if is_current(request.headers.getall("if-none-match", ()), rendering.etag):
                 return web.Response(status=304, headers=headers)
-            headers["content-type"] = document.media_type
+            headers["content-type"] = cache.document.media_type
             return web.Response(body=rendering.body, headers=headers)
 
         return handle

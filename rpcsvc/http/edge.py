@@ -1,11 +1,11 @@
-"""The edge: what happens to every request and response, around all routes and in this order.
+"""The edge: wraps all routes, and handles every request and response in this order.
 
     the headers are checked: another host is refused (DNS rebinding), and an unreadable body
     a CORS preflight is answered, or the routes are asked
     what they raise becomes a response (messages.Refusals)
     the server header is replaced, so that it names no versions
     pages of other origins may read the agent API, the BFF and the documents; never /rpc
-    the response is signed over its bytes and the request (docs/signing.md)
+    the response is signed over its bytes and the request (docs/signing.md); a stream is not
 
 It is no middleware: aiohttp refuses some requests before those are asked.
 Source: the Fetch standard, section 3.2 (CORS protocol).
@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
+from rpcsvc.http.event_stream import EventStream
 from rpcsvc.http.messages import BODY, STOPPING, Handler, Refusals, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
@@ -34,6 +37,7 @@ _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _SHOWN: Final = 100
 
 
+@lru_cache(maxsize=64)
 def is_loopback_name(name: str) -> bool:
     """Whether a host name or address is this machine's for itself: localhost, 127.0.0.0/8, ::1."""
     address = parse_address(name)
@@ -41,7 +45,7 @@ def is_loopback_name(name: str) -> bool:
 
 
 class Hosts:
-    """The names that a request may be for: the site's, loopback names, and ``allowed_hosts``.
+    """The names that a request may be for: those of the site, loopback, and ``allowed_hosts``.
 
     A page of evil.example whose name points at 127.0.0.1 is of the service's origin for its browser
     (DNS rebinding). Only the Host header tells the two apart.
@@ -49,7 +53,8 @@ class Hosts:
 
     def __init__(self, settings: Settings) -> None:
         site = urlsplit(settings.effective_site_url).hostname
-        names = (site, settings.host, *settings.allowed_hosts)
+        onion = urlsplit(settings.onion_url).hostname
+        names = (site, onion, settings.host, *settings.allowed_hosts)
         self._names = frozenset(_bare(name) for name in names if name)
 
     def require(self, request: web.Request) -> None:
@@ -63,8 +68,7 @@ class Hosts:
             if request.version >= HttpVersion11:
                 raise InvalidRequest("The header host is missing. HTTP/1.1 needs one.")
             return
-        match = _HOST.fullmatch(given)
-        name = _bare(match[1]) if match else given
+        name = _name_of(given)
         if name not in self._names and not is_loopback_name(name):
             raise MisdirectedRequest(
                 f"Nothing is served here for the host {given[:_SHOWN]!r}. Use the address under"
@@ -73,15 +77,25 @@ class Hosts:
             )
 
 
+@lru_cache(maxsize=64)
+def _name_of(host: str) -> str:
+    """A Host header without its port. Callers use few names, each with every request."""
+    match = _HOST.fullmatch(host)
+    return _bare(match[1]) if match else host
+
+
 def _bare(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
 _METHODS: Final = "GET, HEAD, POST"
-_REQUEST_HEADERS: Final = "content-type, idempotency-key, if-none-match, x-api-key, x-request-id"
+_REQUEST_HEADERS: Final = (
+    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
+    " x-request-id"
+)
 _RESPONSE_HEADERS: Final = (
-    "etag", "idempotent-replayed", "link", "ratelimit", "ratelimit-policy", "retry-after",
-    "www-authenticate", "x-request-id",
+    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
+    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
 )  # fmt: skip
 _PREFLIGHT_SECONDS: Final = 86_400
 _ALLOW_ORIGIN: Final = "access-control-allow-origin"
@@ -124,7 +138,7 @@ class Cors:
         return web.Response(status=204, headers={**_PREFLIGHT, _ALLOW_ORIGIN: origin})
 
     def open(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let the page that asked read the response, whatever it says."""
+        """Add the CORS headers that let the asking page read the response."""
         if not self._is_open(request):
             return
         if self._origins is not None:
@@ -140,14 +154,15 @@ class Cors:
         if self._origins is None:
             return "*"
         origin = request.headers.get("origin", "").lower()
-        return origin if origin in self._origins or _is_loopback(origin) else None
+        return origin if origin in self._origins or is_loopback_origin(origin) else None
 
     def _is_open(self, request: web.Request) -> bool:
         path = request.path
         return path.startswith(_OPEN_ROOTS) or path in self._open_paths
 
 
-def _is_loopback(origin: str) -> bool:
+def is_loopback_origin(origin: str) -> bool:
+    """Whether an Origin header names this machine for itself."""
     try:
         return is_loopback_name(urlsplit(origin).hostname or "")
     except ValueError:
@@ -230,7 +245,7 @@ def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
     """The bytes that follow the headers. Every handler of this service returns them whole."""
     if request.method == "HEAD" or response.status in (204, 304):
         return b""
-    body = response.body if isinstance(response, web.Response) else None
+    body = (response.body or b"") if isinstance(response, web.Response) else None
     if isinstance(body, bytes):
         return body
     raise TypeError(f"a {type(response).__name__} can't be signed")
@@ -242,7 +257,10 @@ _SERVER: Final = "rpcsvc"
 class Edge:
     """The only way to ``routes``. Without a ``signer`` nothing is signed.
 
-    ``check`` raises a ServiceError for a request that is refused by its headers.
+    ``check`` raises a ServiceError for a request that is refused by its headers. ``direct`` names
+    handlers by method and target, which are called without asking the routes: for the busiest.
+
+    ``observe`` is called with the status of each response.
 
     A request body that is longer than ``body_bytes`` is refused wherever it was sent. ``stopping``
     is set when no more requests are taken: their responses are the last of their connections.
@@ -257,6 +275,8 @@ class Edge:
         signer: ResponseSigner | None,
         *,
         body_bytes: int,
+        observe: Callable[[int], None] = lambda _status: None,
+        direct: Mapping[tuple[str, str], Handler] = MappingProxyType({}),
     ) -> None:
         self.routes = routes
         self._refusals = refusals
@@ -264,6 +284,8 @@ class Edge:
         self._cors = cors
         self._sealer = None if signer is None else Sealer(signer)
         self._body_bytes = body_bytes
+        self._observe = observe
+        self._direct = direct
         self.stopping = asyncio.Event()
 
     def around(self, routes: Handler) -> Handler:
@@ -276,7 +298,7 @@ class Edge:
             if sealer is not None:
                 response = await self._with_body(request, response)
             self._finish(request, response)
-            if sealer is not None:
+            if sealer is not None and not isinstance(response, EventStream):
                 await sealer.seal(request, _asked(request, response), response)
             if self.stopping.is_set():
                 response.force_close()
@@ -291,8 +313,11 @@ class Edge:
             response = self._refusals.answer(request, error)
             response.force_close()
             return response
+        handler = self._direct.get((request.method, request.raw_path), routes)
+        if hdrs.EXPECT in request.headers:
+            handler = routes  # they send the 100 that the client waits for
         try:
-            return self._cors.preflight(request) or await routes(request)
+            return self._cors.preflight(request) or await handler(request)
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
             return self._refusals.answer(request, error)
 
@@ -311,13 +336,14 @@ class Edge:
         return response
 
     def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._observe(response.status)
         response.headers[hdrs.SERVER] = _SERVER
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = self._refusals.request_id(request)
         self._cors.open(request, response)
 
     def refuse(self, request: web.Request, error: Exception) -> web.Response:
-        """The response to what never came to the routes, or failed on its way back from them.
+        """The response to a request that reached no route, or whose response failed.
 
         Of a request that could not be read, ``request`` is what aiohttp has in its place: docs/
         signing.md says for which one the response is signed.

@@ -48,7 +48,7 @@ _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,
 
 
 class Verdict(NamedTuple):
-    """What the limiter says to one request. Times are whole seconds from now, rounded up.
+    """The limiter's decision on one request. Times are whole seconds from now, rounded up.
 
     ``limit`` and ``remaining`` are requests; ``reset_seconds`` is when the budget is whole again;
     ``retry_after`` is when the refused request would be admitted, 0 if it was not refused.
@@ -115,7 +115,7 @@ class RateLimiter:
 
 
 def rate_limit_headers(policy_name: str, verdict: Verdict) -> dict[str, str]:
-    """The headers that tell a client its budget, refused or not.
+    """The headers that show a client its budget, refused or not.
 
     They are structured fields (RFC 9651) of the IETF draft "RateLimit header fields for HTTP".
     ``policy_name`` is one of the service's own names: letters, digits and hyphens. The
@@ -175,7 +175,7 @@ class WrongTokens:
 
     def _log(self) -> None:
         for name, count in self._counts.most_common(self._LOGGED):
-            log.warning("wrong_tokens", network=name, count=count)
+            log.warning("wrong_tokens_refused", network=name, count=count)
         self._counts.clear()
 
 
@@ -236,7 +236,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request that was let in. ``address`` is SOCKET_CLIENT on the UNIX socket.
+    """An admitted request. ``address`` is SOCKET_CLIENT on the UNIX socket.
 
     ``request_id`` is the caller's own, a generated one if that was not good, and None if it gave
     none. ``headers`` go onto the response.
@@ -306,7 +306,7 @@ def given_request_id(request: web.Request) -> str | None:
 
 
 class Gate:
-    """Lets requests in."""
+    """Admits requests by address, token and budget."""
 
     def __init__(
         self, settings: Settings, random: RandomBytes, monotonic: Callable[[], float]
@@ -333,7 +333,7 @@ class Gate:
         )
 
     def admit(self, request: web.Request) -> RequestContext:
-        """Who asks. Raises TlsRequired."""
+        """The caller of a request. Raises TlsRequired."""
         return RequestContext(self._address(request), self._request_id(request))
 
     def _request_id(self, request: web.Request) -> str | None:
@@ -370,15 +370,49 @@ class Gate:
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
                 header=_TOKEN_HEADER,
             )
-        given = request.headers.get(_TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
-        # Every token is compared, so that the time tells nothing about which one came close.
-        matches = [hmac.compare_digest(given, token) for token in self._tokens]
-        if not any(matches):
+        if not self._is_token(request.headers.get(_TOKEN_HEADER, "")):
             raise Unauthorized(
                 f"Send the server's AGENT_RPC_TOKEN as header {_TOKEN_HEADER}.",
                 header=_TOKEN_HEADER,
             )
         return True
+
+    def optional_token(self, request: web.Request) -> str | None:
+        """The right token that a request bears, None without any. Raises Unauthorized.
+
+        It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
+        """
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.get(_TOKEN_HEADER) or (
+            bearer.strip() if scheme.lower() == "bearer" else None
+        )
+        if given is None:
+            return None
+        if not self._is_token(given):
+            raise Unauthorized(
+                "This token is not the server's AGENT_RPC_TOKEN. Send that one, or none: without a"
+                " token the limits of the public surface hold.",
+                header=_TOKEN_HEADER,
+            )
+        return given
+
+    def _is_token(self, text: str) -> bool:
+        given = text.encode("utf-8", "surrogateescape")
+        # Every token is compared, so that the time tells nothing about which one came close.
+        matches = [hmac.compare_digest(given, token) for token in self._tokens]
+        return any(matches)
+
+    def require_scraper(self, request: web.Request, context: RequestContext) -> None:
+        """As require_token; the token may be a bearer token, as Prometheus sends it.
+
+        Raises Unauthorized, and RateLimited for too many wrong ones.
+        """
+        try:
+            if self.optional_token(request) is None:
+                self.require_token(request, context)
+        except Unauthorized:
+            self.note_wrong_token(context)
+            raise
 
     def note_wrong_token(self, context: RequestContext) -> None:
         """Count a refused token, and charge its sender. Raises RateLimited.

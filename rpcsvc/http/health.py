@@ -1,8 +1,7 @@
 """Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF.
 
-Two questions are kept apart. /health is for the operator: is all well? The others are for those
-who send orders: can one be taken now? A payment that is stuck on one chain, or an upstream order in
-doubt, is the operator's matter and keeps nobody from asking for the status of an order.
+/health reports every check to the operator. The others report to clients whether an order can be
+taken now: a payment stuck on one chain, or an upstream order in doubt, does not change them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from rpcsvc.operations.service import NO_SESSION, Service, with_session
 from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Database
 
 _AGENT_HEALTH = "health"
 
 
 class HealthRoutes:
-    """The health endpoints. Each check is a look at memory or one point read."""
+    """The health endpoints. Each check reads memory or one row."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class HealthRoutes:
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
         venue = self._service.venue
-        checks = {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
+        checks = await self.checks()
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -72,18 +71,18 @@ class HealthRoutes:
         return self._respond(request, orjson.dumps(body), checks)
 
     async def livez(self, request: web.Request) -> web.StreamResponse:
-        """The process is up and its loop turns."""
+        """Answers while the process is up and its event loop runs."""
         return self._respond(request, b'{"status":"ok"}', {})
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
         """Whether orders can be taken."""
-        checks = await self._readiness()
+        checks = await self.readiness()
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def agent_health(self, request: web.Request) -> web.StreamResponse:
         """The envelope with status, version and time beside it."""
         request[OPERATION] = _AGENT_HEALTH
-        checks = await self._readiness()
+        checks = await self.readiness()
         context = self._gate.admit(request)
         request_id = context.request_id or self._gate.new_request_id()
         data = with_session(self._service.views, {}, NO_SESSION)
@@ -98,8 +97,13 @@ class HealthRoutes:
 
     async def bff_health(self, request: web.Request) -> web.StreamResponse:
         """Status, version and time, nothing else (spec 2.4)."""
-        checks = await self._readiness()
+        checks = await self.readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
+
+    async def checks(self) -> dict[str, Health]:
+        """Every check by name, for the operator."""
+        venue = self._service.venue
+        return {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
 
     def _signing(self) -> dict[str, Health]:
         """Not needed to take orders: signing goes on with the keys that were read last."""
@@ -112,8 +116,8 @@ class HealthRoutes:
         """The venue's checks among those of store and worker."""
         return {"store": self._database.health(), **venue, "worker": self._worker.health()}
 
-    async def _readiness(self) -> dict[str, Health]:
-        """What an order needs to be taken, and nothing else."""
+    async def readiness(self) -> dict[str, Health]:
+        """The checks that new orders depend on."""
         return self._own(await self._service.venue.readiness())
 
     def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import resource
 import socket
 from collections.abc import Callable, Sequence
@@ -17,10 +18,13 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.log import server_logger
 
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
+from rpcsvc.http.messages import ENDS_WITH_CALLER
 from rpcsvc.settings_sources import Network
 
 log = structlog.get_logger(__name__)
@@ -43,7 +47,7 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection(Protocol):
-    """What has to be known of an accepted connection that speaks HTTP."""
+    """The state of an HTTP connection that its limits depend on."""
 
     def is_idle(self) -> bool:
         """Whether no request is being read or answered; part of a head counts as idle."""
@@ -280,6 +284,24 @@ _LINGER_SECONDS: Final = 1.0
 _Refuse = Callable[[web.Request, Exception], web.Response]
 
 
+class _BadRequests(logging.Filter):
+    """Logs in one line that a client sent a request, or a body, that is not HTTP.
+
+    The text of its error quotes the request as it came, headers with tokens included.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether aiohttp's own record goes on."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            return True
+        log.info("malformed_request_refused", reason=type(error).__name__)
+        return False
+
+
+_BAD_REQUESTS: Final = _BadRequests()
+
+
 class EdgeRunner(web.AppRunner):
     """Runs the routes of an edge, with the edge around them. ``options`` are aiohttp's.
 
@@ -295,6 +317,7 @@ class EdgeRunner(web.AppRunner):
         **options: Any,
     ) -> None:
         super().__init__(edge.routes, shutdown_timeout=shutdown_timeout, **options)
+        server_logger.addFilter(_BAD_REQUESTS)
         self._edge = edge
         self._connections = connections
         self._options = options
@@ -349,7 +372,7 @@ class _Connection(web.RequestHandler):
     Of a body that is still unread when its request is answered, it takes _LINGER_BYTES more.
     """
 
-    __slots__ = ("_connections", "_descriptor", "_linger_bytes", "_refuse")
+    __slots__ = ("_answered", "_connections", "_descriptor", "_linger_bytes", "_refuse")
 
     def __init__(
         self,
@@ -363,12 +386,20 @@ class _Connection(web.RequestHandler):
         self._connections = connections
         self._descriptor: int | None = None
         self._linger_bytes: int | None = None
+        self._answered: web.BaseRequest | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, and its TLS handshake over."""
         super().connection_made(transport)
         if self._connections is not None:
             self._descriptor = self._connections.attach(self, cast("asyncio.Transport", transport))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone: cancel a handler that only reads, let every other one finish."""
+        request, handler = self._current_request or self._answered, self._task_handler
+        super().connection_lost(exc)
+        if handler is not None and request is not None and ENDS_WITH_CALLER in request:
+            handler.cancel()
 
     def is_idle(self) -> bool:
         """Whether no request is being read or answered; part of a head counts as idle."""
@@ -385,7 +416,11 @@ class _Connection(web.RequestHandler):
         if self._connections is not None and self._descriptor is not None:
             self._connections.touch(self._descriptor)
         self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
-        return await super().finish_response(request, resp, start_time)
+        self._answered = request
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._answered = None
 
     def close(self) -> None:
         """Take no further request; the body of the one at hand may still arrive.

@@ -73,7 +73,7 @@ _logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class RpcAnswer(NamedTuple):
-    """What to send: an HTTP status, and the body, or None for nothing at all (HTTP 204)."""
+    """The HTTP status and the body to send; None for no body (HTTP 204)."""
 
     status: int
     body: bytes | None
@@ -112,7 +112,7 @@ def error_object(error: ServiceError, request_id: str | None) -> dict[str, Any]:
     return {"code": rpc_code, "message": error.message, "data": data}
 
 
-def whole_error(error: ServiceError, request_id: str | None) -> bytes:
+def full_error(error: ServiceError, request_id: str | None) -> bytes:
     """A whole response with the id null, for a message that is refused before it is read."""
     return _error_response(None, error_object(error, request_id))
 
@@ -151,6 +151,7 @@ class JsonRpcServer(Generic[C]):
         self._entries: dict[str, Callable[..., jsonrpcserver.Result]] = {
             name: _Entry(method) for name, method in methods.items()
         }
+        self._known: dict[str, RpcMethod[C]] = {}  # once jsonrpcserver has found them
         self._max_batch = max_batch
         self._max_depth = max_depth
         self._describe_error = describe_error
@@ -166,7 +167,7 @@ class JsonRpcServer(Generic[C]):
         try:
             message = strict_json.loads(body, max_depth=self._max_depth)
         except InvalidJson as error:
-            return self._whole_error(caller, error)
+            return self._full_error(caller, error)
         if type(message) is list:
             return await self._answer_batch(message, caller)
         answer = await self._answer_one(message, caller)
@@ -175,13 +176,13 @@ class JsonRpcServer(Generic[C]):
     async def _answer_batch(self, elements: list[Any], caller: C) -> RpcAnswer:
         if not elements:
             empty = InvalidRequest("The batch is empty. Send at least one request in it.")
-            return self._whole_error(caller, empty)
+            return self._full_error(caller, empty)
         if len(elements) > self._max_batch:
             too_long = PayloadTooLarge(
                 f"The batch has {len(elements)} elements. Send at most {self._max_batch} at once.",
                 details={"received": len(elements), "allowed": self._max_batch},
             )
-            return self._whole_error(caller, too_long, too_long.http_status)
+            return self._full_error(caller, too_long, too_long.http_status)
         answers = [answer for answer in await self._answer_all(elements, caller) if answer]
         return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
 
@@ -233,11 +234,16 @@ class JsonRpcServer(Generic[C]):
     def _find(self, element: dict[str, Any], call_id: Any) -> _Found[C]:
         """The method that an element calls. Raises UnknownMethod and InvalidParams."""
         found: _Found[C] = _Found()
+        params, known = element.get("params"), self._known.get(element["method"])
+        if known is not None and type(params) is dict:
+            found.method, found.params = known, params
+            return found
         # As one positional argument, no name in the params can meet a Python name.
         request = Request(element["method"], [element.get("params", {})], call_id)
         outcome = get_method(self._entries, request.method).bind(partial(call, request, found))
         if found.method is None:
             raise self._fault(request.method, outcome)
+        self._known[request.method] = found.method
         return found
 
     async def _run(
@@ -276,7 +282,7 @@ class JsonRpcServer(Generic[C]):
     def _refusal(self, caller: C, call_id: Any, error: ServiceError, request_id: str) -> bytes:
         return _error_response(call_id, self._describe_error(caller, error, request_id))
 
-    def _whole_error(self, caller: C, error: ServiceError, status: int = 200) -> RpcAnswer:
+    def _full_error(self, caller: C, error: ServiceError, status: int = 200) -> RpcAnswer:
         request_id = self._request_id(caller, None)
         return RpcAnswer(status, self._refusal(caller, None, error, request_id))
 

@@ -28,8 +28,9 @@ from rpcsvc.errors import (
     UnsupportedMediaType,
 )
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
-from rpcsvc.http.jsonrpc import whole_error
-from rpcsvc.http.site import BFF_ROOT, RPC_PATH
+from rpcsvc.http.jsonrpc import full_error
+from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
+from rpcsvc.http.x402 import payment_headers
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
@@ -40,6 +41,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Which operation a request is for, where its route is that of one.
 OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
+# Set on a request that only waits: its handler is cancelled when its caller hangs up.
+ENDS_WITH_CALLER = web.RequestKey("ends_with_caller", bool)
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
 BODY_SECONDS: Final = 30
 
@@ -60,12 +63,15 @@ def require_framing(request: web.Request) -> None:
     Raises UnsupportedMediaType for an encoded body (RFC 9110, section 8.4), and InvalidRequest for
     Transfer-Encoding in HTTP/1.0, whose framing is faulty (RFC 9112, section 6.1).
     """
-    encodings = ",".join(request.headers.getall("content-encoding", ())).split(",")
-    if any(word.strip().lower() not in ("", "identity") for word in encodings):
+    headers = request.headers
+    if "content-encoding" in headers and any(
+        word.strip().lower() not in ("", "identity")
+        for word in ",".join(headers.getall("content-encoding")).split(",")
+    ):
         raise UnsupportedMediaType(
             "Encoded bodies are not read here. Send the body as it is, without content-encoding."
         )
-    if request.version < HttpVersion11 and "transfer-encoding" in request.headers:
+    if request.version < HttpVersion11 and "transfer-encoding" in headers:
         raise InvalidRequest(
             "HTTP/1.0 has no transfer-encoding. Send the body with content-length, or use HTTP/1.1."
         )
@@ -209,6 +215,7 @@ def respond_with(reply: Reply, context: RequestContext, request_id: str) -> web.
     if reply.replayed:
         headers["idempotent-replayed"] = "true"
     headers.update(error_headers(reply.error))
+    headers.update(payment_headers(reply))
     return respond(reply.body, request_id, status=reply.http_status, headers=headers)
 
 
@@ -226,7 +233,7 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
 
 
 class Refusals:
-    """Whatever a handler raises becomes an envelope, a flat error on the BFF; nothing leaks."""
+    """Turns exceptions of handlers into envelopes, or flat errors on the BFF; nothing leaks."""
 
     def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: Dispatcher) -> None:
         self._gate = gate
@@ -234,7 +241,7 @@ class Refusals:
         self._flat_dispatcher = flat_dispatcher
 
     def answer(self, request: web.Request, error: Exception) -> web.Response:
-        """The response that tells of an error, with its status."""
+        """The response to an error, with its status."""
         if isinstance(error, UnicodeEncodeError) and "expect" in request.headers:
             error = web.HTTPExpectationFailed()  # aiohttp's words fail at a header that is no text
         if isinstance(error, ServiceError):
@@ -260,10 +267,14 @@ class Refusals:
         chosen = request_id or self.request_id(request)
         flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
-        if request.path == RPC_PATH:
-            body = whole_error(error, chosen)
+        if request.path in (RPC_PATH, MCP_PATH):
+            body = full_error(error, chosen)
         else:
-            reply = dispatcher.refuse(request.get(OPERATION, "unknown"), error, Call(chosen))
+            reply = dispatcher.refuse(
+                request.get(OPERATION, "unknown"),
+                error,
+                Call(chosen, transport="bff" if flat else "http"),
+            )
             body = reply.body
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {

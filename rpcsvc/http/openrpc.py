@@ -16,20 +16,19 @@ from rpcsvc.http import schemas
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.http.documents.agent import description
-from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.documents.recording import Exchange, of_site
 from rpcsvc.http.openapi.document import TAGS, VERSION, contact, effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Example, Operation
-from rpcsvc.operations.table import on_network
 
 OPENRPC: Final = "1.3.2"
 DISCOVER: Final = "rpc.discover"
 _META_SCHEMA: Final = "https://meta.open-rpc.org/"
 
-# What a call that was read may be answered with; all else is a result with ok false.
+# JSON-RPC errors of a call that was read; any other failure is a result with ok false.
 _CALL_ERRORS: Final = (
     errors.InvalidRequest,
     errors.InvalidParams,
@@ -37,7 +36,7 @@ _CALL_ERRORS: Final = (
     errors.RateLimited,
     errors.InternalError,
 )
-# What a message is refused with before any call in it is looked at.
+# JSON-RPC errors of a message that is refused before any call in it is read.
 _MESSAGE_ERRORS: Final = (
     errors.InvalidJson,
     errors.PayloadTooLarge,
@@ -72,7 +71,7 @@ def openrpc_document(site: Site) -> Json:
         },
     }
     # A copy: parts of it are kept by others, the recording and the operations' schemas.
-    return on_network(document, site.network)
+    return of_site(site, document)
 
 
 def _introduction(site: Site) -> str:
@@ -230,7 +229,7 @@ def _discover() -> Json:
 
 
 def _errors() -> Json:
-    """The JSON-RPC errors by the names of their classes; ``data.code`` tells like ones apart."""
+    """The JSON-RPC errors by the names of their classes; ``data.code`` tells those of one apart."""
     return {
         cls.__name__: {
             "code": cls.rpc_code,

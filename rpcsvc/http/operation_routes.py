@@ -6,6 +6,7 @@ Over TCP /rpc has the methods of the agent API; over the UNIX socket the admin m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,6 +27,7 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
+from rpcsvc.http.event_stream import EventStream, from_last_event, wants_events
 from rpcsvc.http.gate import (
     REQUEST_CONTEXT,
     SOCKET_CLIENT,
@@ -35,8 +37,9 @@ from rpcsvc.http.gate import (
     is_private,
     is_request_id,
 )
-from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
+from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, full_error
 from rpcsvc.http.messages import (
+    ENDS_WITH_CALLER,
     JSON,
     OPERATION,
     Handler,
@@ -49,13 +52,17 @@ from rpcsvc.http.messages import (
     respond_with,
     with_path,
 )
+from rpcsvc.http.x402 import with_payment
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.inputs import LONGEST_NAME, MOST_PROBLEMS, bare_key, combined, read_key
-from rpcsvc.operations.service import Call, Operation
+from rpcsvc.operations.params import Params, plain_types
+from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
+# A whole number in a query, as long as an id of a row.
+_DIGITS: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
 
 
@@ -70,12 +77,12 @@ def require_no_query(request: web.Request) -> None:
 
 
 def require_no_query_of_rpc(request: web.Request) -> None:
-    """Raise InvalidRequest for a query at /rpc, where each call has its own params."""
+    """Raise InvalidRequest for a query at /rpc or /mcp, where each call has its own params."""
     if "?" in request.raw_path and request.query:
         name = next(iter(request.query))[:LONGEST_NAME]
         raise InvalidRequest(
-            f'The query has "{name}", and /rpc reads nothing there. Send what a call takes in its'
-            f" params, {IDEMPOTENCY_KEY} too."
+            f'The query has "{name}", and {request.path} reads nothing there. Send what a call'
+            f" takes in its params, {IDEMPOTENCY_KEY} too."
         )
 
 
@@ -100,8 +107,10 @@ def require_key_header(request: web.Request) -> None:
 def require_no_key_header(headers: Mapping[str, str]) -> None:
     """Raise InvalidInput for an idempotency key in a header at /rpc, where it is a param.
 
-    In a batch it could not be told which call a header's key is for.
+    In a batch a header's key could be for any of the calls.
     """
+    if "idempot" not in " ".join(headers).lower():
+        return
     for name in _key_headers(headers):
         raise InvalidInput(
             f"The header {name[:LONGEST_NAME]} is not read at /rpc. Send the key as the param"
@@ -151,6 +160,7 @@ class OperationRoutes:
         dispatcher: Dispatcher,
         root: str,
         *,
+        transport: str,
         body_bytes: int,
         max_depth: int,
         identify: Identify = lambda _request, call: call,
@@ -161,6 +171,7 @@ class OperationRoutes:
         self._body_bytes = body_bytes
         self._max_depth = max_depth
         self._identify = identify
+        self._transport = transport
 
     def routes(self, operations: Iterable[Operation]) -> list[web.RouteDef]:
         """One route for each operation that has a path, and a refusal of other methods there."""
@@ -173,33 +184,73 @@ class OperationRoutes:
         return found
 
     def _handler(self, operation: Operation) -> Handler:
+        numbers = numbers_of(operation.params)
+
         async def handle(request: web.Request) -> web.StreamResponse:
             request[OPERATION] = operation.name
             context = self._gate.admit(request)
             request[REQUEST_CONTEXT] = context
             key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
             request_id = context.request_id or self._gate.new_request_id()
-            call = Call(request_id, idempotency_key=key, client=context.client)
+            call = Call(
+                request_id,
+                idempotency_key=key,
+                client=context.client,
+                transport=self._transport,
+            )
+            follow = operation.follow if wants_events(request) else None
             try:
                 self._gate.charge(context, "orders" if operation.idempotent else "requests")
                 call = self._identify(request, call)
-                params = await self._params(operation, request)
+                params = await self._params(operation, request, numbers)
+                if follow is not None:
+                    params = from_last_event(request, params)
             except ServiceError as error:
                 reply = self._dispatcher.refuse(operation.name, error, call)
-            else:
+                return respond_with(reply, context, request_id)
+            if operation.effect is Effect.READ and (follow is not None or "waitSec" in params):
+                request[ENDS_WITH_CALLER] = True
+            if follow is None:
                 reply = await self._dispatcher.run(operation, params, call)
-            return respond_with(reply, context, request_id)
+                return respond_with(reply, context, request_id)
+            found = await self._dispatcher.follow(operation, follow, params, call)
+            if isinstance(found, Reply):
+                return respond_with(found, context, request_id)
+            if found is None:
+                return respond(None, request_id, status=204, headers=context.headers)
+            return EventStream(found, request_id, context.headers)
 
         return handle
 
-    async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
+    async def _params(
+        self, operation: Operation, request: web.Request, numbers: Iterable[str]
+    ) -> dict[str, Any]:
         if operation.method == "GET":
-            return read_query(request)
+            return _with_numbers(read_query(request), numbers)
         require_no_query(request)
         if operation.idempotent:
             require_key_header(request)
-        body = await read_json_object(request, self._body_bytes, self._max_depth)
+        if operation.payable and not request.body_exists:
+            body: dict[str, Any] = {}
+        else:
+            body = await read_json_object(request, self._body_bytes, self._max_depth)
+        if operation.payable:
+            body = with_payment(request, body)
         return with_path(request, body)
+
+
+def numbers_of(model: type[Params]) -> tuple[str, ...]:
+    """The params that are whole numbers. A query has texts only: there they are spelt."""
+    fields = {info.alias or name: info.annotation for name, info in model.model_fields.items()}
+    kinds = {name: set(plain_types(annotation)) for name, annotation in fields.items()}
+    return tuple(name for name, types in kinds.items() if int in types and str not in types)
+
+
+def _with_numbers(params: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    for name in names:
+        if name in params and _DIGITS.fullmatch(params[name]):
+            params[name] = int(params[name])
+    return params
 
 
 def _path_of(operation: Operation) -> str:
@@ -253,6 +304,7 @@ class Caller:
     client: Client
     new_request_id: Callable[[], str]
     calls: int = 0
+    transport: str = "rpc"
     _fallback_id: str | None = None
     _last_id: str | None = None
 
@@ -278,6 +330,50 @@ class Caller:
         if self._fallback_id is None:
             self._fallback_id = self.new_request_id()
         return self._fallback_id
+
+
+def refused(gate: Gate, context: RequestContext, error: ServiceError) -> web.Response:
+    """Refusals before the body is read also have the HTTP status of the error."""
+    request_id = context.request_id or gate.new_request_id()
+    headers = {**context.headers, **error_headers(error)}
+    refusal = full_error(error, request_id)
+    return respond(refusal, request_id, status=error.http_status, headers=headers)
+
+
+async def carry_out(
+    dispatcher: Dispatcher,
+    operation: Operation,
+    caller: Caller,
+    hint: str | None,
+    params: dict[str, Any],
+    *,
+    keyed_by_terms: bool = False,
+    held_to: str | None = None,
+) -> Reply:
+    """The reply to one call in a JSON-RPC message; what it says of a retry is in the headers, too.
+
+    The idempotency key is taken out of ``params``.
+    """
+    call = Call(
+        caller.request_id_for(hint),
+        caller.namespace,
+        client=caller.client,
+        local_session=caller.headers.get(LOCAL_SESSION),
+        keyed_by_terms=keyed_by_terms,
+        transport=caller.transport,
+        held_to=held_to,
+    )
+    try:
+        if operation.idempotent:
+            call = call._replace(idempotency_key=_take_key(caller, params))
+    except InvalidInput as error:
+        reply = dispatcher.refuse(operation.name, error, call, params)
+    else:
+        reply = await dispatcher.run(operation, params, call)
+    caller.context.headers.update(error_headers(reply.error))
+    if reply.replayed:
+        caller.context.headers["idempotent-replayed"] = "true"
+    return reply
 
 
 class Methods(NamedTuple):
@@ -320,7 +416,7 @@ class RpcHttp:
         try:
             context = self._gate.admit(request)
         except TlsRequired as error:
-            return self._refuse(RequestContext("", given_request_id(request)), error)
+            return refused(self._gate, RequestContext("", given_request_id(request)), error)
         try:
             by_token = self._require_token(request, context)
             client = self._budget_of(request, context, by_token=by_token)
@@ -329,7 +425,7 @@ class RpcHttp:
             require_json(request, self._body_bytes, _MEDIA_TYPES)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
-            return self._refuse(context, error)
+            return refused(self._gate, context, error)
         namespace = "rpc" if by_token else "public"
         who = Client("token", client) if by_token and client else context.client
         caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
@@ -346,13 +442,6 @@ class RpcHttp:
             self._gate.note_wrong_token(context)
             raise
 
-    def _refuse(self, context: RequestContext, error: ServiceError) -> web.Response:
-        """What is refused before its body is read: the HTTP status tells it, too."""
-        request_id = context.request_id or self._gate.new_request_id()
-        headers = {**context.headers, **error_headers(error)}
-        refusal = whole_error(error, request_id)
-        return respond(refusal, request_id, status=error.http_status, headers=headers)
-
     def _budget_of(
         self, request: web.Request, context: RequestContext, *, by_token: bool
     ) -> str | None:
@@ -368,24 +457,9 @@ class RpcHttp:
     def _method(self, dispatcher: Dispatcher, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
-            call = Call(
-                caller.request_id_for(hint),
-                caller.namespace,
-                client=caller.client,
-                local_session=caller.headers.get(LOCAL_SESSION),
-            )
-            try:
-                if operation.idempotent:
-                    call = call._replace(idempotency_key=_take_key(caller, params))
-            except InvalidInput as error:
-                reply = dispatcher.refuse(operation.name, error, call, params)
-            else:
-                reply = await dispatcher.run(operation, params, call)
+            reply = await carry_out(dispatcher, operation, caller, hint, params)
             if isinstance(reply.error, InternalError):
                 raise reply.error
-            caller.context.headers.update(error_headers(reply.error))
-            if reply.replayed:
-                caller.context.headers["idempotent-replayed"] = "true"
             return orjson.Fragment(reply.body)
 
         return RpcMethod(run, runs_as_notification=not operation.creates)

@@ -1,4 +1,4 @@
-"""What the OpenAPI and OpenRPC documents share: named schemas, examples, the errors by code.
+"""Shared by the OpenAPI and OpenRPC documents: named schemas, examples, errors by code.
 
 The schemas are the operations' own models, lifted into ``#/components/schemas`` and put into the
 form that client generators read best. The examples are the table's own calls, and the answers of
@@ -88,9 +88,10 @@ def in_path(name: str, path: str | None) -> bool:
 def in_body(schema: Json, path: str | None) -> Json:
     """The schema of params without those of the path."""
     names = [name for name in schema["properties"] if not in_path(name, path)]
+    rest = {key: value for key, value in schema.items() if key != "required"}
     required = [name for name in schema.get("required", ()) if name in names]
     properties = {name: schema["properties"][name] for name in names}
-    return {**schema, "properties": properties, **({"required": required} if required else {})}
+    return {**rest, "properties": properties, **({"required": required} if required else {})}
 
 
 def params_schema(site: Site, operation: Operation) -> Json:

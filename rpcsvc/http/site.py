@@ -19,16 +19,19 @@ from rpcsvc.verify import signature_headers
 API_ROOT = "/api/v1"
 BFF_ROOT = "/bff/v1"
 RPC_PATH = "/rpc"
+MCP_PATH = "/mcp"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The public face of one installation. ``url`` is the site root without a trailing slash.
+    """The public face of one installation. ``url`` is the site root without a trailing slash;
+    ``onion_url`` the same as an onion service, empty where there is none.
 
     ``price_lock_seconds`` is None where an upstream decides how long a rate is locked.
     """
 
     url: str
+    onion_url: str
     domain: str
     brand: BrandSettings
     contact: str | None
@@ -83,6 +86,7 @@ def site_of(settings: Settings, service: Service) -> Site:
     price_lock = service.venue.price_lock
     return Site(
         url=settings.effective_site_url,
+        onion_url=settings.onion_url,
         domain=settings.effective_domain,
         brand=settings.brand,
         contact=settings.contact,

@@ -1,1 +1,1 @@
-"""What the service can be asked: tables of operations, the same over every transport."""
+"""The operations: tables that are the same over every transport."""

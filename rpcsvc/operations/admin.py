@@ -1,7 +1,7 @@
-"""The admin methods: what the operator asks of the running service, over its UNIX socket only.
+"""The admin methods of the running service, over its UNIX socket only.
 
-An answer is a plain JSON object. What can't be done as things stand is answered with ``refused``
-and the reason; a wrong input is an error.
+An answer is a plain JSON object. A request that the current state does not allow is answered with
+``refused`` and the reason; a wrong input is an error.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from rpcsvc.operations.admin_models import (
     TransferParams,
     TransfersParams,
     TransferView,
+    TreasuryPlan,
     TreasuryView,
 )
 from rpcsvc.operations.params import NoParams, Params, SupportParams
@@ -71,7 +72,7 @@ def receipt_of(item: BookedTransfer) -> dict[str, Any] | None:
 
 
 def next_of(item: BookedTransfer, signed: Sequence[Signed], paused: str | None) -> str:
-    """What happens to a transfer next."""
+    """The next step of a transfer, in words."""
     off_chain = _off_chain(item, signed)
     if off_chain is not None:
         return off_chain
@@ -189,7 +190,7 @@ class Admin:
         return details.flat()
 
     async def retry_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:
-        """Have a pending one tried now instead of after its pause. Raises InvalidInput."""
+        """Retry a pending transfer now instead of after its pause. Raises InvalidInput."""
         wanted = params.transfer_id
         item = await self._find(service, wanted)
         paused = self._paused()
@@ -247,7 +248,7 @@ class Admin:
     # --- refund addresses ----------------------------------------------------------------------
 
     async def preview_refund(self, service: Service, params: RefundParams, _call: Call) -> Flat:
-        """What would go back, and where to. Raises InvalidInput."""
+        """The refund that would be made, and its address. Raises InvalidInput."""
         return (await self._refund(service, params))[1].flat()
 
     async def set_refund(self, service: Service, params: RefundParams, call: Call) -> Flat:
@@ -401,17 +402,19 @@ def _address(service: Service, order: Order, text: str) -> str:
 def admin_operations(admin: Admin) -> tuple[Operation, ...]:
     """The methods that every service has."""
     return (
-        _row("payouts.list", TransfersParams, TransferList, admin.list_transfers),
-        _row("payouts.show", TransferParams, TransferDetails, admin.show_transfer),
-        _row("payouts.retry", TransferParams, Outcome, admin.retry_transfer, Effect.MOVES_MONEY),
-        _row("refunds.preview", RefundParams, RefundView, admin.preview_refund),
-        _row("refunds.set", RefundParams, RefundView, admin.set_refund, Effect.MOVES_MONEY),
-        _row("integrators.report", NoParams, FeesReport, admin.report_fees),
-        _row("relays.list", NoParams, DoubtList, admin.list_doubts),
-        _row("relays.close", ClaimParams, Closed, admin.close_claim, Effect.WRITE),
-        _row("tickets.list", NoParams, TicketList, admin.list_tickets),
-        _row("tickets.show", TicketParams, OneTicket, admin.show_ticket),
-        _row("tickets.close", TicketParams, Closed, admin.close_ticket, Effect.WRITE),
+        admin_row("payouts.list", TransfersParams, TransferList, admin.list_transfers),
+        admin_row("payouts.show", TransferParams, TransferDetails, admin.show_transfer),
+        admin_row(
+            "payouts.retry", TransferParams, Outcome, admin.retry_transfer, Effect.MOVES_MONEY
+        ),
+        admin_row("refunds.preview", RefundParams, RefundView, admin.preview_refund),
+        admin_row("refunds.set", RefundParams, RefundView, admin.set_refund, Effect.MOVES_MONEY),
+        admin_row("integrators.report", NoParams, FeesReport, admin.report_fees),
+        admin_row("relays.list", NoParams, DoubtList, admin.list_doubts),
+        admin_row("relays.close", ClaimParams, Closed, admin.close_claim, Effect.WRITE),
+        admin_row("tickets.list", NoParams, TicketList, admin.list_tickets),
+        admin_row("tickets.show", TicketParams, OneTicket, admin.show_ticket),
+        admin_row("tickets.close", TicketParams, Closed, admin.close_ticket, Effect.WRITE),
     )
 
 
@@ -419,32 +422,38 @@ def treasury_operations(treasury: Treasury) -> tuple[Operation, ...]:
     """The methods of a service with wallets of its own."""
 
     async def show(_service: Service, _params: NoParams, _call: Call) -> Flat:
-        """What the wallets hold, what is reserved, owed, swept and spent on fees."""
+        """The wallets' holdings, and the amounts reserved, owed, swept and spent on fees."""
         return TreasuryView.model_validate(await treasury.view()).flat()
 
+    async def plan(_service: Service, _params: NoParams, _call: Call) -> Flat:
+        """The inventory of each network beside its target, and the moves that would reach it."""
+        return TreasuryPlan.model_validate(await treasury.plan()).flat()
+
     async def annotate(_service: Service, params: AnnotationParams, _call: Call) -> Flat:
-        """Note what a transaction was that was made by hand."""
+        """Annotate a transaction that was made by hand."""
         given = (params.network, params.txid, params.note, params.internal_wei)
         return AnnotationResult(**(await treasury.annotate(*given))._asdict()).flat()
 
     async def remove(_service: Service, params: TransactionParams, _call: Call) -> Flat:
-        """Forget a note."""
+        """Remove an annotation."""
         done = await treasury.remove_annotation(params.network, params.txid)
         return AnnotationResult(**done._asdict()).flat()
 
     return (
-        _row("treasury.show", NoParams, TreasuryView, show),
-        _row("treasury.annotate", AnnotationParams, AnnotationResult, annotate, Effect.WRITE),
-        _row("treasury.unannotate", TransactionParams, AnnotationResult, remove, Effect.WRITE),
+        admin_row("treasury.show", NoParams, TreasuryView, show),
+        admin_row("treasury.plan", NoParams, TreasuryPlan, plan),
+        admin_row("treasury.annotate", AnnotationParams, AnnotationResult, annotate, Effect.WRITE),
+        admin_row("treasury.unannotate", TransactionParams, AnnotationResult, remove, Effect.WRITE),
     )
 
 
-def _row(
+def admin_row(
     name: str,
     params: type[Params],
     result: type[AdminResult],
     handler: Callable[[Service, Any, Call], Awaitable[Flat]],
     effect: Effect = Effect.READ,
 ) -> Operation:
+    """The row of an admin method, whose summary is the handler's docstring."""
     summary = (handler.__doc__ or "").partition("\n")[0].partition(" Raises")[0]
     return Operation(PREFIX + name, summary, params, result, handler, effect)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -49,6 +49,20 @@ class TicketParams(Params):
     """One ticket."""
 
     ticket_id: str
+
+
+class WebhooksParams(Params):
+    """Which messages to list. ``state``: pending, dead, delivered or all."""
+
+    state: Literal["pending", "dead", "delivered", "all"] = "pending"
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 100
+
+
+class ReplayParams(Params):
+    """The messages of an order to send again: all dead ones, or the one of an event."""
+
+    order_id: str
+    sequence: Annotated[int, Field(ge=1)] | None = None
 
 
 class AnnotationParams(Params):
@@ -129,7 +143,7 @@ class Outcome(AdminResult):
 
 
 class RefundView(AdminResult):
-    """What goes back, and where to."""
+    """A refund and its address."""
 
     order_id: str
     amount: str
@@ -215,6 +229,36 @@ class OneTicket(AdminResult):
     ticket: TicketView
 
 
+class MessageView(AdminResult):
+    """A message to the webhook of an order."""
+
+    order_id: str
+    sequence: int
+    type: str
+    at: str
+    url: str
+    state: str
+    attempts: int
+    last_attempt_at: str | None
+    last_status: int | None
+    last_error: str | None
+    next_attempt_at: str | None
+
+
+class MessageList(AdminResult):
+    """Messages, the newest first; how many are pending in all, and since when the oldest."""
+
+    pending: int
+    oldest_at: str | None
+    messages: list[MessageView]
+
+
+class Replayed(AdminResult):
+    """How many messages are sent again."""
+
+    replayed: int
+
+
 class TreasuryView(AdminResult):
     """What the wallets hold, and what of it is reserved, owed, swept and spent on fees.
 
@@ -227,6 +271,51 @@ class TreasuryView(AdminResult):
     usdc: list[Json]
     caps: dict[str, Json]
     of_no_order: list[Json]
+    problems: list[str]
+
+
+class InventoryView(AdminResult):
+    """What a network holds, and what of it is free. ``uncovered``: what no move brings.
+
+    ``received`` and ``sent`` are of the last days. ``runs_dry_at``: None within a year.
+    """
+
+    network: str
+    asset: str
+    held: str
+    spendable: str
+    reserved: str
+    free: str
+    target: str | None
+    received: str
+    sent: str
+    runs_dry_at: str | None
+    uncovered: str
+
+
+class MoveView(AdminResult):
+    """A move that is proposed. ``arrives`` is without the fees of moving or exchanging."""
+
+    source: str = Field(alias="from")
+    amount: str
+    asset: str
+    to: str
+    arrives: str
+    arrives_asset: str
+    why: str
+
+
+class TreasuryPlan(AdminResult):
+    """Moves that would bring networks to their targets, the most urgent first.
+
+    ``problems``: which nodes and wallets could not be asked; no move is proposed for those.
+    """
+
+    as_of: str
+    days: int
+    usdc_per_xmr: str | None
+    networks: list[InventoryView]
+    moves: list[MoveView]
     problems: list[str]
 
 

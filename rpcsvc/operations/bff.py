@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from typing import NamedTuple
 
 import orjson
@@ -23,7 +24,7 @@ from rpcsvc.domain.money import (
     Money,
     as_units,
     format_units,
-    limits_told,
+    reported_limits,
 )
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import Direction, convert_floor, deposit_asset, payout_asset
@@ -75,7 +76,7 @@ class Pair(NamedTuple):
 
 
 async def chains(service: Service, _params: Nothing, _call: Call) -> Flat:
-    """The chains; Monero first. Raises Unavailable while an upstream has not told its own."""
+    """The chains; Monero first. Raises Unavailable while an upstream has not listed its own."""
     known = service.venue.listed_chains()
     monero = {
         "chainId": MONERO_CHAIN_ID,
@@ -112,11 +113,11 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(request))
     with _in_bff_terms(service, params):
-        return await place(service, lambda: request, claim, _new_order)
+        return await place(service, lambda: request, claim, partial(_new_order, service))
 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
-    """An order as it stands. Raises OrderNotFound and VerificationFailed."""
+    """An order's current state. Raises OrderNotFound and VerificationFailed."""
     order = await find_order(service, params.order_id)
     service.venue.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
@@ -124,7 +125,7 @@ async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> 
 
 
 async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat:
-    """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
+    """The order after the cancellation. Raises as ``cancel_order`` does."""
     return _order(service, await cancel_order(service, params.order_id, params.session_id))
 
 
@@ -196,7 +197,7 @@ def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
 
 
 def _amount_refused(refusal: InputError, received: str) -> InputError:
-    details = limits_told(refusal.details or {}, as_units)
+    details = reported_limits(refusal.details or {}, as_units)
     return type(refusal)(refusal.message, field="fromAmount", received=received, details=details)
 
 
@@ -272,7 +273,15 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
     plan = _plan(params.twap_config)
     who = call.client
     return OrderRequest(
-        *pair, amount, to, session, plan, call.integrator, refund_to, who, to_field="toAddress"
+        *pair,
+        amount,
+        to,
+        session,
+        plan,
+        call.integrator,
+        refund_to,
+        who,
+        to_field="toAddress",
     )
 
 
@@ -303,8 +312,8 @@ def _fingerprint(request: OrderRequest) -> Json:
 
 def _chunk_usd(plan: TwapPlan) -> int | str:
     """Whole dollars as a number, as keys that were used before fractions were kept have them."""
-    whole, fraction = divmod(plan.chunk_units, 10**USDC.decimals)
-    return format_units(plan.chunk_units, USDC) if fraction else whole
+    dollars, fraction = divmod(plan.chunk_units, 10**USDC.decimals)
+    return format_units(plan.chunk_units, USDC) if fraction else dollars
 
 
 # --- writing ---
@@ -342,7 +351,7 @@ def _quote_view(found: Quote, call: Call) -> Json:
 _PERCENT = Asset("%", 2)
 
 
-def _new_order(placed: Placed) -> bytes:
+def _new_order(service: Service, placed: Placed) -> bytes:
     """The create response (spec 2.4)."""
     terms = placed.order.terms
     is_xmr = terms.deposit_asset is XMR
@@ -359,6 +368,7 @@ def _new_order(placed: Placed) -> bytes:
             "expectedOutput": str(terms.expected_output),
             "expiresAt": iso8601(terms.expires_at),
             "status": placed.order.status.value,
+            "checkoutUrl": service.views.checkout_url(terms.order_id),
             **_refund_address(placed.order),
         }
     )

@@ -18,9 +18,14 @@ from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.models import Time, TwapProgress, Units, View
-from rpcsvc.operations.narrowing import Networks
-from rpcsvc.operations.params import WHOLE, OrderId, Params, RefundAddress, SessionId
+from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
+from rpcsvc.operations.narrowing import WHOLE, Networks
+from rpcsvc.operations.params import (
+    OrderId,
+    Params,
+    RefundAddress,
+    SessionId,
+)
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[
@@ -49,7 +54,7 @@ UsdText = Annotated[
 
 
 class Nothing(Params):
-    """A call that takes nothing."""
+    """A call without inputs."""
 
     model_config = ConfigDict(title="BffNothing")
 
@@ -147,7 +152,7 @@ class BffCancelParams(Params):
 
 
 class BffSessionParams(Params):
-    """Whose orders."""
+    """The session whose orders are listed."""
 
     session: SessionId
 
@@ -188,7 +193,7 @@ class BffChains(View):
 
 
 class IntegratorFee(View):
-    """What of the output goes to the integrator."""
+    """The integrator's part of the output."""
 
     percent: float
     amount: Units
@@ -225,13 +230,14 @@ class BffNewOrder(View):
     expected_output: Units
     expires_at: Time
     status: OrderStatus
+    checkout_url: CheckoutUrl
     refund_address: Annotated[
         str | None, Field(description="There only for orders that were made with one.")
     ] = None
 
 
 class BffOrder(View):
-    """An order as it stands."""
+    """An order's current state."""
 
     order_id: str
     status: OrderStatus
@@ -323,7 +329,7 @@ class BridgeOrderIdParams(Params):
 
 
 class BridgeRate(View):
-    """What an exchange gives: USDC for one XMR, and how long it takes."""
+    """An exchange's rate: USDC for one XMR, and how long it takes."""
 
     exchange: str
     rate: float
@@ -331,7 +337,7 @@ class BridgeRate(View):
 
 
 class ReferenceRate(View):
-    """What this service gives: USDC for one XMR, and how long it takes."""
+    """This service's rate: USDC for one XMR, and how long it takes."""
 
     rate: float
     eta: str
@@ -354,7 +360,7 @@ class BridgeOpened(View):
 
 
 class BridgeOrderView(BaseModel):
-    """A bridge order as it stands."""
+    """A bridge order's current state."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -39,7 +39,7 @@ async def withdraw(service: Service, params: BridgeParams, call: Call) -> Stored
 
 
 async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> Flat:
-    """A bridge order as it stands. Raises OrderNotFound."""
+    """A bridge order's current state. Raises OrderNotFound."""
     found = await find_any_order(service, params.order_id)
     service.venue.watch(found.order_id)
     if not found.terms.is_bridge:
@@ -87,11 +87,13 @@ def _opened(placed: Placed) -> bytes:
 
 async def _view(service: Service, found: Order) -> Json:
     terms = found.terms
-    if found.terms.upstream_id is not None:
+    if (
+        terms.upstream_id is not None
+        or (confirmations := await service.venue.confirmations(found)) is None
+    ):
         return _relayed_view(found)
     arrived = [d for d in found.deposits if d.is_active]
     payout, status = found.payout, STATUS_OF[found.status]
-    confirmations = await service.venue.confirmations(found)
     return {
         "id": terms.order_id,
         "type": kind_of(found).value,

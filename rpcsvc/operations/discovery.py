@@ -1,4 +1,4 @@
-"""The operations capabilities and schemas: what the service can do, and how to ask."""
+"""The operations capabilities and schemas."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from rpcsvc.orders.ports.venue import DirectionLimits, Market
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
-    market, price_lock = service.venue.market(call.client), service.venue.price_lock
+    market, price_lock = await service.venue.market(call.client), service.venue.price_lock
     data = {
         "engine": service.venue.profile.engine,
         "directions": [_direction(direction) for direction in Direction],
         "chains": [_chain(chain) for chain in service.chains.all()],
         "assets": [{"symbol": a.symbol, "decimals": a.decimals} for a in (XMR, USDC)],
         "limits": [_limits(each) for each in market.limits] if market else [],
-        "operations": [_operation(op) for op in service.operations],
+        "operations": [_operation(op) for op in _offered(service)],
         "depositPolicy": DEPOSIT_POLICY,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
         "priceLockSeconds": None if price_lock is None else price_lock // 1000,
         "rate": _rate_view(market),
+        "webhooks": {
+            "publicKey": service.webhooks.public_key(),
+            "onion": service.webhooks.targets.onion,
+        },
     }
     plan = action("plan", "Tell what the user wants, as far as it is known.", "swap.plan", {})
     return Answer(AgentState.READY, data, [plan])
@@ -89,6 +93,12 @@ ENVELOPE_SCHEMA: Json = {
         },
     },
 }  # fmt: skip
+
+
+def _offered(service: Service) -> list[Operation]:
+    """The operations that the venue can carry out."""
+    is_gasless = service.venue.profile.is_gasless
+    return [op for op in service.operations if is_gasless or not op.payable]
 
 
 def _rate_view(market: Market | None) -> dict[str, str] | None:

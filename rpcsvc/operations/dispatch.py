@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import orjson
@@ -30,7 +31,9 @@ from rpcsvc.operations.service import (
     Call,
     Effect,
     Flat,
+    Follow,
     Operation,
+    Parts,
     Service,
     Stored,
     ViewContext,
@@ -43,6 +46,12 @@ from rpcsvc.orders.scheduler.worker import Worker
 log = structlog.get_logger(__name__)
 
 Result = Answer | Flat | Stored
+# The operation, the call, its reply, and the seconds that it took: None if it was refused unrun.
+Observer = Callable[[str, Call, Reply, float | None], None]
+
+
+def unobserved(_operation: str, _call: Call, _reply: Reply, _seconds: float | None) -> None:
+    """Observe nothing."""
 
 
 class Envelope(Protocol):
@@ -72,7 +81,9 @@ class AgentEnvelope:
         if "sessionSource" not in result.data:
             data = with_session(self._views, result.data, NO_SESSION)
             result = result._replace(data=data)
-        return Reply(finish(head(operation.name, result), call.request_id))
+        body = finish(head(operation.name, result), call.request_id)
+        is_unknown = result.settlement is not None and result.settlement.response is None
+        return Reply(body, 202 if is_unknown else 200, settlement=result.settlement)
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
         """The reply that says why a call failed."""
@@ -98,11 +109,12 @@ class FlatEnvelope:
 
 
 class Dispatcher:
-    """Runs operations on a service."""
+    """Runs operations on a service. ``observe`` is called with each reply; it must not raise."""
 
     def __init__(self, service: Service, envelope: Envelope) -> None:
         self._service = service
         self._envelope = envelope
+        self.observe: Observer = unobserved
 
     async def run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
         """The reply to a call. Raises nothing but CancelledError."""
@@ -112,20 +124,49 @@ class Dispatcher:
             parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
             reply = self._envelope.answer(operation, result, call)
-        except ServiceError as error:
-            reply = self.refuse(operation.name, error, call, params)
-        except Exception:
-            log.exception("operation_failed", operation=operation.name, request_id=call.request_id)
-            reply = self.refuse(operation.name, InternalError(call.request_id), call, params)
+        except Exception as error:  # noqa: BLE001 - it is answered for, and logged
+            reply = self._failed(operation, error, call, params)
+        self._note(operation, reply, call, started)
+        return reply
+
+    async def follow(
+        self, operation: Operation, follow: Follow, params: dict[str, Any], call: Call
+    ) -> Parts | Reply | None:
+        """What the operation sends as a stream, None if that is nothing; or why it is refused."""
+        started, found = time.perf_counter_ns(), None
+        try:
+            parsed = await parse_call(operation.params, params, call, self._service)
+            found = await follow(self._service, parsed, call)
+        except Exception as error:  # noqa: BLE001 - it is answered for, and logged
+            reply = self._failed(operation, error, call, params)
+        else:
+            reply = Reply(b"")
+        self._note(operation, reply, call, started)
+        return found if reply.error is None else reply
+
+    def _failed(self, operation: Operation, error: Exception, call: Call, params: Json) -> Reply:
+        if not isinstance(error, ServiceError):
+            log.error(
+                "operation_failed",
+                operation=operation.name,
+                request_id=call.request_id,
+                exc_info=error,
+            )
+            error = InternalError(call.request_id)
+        return self._envelope.refuse(operation.name, error, call, params)
+
+    def _note(self, operation: Operation, reply: Reply, call: Call, started: int) -> None:
+        self.observe(operation.name, call, reply, (time.perf_counter_ns() - started) / 1e9)
         if reply.error is not None or operation.effect is not Effect.READ:
             _log(operation, reply, call, started)
-        return reply
 
     def refuse(
         self, operation: str, error: ServiceError, call: Call, params: Json | None = None
     ) -> Reply:
-        """The reply that says why a call failed; ``params`` as far as they were read."""
-        return self._envelope.refuse(operation, error, call, params or {})
+        """The reply to a call that is refused unrun; ``params`` as far as they were read."""
+        reply = self._envelope.refuse(operation, error, call, params or {})
+        self.observe(operation, call, reply, None)
+        return reply
 
 
 def agent_dispatcher(service: Service) -> Dispatcher:
@@ -140,8 +181,10 @@ def flat_dispatcher(service: Service) -> Dispatcher:
 
 def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
     """The params with the local session where none was sent; else the call without it."""
+    if call.local_session is None:
+        return params, call
     takes_session = "session_id" in operation.params.model_fields
-    if call.local_session is None or not takes_session or params.get("sessionId") is not None:
+    if not takes_session or params.get("sessionId") is not None:
         return params, call._replace(local_session=None)
     return {**params, "sessionId": call.local_session}, call
 
@@ -167,6 +210,7 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
 
 
 ROUNDS = 4
+_BEAT_SECONDS = 0.1
 
 
 class LocalService:
@@ -193,12 +237,14 @@ class LocalService:
         # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
         await self._venue.refresh(str(params.get("orderId")))
         call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
-        reply = await self._dispatcher.run(operation, params, call)
-        await self.catch_up()
-        return reply.body
+        running = asyncio.create_task(self._dispatcher.run(operation, params, call))
+        while not running.done():
+            await asyncio.wait({running}, timeout=_BEAT_SECONDS)
+            await self.catch_up()  # a call that waits for an event has nobody else to bring it
+        return running.result().body
 
     async def catch_up(self) -> None:
-        """Do what a server would have done by now: deposits, deadlines, effects."""
+        """Run the worker's overdue work: deposits, deadlines, effects."""
         for _ in range(ROUNDS):
             await self._worker.tick()
             await self._worker.drain()

@@ -12,13 +12,22 @@ from typing import Any, NamedTuple
 import orjson
 
 from rpcsvc.domain.order import AgentState
-from rpcsvc.errors import InputError, InputErrors, MissingInput, ServiceError
+from rpcsvc.errors import InputError, InputErrors, MissingInput, PaymentRequired, ServiceError
 
 Json = dict[str, Any]
 
 
+class Settlement(NamedTuple):
+    """What became of a payment by x402: its SettlementResponse, None while that is not known."""
+
+    response: Json | None
+
+
 class Answer(NamedTuple):
-    """What an operation found. ``next_actions`` hold calls that can be sent as they stand."""
+    """What an operation found. ``next_actions`` hold calls that can be sent as they stand.
+
+    ``settlement`` is that of an order that is paid by x402.
+    """
 
     state: AgentState
     data: Json
@@ -26,6 +35,7 @@ class Answer(NamedTuple):
     missing_inputs: Sequence[str] = ()
     validation_errors: Sequence[Json] = ()
     ok: bool = True
+    settlement: Settlement | None = None
 
 
 class Reply(NamedTuple):
@@ -35,6 +45,7 @@ class Reply(NamedTuple):
     http_status: int = 200
     replayed: bool = False
     error: ServiceError | None = None
+    settlement: Settlement | None = None
 
 
 def action(
@@ -85,7 +96,7 @@ def failure(operation: str, error: ServiceError, request_id: str, data: Json) ->
 
 
 def flat_failure(error: ServiceError) -> bytes:
-    """``{"error": {code, message, details?}}``: how the BFF tells of a failure (spec 2.3)."""
+    """``{"error": {code, message, details?}}``: how the BFF reports a failure (spec 2.3)."""
     problems = _problems(error)
     described = {"code": code_of(error), "message": error.message}
     details = dict(error_object(error).get("details", {}))
@@ -170,6 +181,14 @@ def _remedies(error: ServiceError) -> list[Json]:
     problems = _problems(error)
     if problems:
         return [_remedy(p) for p in problems]
+    if isinstance(error, PaymentRequired):
+        return [
+            action(
+                "sign_payment",
+                "Have the user's wallet sign an entry of details.paymentRequired.accepts (x402),"
+                " and send the same call again with that as payment.",
+            )
+        ]
     if error.retryable:
         return [
             action(

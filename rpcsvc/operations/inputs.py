@@ -1,4 +1,4 @@
-"""Reads what a caller sent: types by the params models, meaning by the domain.
+"""Reads a caller's inputs: types by the params models, meaning by the domain.
 
 All problems of a call are collected into one refusal, one for each field. Every message names what
 was received and what to send instead, in our words and not in the validator's.
@@ -18,6 +18,7 @@ from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, sam
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_amount, parse_any_amount
 from rpcsvc.domain.pricing import Direction, deposit_asset
+from rpcsvc.domain.webhooks import Webhook, read_secret, read_url, secret_digest
 from rpcsvc.errors import (
     InputError,
     InputErrors,
@@ -27,7 +28,14 @@ from rpcsvc.errors import (
     UnsupportedDirection,
     VerificationFailed,
 )
-from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.narrowing import as_integer
+from rpcsvc.operations.params import (
+    ORDER_ID_PATTERN,
+    UUID_PATTERN,
+    Params,
+    WebhookParams,
+)
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports.venue import FaultKind
 
@@ -95,7 +103,8 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
 async def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:
     """The meaning of direction, chain, amount and to, and what is wrong with them."""
     chain = amount = to = refund_to = None
-    given, refund = getattr(params, "to", None), getattr(params, "refund_address", None)
+    known = vars(params)  # pydantic takes long to say that a model has no such field
+    given, refund = known.get("to"), known.get("refund_address")
     direction = Direction(params.direction) if params.direction else None
     problems: list[InputError] = []
     try:
@@ -196,6 +205,29 @@ async def read_refund_address(
     return await _not_ours(read(address, field, service), service, field=field, received=address)
 
 
+def read_webhook(given: WebhookParams | None, service: Service) -> Webhook | None:
+    """Where events are sent. Raises InvalidInput, and MissingInput where nothing could be signed.
+
+    What the host's name leads to is judged when it is called.
+    """
+    if given is None:
+        return None
+    url = read_url(given.url, service.webhooks.targets, name="webhook.url")
+    if given.secret is not None:
+        return Webhook(url, read_secret(given.secret, name="webhook.secret"))
+    if service.webhooks.public_key() is None:
+        raise missing("webhook.secret")
+    return Webhook(url)
+
+
+def keyed_webhook(webhook: Webhook | None) -> Json:
+    """A webhook as an idempotency key remembers it, beside the other inputs."""
+    if webhook is None:
+        return {}
+    secret = None if webhook.secret is None else secret_digest(webhook.secret)
+    return {"webhook": {"url": webhook.url, "secretSha256": secret}}
+
+
 def _evm(text: str, field: str, service: Service) -> str:
     try:
         return parse_evm_address(text, field=field, forbidden=service.chains.token_contracts)
@@ -255,7 +287,9 @@ async def _problems_of_rest(
     wrong = {problem.field for problem in found}
     known = {name: info.alias or name for name, info in model.model_fields.items()}
     names = {name for name, wire in known.items() if wire not in wrong}
-    rest = {name: whole(params.get(known[name])) if name in names else None for name in _INTENT}
+    rest = {
+        name: as_integer(params.get(known[name])) if name in names else None for name in _INTENT
+    }
     return (await read_intent(SimpleNamespace(**rest), service))[1]
 
 
@@ -278,6 +312,12 @@ HINTS = {
     "message": "Say in words what the ticket is about.",
     "category": "Say in a word what the ticket is about, such as payout.",
     "refundAddress": "Send the user's own address on the network of the deposit, or leave it out.",
+    "address": "Send the user's own address on the network of the deposit.",
+    "quoteDigest": "Send the one that quote answered, or leave it out.",
+    "webhook": 'Send an https URL, or an object such as {"url": "https://agent.example/hook"}.',
+    "webhook.url": "Send an https URL of a public host, such as https://agent.example/hook.",
+    "webhook.secret": "This service has no signing key: send whsec_ and the base64 of 24 to 64"
+    " random bytes, which messages are signed with.",
     "walletAddress": "Send the user's own address, where a refund may go.",
     "fault": f"Send one of: {', '.join(FaultKind)}.",
     "rate": 'Send USDC for one XMR as a decimal string, such as "165".',
@@ -413,7 +453,7 @@ def _wrong(field: str, kind: str, item: Any) -> InvalidInput:
     allowed: Any = None
     if kind in _BOUNDS:
         name, text = _BOUNDS[kind]
-        bound = whole(next(iter(limits[key] for key in _LIMITS if key in limits)))
+        bound = as_integer(next(iter(limits[key] for key in _LIMITS if key in limits)))
         message, allowed = f"{field} {text.format(bound)}", {name: bound}
     elif kind == "literal_error":
         allowed = _QUOTED.findall(limits["expected"])

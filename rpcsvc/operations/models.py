@@ -16,6 +16,7 @@ from rpcsvc.domain.order import (
     TransferKind,
     TransferState,
 )
+from rpcsvc.domain.payment_check import Problem
 from rpcsvc.operations.params import AMOUNT_PATTERN, Destination, Direction, OrderId
 
 
@@ -45,6 +46,9 @@ Units = Annotated[
 Asset = Annotated[Literal["XMR", "USDC"], Field(description="The asset's symbol.")]
 ChainId = Annotated[int, Field(description="The chain's number; 0 is Monero.", ge=0)]
 Seconds = Annotated[int, Field(description="Whole seconds.", ge=0)]
+
+
+Cursor = Annotated[int, Field(description="Of an event of the order: it only grows.", ge=0)]
 
 
 class Result(View):
@@ -126,6 +130,16 @@ class RateInfo(View):
     source: str
 
 
+class WebhookInfo(View):
+    """What orders can have sent to them."""
+
+    public_key: Annotated[
+        str | None,
+        Field(description="whpk_: what messages are signed with (v1a); null: a secret is needed."),
+    ]
+    onion: Annotated[bool, Field(description="Whether onion services can be called.")]
+
+
 class CapabilitiesResult(Result):
     """What the service can do now."""
 
@@ -143,6 +157,7 @@ class CapabilitiesResult(Result):
         Seconds | None, Field(description="How long an order keeps its rate; null at an upstream.")
     ]
     rate: Annotated[RateInfo | None, Field(description="Null while there is no rate.")]
+    webhooks: WebhookInfo
 
 
 class OperationSchemas(View):
@@ -199,6 +214,13 @@ class QuoteResult(Result):
     """A quote."""
 
     quote: Quote
+    quote_digest: Annotated[
+        str,
+        Field(
+            description="The quote's terms as text. Sent with create or execute, it has the order"
+            " refused if its terms would be worse."
+        ),
+    ]
 
 
 class Intent(View):
@@ -215,7 +237,7 @@ class Intent(View):
 
 
 class PlanResult(Result):
-    """What is known so far, normalised."""
+    """The swap as far as it is known, normalised."""
 
     intent: Intent
 
@@ -270,6 +292,17 @@ TwapProgress = Annotated[
 ]
 
 
+CheckoutUrl = Annotated[
+    str,
+    Field(
+        description="The order's page at the service itself, to hand to the user: amount, address,"
+        " time left, progress. For its owner alone, #session= and the sessionId may be added: the"
+        " page takes a refund address then without asking for the secret.",
+        json_schema_extra={"format": "uri"},
+    ),
+]
+
+
 class OrderView(View):
     """An order, and its deadline while its status is not terminal (spec 2.4).
 
@@ -295,6 +328,7 @@ class OrderView(View):
         Field(description="Where refunds go: as given at creation, or named later; else null."),
     ]
     price_locked_until: PriceLockedUntil
+    checkout_url: CheckoutUrl
     completed_at: Time | None
     twap: TwapProgress = None
     deadline_at: Annotated[
@@ -366,11 +400,13 @@ class ReceiptView(View):
 
 
 class StatusResult(Result):
-    """An order as it stands."""
+    """An order's current state. ``cursor`` is that of its last event."""
 
     order: OrderView
+    cursor: Cursor
     funding_instructions: Annotated[
-        FundingInstructions | None, Field(description="Null once nothing is due any more.")
+        FundingInstructions | None,
+        Field(description="Null once nothing is due any more, or a signed payment is under way."),
     ]
     amount_due: Annotated[Decimal | None, Field(description="What is still to be sent.")]
     deposits: list[DepositView]
@@ -392,6 +428,157 @@ class StatusResult(Result):
     ]
 
 
+class PaymentResponse(View):
+    """SettlementResponse of x402, version 2."""
+
+    success: Literal[True]
+    transaction: str
+    network: Annotated[str, Field(description="The chain (CAIP-2), such as eip155:8453.")]
+    payer: str
+    amount: Units
+
+
+class FundingResult(Result):
+    """An order after a signed payment."""
+
+    order: OrderView
+    payment_response: Annotated[
+        PaymentResponse | None,
+        Field(description="Null while it is not known what became of the payment: sign no other."),
+    ]
+
+
+class EventDeposit(View):
+    """The deposit that an event is about; of order.created, the one that is awaited."""
+
+    txid: str | None
+    amount: Decimal | None
+    asset: Asset
+
+
+class EventTransfer(View):
+    """The payout or refund that an event is about."""
+
+    kind: TransferKind
+    address: str
+    amount: Decimal
+    asset: Asset
+    txid: str | None
+
+
+class EventView(View):
+    """An event of an order, and the order's state after it."""
+
+    cursor: Cursor
+    at: Time
+    type: Annotated[str, Field(description="What happened, such as deposit.seen.")]
+    state: Annotated[str, Field(description="The state that its status answer had then.")]
+    status: OrderStatus
+    deadline_at: Annotated[
+        Time | None, Field(description="When the service would act by itself; absent: never.")
+    ] = None
+    deposit: EventDeposit | None = None
+    transfer: EventTransfer | None = None
+
+
+class EventsResult(Result):
+    """Events of an order, oldest first."""
+
+    events: list[EventView]
+    cursor: Annotated[Cursor, Field(description="Send it as after to get what comes next.")]
+
+
+class WebhookView(View):
+    """The webhook of an order. Its secret is not shown."""
+
+    url: str
+    signatures: Annotated[list[Literal["v1a", "v1"]], Field(description="What messages carry.")]
+    state: Annotated[
+        Literal["active", "failing", "ended"],
+        Field(description="ended: the receiver answered 410, and no more is sent."),
+    ]
+    failing_since: Time | None
+
+
+class DeliveryView(View):
+    """A message to a webhook: the event with this cursor."""
+
+    message_id: Annotated[str, Field(description="The header webhook-id.")]
+    sequence: Cursor
+    type: Annotated[str, Field(description="The event, such as deposit.seen.")]
+    state: Annotated[
+        Literal["pending", "delivered", "dead"],
+        Field(description="dead: given up after 24 hours, or after 410."),
+    ]
+    attempts: Annotated[int, Field(description="How often it was sent.", ge=0)]
+    last_attempt_at: Time | None
+    last_status: Annotated[int | None, Field(description="The HTTP status of the last attempt.")]
+    last_error: str | None
+    next_attempt_at: Annotated[
+        Time | None, Field(description="Of a pending one; null: as soon as those before it went.")
+    ]
+
+
+class DeliveriesResult(Result):
+    """The newest messages of an order, oldest first."""
+
+    webhook: Annotated[WebhookView | None, Field(description="Null: the order has none.")]
+    deliveries: list[DeliveryView]
+
+
+class OrderSummary(View):
+    """An order in a list. Amounts are decimal strings."""
+
+    order_id: OrderId
+    state: Annotated[str, Field(description="The state that its status answer has.")]
+    status: OrderStatus
+    direction: Direction
+    chain: str
+    deposit_asset: Asset
+    deposit_amount: Decimal
+    payout_asset: Asset
+    expected_output: Decimal
+    to_address: str
+    created_at: Time
+    expires_at: Time
+    completed_at: Time | None
+
+
+class ListResult(Result):
+    """A page of a session's orders, newest first."""
+
+    orders: list[OrderSummary]
+    next_after: Annotated[
+        OrderId | None, Field(description="Send it as after for the next page; null at the end.")
+    ]
+
+
+class PaymentProblem(View):
+    """One thing in which a payment differs from what is due. Null: not given."""
+
+    code: Annotated[Literal[tuple(Problem)], Field(description="What differs.")]  # type: ignore[valid-type] # from one list
+    message: str
+    expected: str | None
+    received: str | None
+
+
+class PaymentCheck(View):
+    """Whether a payment is the one that the order waits for."""
+
+    safe_to_send: Annotated[
+        bool, Field(description="False: don't have it signed, whatever the problem.")
+    ]
+    problems: list[PaymentProblem]
+    amount_due: Annotated[Decimal | None, Field(description="Null once nothing is due any more.")]
+    expires_at: Annotated[Time, Field(description="Until when a deposit is awaited.")]
+
+
+class CheckResult(Result):
+    """The check of an unsigned payment."""
+
+    payment_check: PaymentCheck
+
+
 class TicketView(View):
     """A ticket."""
 
@@ -402,12 +589,18 @@ class TicketView(View):
 
 
 class RefundAddressView(View):
-    """The refund address that came with the ticket. Not accepted: another was set before it, or
-    the order was made with one, which is final.
+    """A refund address that was named. Not accepted: another was set before it, or the order was
+    made with one, which is final.
     """
 
     accepted: bool
     address: str
+
+
+class RefundAddressResult(Result):
+    """The refund address as it was taken."""
+
+    refund_address: RefundAddressView
 
 
 class SupportResult(Result):

@@ -7,7 +7,9 @@ checksums, limits that move with the rate, addresses of the service or of a toke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pydantic import BeforeValidator
 
 from rpcsvc.domain.addresses import EVM_PATTERN, ZERO_ADDRESS, MoneroNetwork, monero_pattern
 from rpcsvc.domain.chains import Chain
@@ -15,6 +17,21 @@ from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
 from rpcsvc.operations.envelope import Json
 
 _NULL: Final = {"type": "null"}
+
+
+def as_integer(value: Any) -> Any:
+    """42161.0 as 42161: JSON has one kind of number, and some languages write every one so.
+
+    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
+    """
+    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
+    return int(value) if is_whole else value
+
+
+# For whole numbers that callers send; a fraction is refused.
+
+
+WHOLE: Final = BeforeValidator(as_integer)
 
 
 class Networks(NamedTuple):

@@ -30,10 +30,11 @@ from rpcsvc.domain.order import (
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
+from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, with_session
 from rpcsvc.operations.views import status_actions, status_data
-from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.store import StatusView, StoredResponse
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, Quote
 
@@ -55,14 +56,14 @@ async def place(
     claim: Claim | None,
     write: Callable[[Placed], bytes],
 ) -> Stored:
-    """Make the order, or give the answer again that its idempotency key was first given.
+    """Make the order, or replay the first answer of its idempotency key.
 
     ``request`` is called only if an order is made: what it needs, such as a rate, is not in the way
     of an answer that was given before. ``write`` makes the answer, which is committed together with
     the order and the key. Raises IdempotencyConflict, Unavailable and the limits' errors.
     """
     if claim is None:
-        return Stored(await _make(service, request(), None, write))
+        return Stored(await retried(lambda: _make(service, request(), None, write)))
     body, replayed = await service.idempotency.once(
         claim, lambda: _make(service, request(), claim, write)
     )
@@ -73,11 +74,15 @@ async def _make(
     service: Service, request: OrderRequest, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
     async with service.venue.opening(request, claim) as opened:
-        return await _commit(service, opened, claim, write)
+        return await _commit(service, opened, claim, write, request.webhook)
 
 
 async def _commit(
-    service: Service, opened: NewOrder, claim: Claim | None, write: Callable[[Placed], bytes]
+    service: Service,
+    opened: NewOrder,
+    claim: Claim | None,
+    write: Callable[[Placed], bytes],
+    webhook: Webhook | None,
 ) -> bytes:
     order, status = open_order(opened.terms), None
     if not order.terms.is_bridge:
@@ -85,7 +90,7 @@ async def _commit(
     body = write(Placed(order, status, opened.quote))
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
-    await service.processor.open(order, view, response, opened.relay, opened.client)
+    await service.processor.open(order, view, response, opened.relay, opened.admission, webhook)
     return body
 
 
@@ -95,10 +100,15 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
     return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
 
 
-def status_answer(views: ViewContext, order: Order, now: int) -> Answer:
-    """The answer of swap.status for an order as it stands at ``now``."""
-    data = with_session(views, status_data(views, order, now), NO_SESSION)
-    return Answer(AGENT_STATE_OF[order.status], data, status_actions(views, order, now))
+def status_answer(views: ViewContext, order: Order, now: int, *, is_paying: bool = False) -> Answer:
+    """The answer of swap.status for an order at ``now`` (ms).
+
+    ``is_paying``: a signed payment is under way. Stored answers are made without, and not served
+    meanwhile.
+    """
+    data = with_session(views, status_data(views, order, now, is_paying=is_paying), NO_SESSION)
+    actions = status_actions(views, order, now, is_paying=is_paying)
+    return Answer(AGENT_STATE_OF[order.status], data, actions)
 
 
 def project(views: ViewContext, order: Order) -> StatusView | None:
@@ -114,7 +124,7 @@ def project(views: ViewContext, order: Order) -> StatusView | None:
 def as_view(order: Order, answer: Answer) -> StatusView:
     """An answer of ``status_answer`` as it is stored."""
     body = head("swap.status", answer)
-    # What the agent is told to do changes with time only while money is awaited.
+    # The next actions change with time only while a deposit is awaited.
     awaits = order.status in AWAITS_DEPOSIT
     return StatusView(body, order.terms.expires_at if awaits else None)
 

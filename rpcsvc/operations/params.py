@@ -6,18 +6,24 @@ property that was left out or sent as null.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
+from rpcsvc.domain.payment_check import TRANSACTION_KEYS
 from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.domain.webhooks import LONGEST_URL, SECRET_PATTERN, URL_PATTERN
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.narrowing import Networks
+from rpcsvc.operations.narrowing import WHOLE, Networks
+from rpcsvc.operations.x402 import payment_schema
 from rpcsvc.orders.ports.venue import NEEDED, RATE_PATTERN, FaultKind
+from rpcsvc.orders.quoted import PATTERN as DIGEST_PATTERN
+from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 
 # Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
 UUID_PATTERN = (
@@ -32,18 +38,6 @@ Direction = Annotated[
 ]
 
 
-def whole(value: Any) -> Any:
-    """42161.0 as 42161: JSON has one kind of number, and some languages write every one so.
-
-    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
-    """
-    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
-    return int(value) if is_whole else value
-
-
-# For whole numbers that callers send; a fraction is refused.
-WHOLE = BeforeValidator(whole)
-
 ChainName = Annotated[
     str | int,
     Field(
@@ -56,7 +50,7 @@ Amount = Annotated[
     str,
     Field(
         description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x. Its"
-        " limits move with the rate: capabilities tell them.",
+        " limits move with the rate: capabilities list them.",
         json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
     ),
 ]
@@ -90,6 +84,31 @@ OrderId = Annotated[
 ]
 
 
+def plain_types(annotation: Any) -> Iterator[Any]:
+    """The plain types that a field can have, out of unions, literals and annotations."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(type, arguments)
+    elif origin is Annotated:
+        yield from plain_types(arguments[0])
+    elif arguments:
+        for argument in arguments:
+            yield from plain_types(argument)
+    else:
+        yield annotation
+
+
+WaitSec = Annotated[
+    int,
+    Field(
+        description="How long to wait for something new, in whole seconds.",
+        ge=0,
+        le=LONGEST_WAIT_SECONDS,
+    ),
+    WHOLE,
+]
+
+
 class Params(BaseModel):
     """Params of an operation."""
 
@@ -104,6 +123,54 @@ class Params(BaseModel):
     def input_schema(cls, networks: Networks) -> Json:
         """The JSON Schema of params on these networks, as strict as it can be."""
         return narrowing.narrowed(cls.model_json_schema(by_alias=True), cls.cases(networks))
+
+
+_URL: Json = {"pattern": URL_PATTERN, "maxLength": LONGEST_URL}
+
+
+class WebhookParams(Params):
+    """Where the events of an order are sent (Standard Webhooks)."""
+
+    model_config = ConfigDict(title="Webhook")
+
+    url: Annotated[
+        str,
+        Field(
+            description="An https URL of a public host, where each event is posted.",
+            json_schema_extra=_URL,
+        ),
+    ]
+    secret: (
+        Annotated[
+            str,
+            Field(
+                description="whsec_ and the base64 of 24 to 64 random bytes: messages are signed"
+                " with it, too (v1). It is not shown again.",
+                json_schema_extra={"pattern": SECRET_PATTERN},
+            ),
+        ]
+        | None
+    ) = None
+
+
+def _with_url(webhook: Any) -> Any:
+    """A URL stands for a webhook without a secret."""
+    return {"url": webhook} if isinstance(webhook, str) else webhook
+
+
+def _or_url(schema: Json) -> None:
+    schema["anyOf"].append({"type": "string", **_URL})
+
+
+WebhookField = Annotated[
+    WebhookParams | None,
+    BeforeValidator(_with_url),
+    Field(
+        description="Where the order's events are sent as they happen: a URL, or a URL and a"
+        " secret. docs/webhooks.md says how to check them.",
+        json_schema_extra=_or_url,
+    ),
+]
 
 
 def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
@@ -121,11 +188,11 @@ def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
 
 
 class NoParams(Params):
-    """An operation that takes nothing."""
+    """An operation without inputs."""
 
 
 class PlanParams(Params):
-    """What is known of a swap so far: every field may be left out (spec 2.3)."""
+    """The known inputs of a swap: every field is optional (spec 2.3)."""
 
     model_config = ConfigDict(title="PlanRequest")
 
@@ -171,6 +238,18 @@ class SwapParams(QuoteParams):
     to: Destination
     session_id: SessionId | None = None
     refund_address: RefundAddress | None = None
+    webhook: WebhookField = None
+    quote_digest: (
+        Annotated[
+            str,
+            Field(
+                description="As quote answered it: the order is refused if its terms would be worse"
+                " than those of that quote.",
+                pattern=DIGEST_PATTERN,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class StatusParams(Params):
@@ -180,6 +259,33 @@ class StatusParams(Params):
     verify: (
         Annotated[str, Field(description="The order's destination, if it is to be checked.")] | None
     ) = None
+    wait_sec: WaitSec = 0
+    since_cursor: (
+        Annotated[
+            int,
+            Field(
+                description="cursor of the answer before: with waitSec, answer once the order has"
+                " changed since.",
+                ge=0,
+                le=2**53 - 1,
+            ),
+            WHOLE,
+        ]
+        | None
+    ) = None
+
+
+class EventsParams(Params):
+    """Which order's events, from where on, and how long to wait for the next one."""
+
+    model_config = ConfigDict(title="EventsRequest")
+
+    order_id: OrderId
+    after: Annotated[
+        int, Field(description="The cursor of the answer before; 0: from the first event.", ge=0,
+                   le=2**53 - 1), WHOLE,
+    ] = 0  # fmt: skip
+    wait_sec: WaitSec = 0
 
 
 class CancelParams(Params):
@@ -189,6 +295,120 @@ class CancelParams(Params):
 
     order_id: OrderId
     session_id: SessionId
+
+
+class ListParams(Params):
+    """Which session's orders, and which page of them."""
+
+    model_config = ConfigDict(title="ListRequest")
+
+    session_id: SessionId
+    after: (
+        Annotated[
+            str,
+            Field(
+                description="The orderId after which the page begins: nextAfter of the last page.",
+                json_schema_extra={"pattern": ORDER_ID_PATTERN},
+            ),
+        ]
+        | None
+    ) = None
+    limit: Annotated[int, Field(description="The most orders of a page.", ge=1, le=100), WHOLE] = 20
+
+
+_TRANSACTION: Json = {
+    "properties": {name: {} for name in sorted(TRANSACTION_KEYS)},
+    "additionalProperties": False,
+}
+
+
+class CheckParams(Params):
+    """A payment that is about to be signed: one of transaction, paymentUri, or the four that
+    describe it.
+    """
+
+    model_config = ConfigDict(title="CheckRequest")
+
+    order_id: OrderId
+    transaction: (
+        Annotated[
+            Annotated[dict[str, Any], Field(json_schema_extra=_TRANSACTION)] | str,
+            Field(
+                description="An unsigned EVM transaction as JSON (to, data, value, chainId), as an"
+                " object or its text; or the calldata alone. Where it does not name them, chain and"
+                " contract do. A signed one is refused unread."
+            ),
+        ]
+        | None
+    ) = None
+    payment_uri: (
+        Annotated[str, Field(description="A monero: or an EIP-681 URI.", max_length=1024)] | None
+    ) = None
+    address: (
+        Annotated[str, Field(description="Where the money is to go.", max_length=256)] | None
+    ) = None
+    amount: (
+        Annotated[
+            str,
+            Field(
+                description="What is to be sent, as a decimal string.",
+                json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+            ),
+        ]
+        | None
+    ) = None
+    asset: Annotated[Literal["XMR", "USDC"], Field(description="Of the amount.")] | None = None
+    chain: (
+        Annotated[
+            str | int,
+            Field(description="The network as fundingInstructions name it, or its chainId."),
+            WHOLE,
+        ]
+        | None
+    ) = None
+    contract: Annotated[str, Field(description="The token's contract.", max_length=256)] | None = (
+        None
+    )
+
+
+class DeliveriesParams(Params):
+    """Which order's webhook, and the session that it was made in."""
+
+    model_config = ConfigDict(title="WebhookDeliveriesRequest")
+
+    order_id: OrderId
+    session_id: SessionId
+
+
+class FundingParams(Params):
+    """Which order to pay, and the signed payment; without one the answer says what to sign."""
+
+    model_config = ConfigDict(title="FundingRequest")
+
+    order_id: OrderId
+    payment: (
+        Annotated[
+            Annotated[dict[str, Any], Field(json_schema_extra=payment_schema())] | str,
+            Field(
+                description="PaymentPayload of x402, version 2, scheme exact by EIP-3009: as an"
+                " object, or as the header PAYMENT-SIGNATURE has it."
+            ),
+        ]
+        | None
+    ) = None
+
+
+class RefundAddressParams(Params):
+    """Where a refund goes that waits for an address, of an order that was made without one."""
+
+    model_config = ConfigDict(title="RefundAddressRequest")
+
+    order_id: OrderId
+    session_id: SessionId
+    address: Annotated[
+        str,
+        Field(description="The user's own address on the network of the deposit.", max_length=256),
+    ]
 
 
 class SupportParams(Params):

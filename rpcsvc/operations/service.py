@@ -1,4 +1,4 @@
-"""What a table declares of an operation, what handlers work with, and what they return.
+"""``Operation`` as a table declares it, ``Service`` for its handler, and the handler's results.
 
 ``Service`` is the running service, ``Call`` one call. Handlers branch on no engine: they ask the
 venue. ``attester`` vouches for the terms of orders (docs/signing.md).
@@ -7,12 +7,12 @@ venue. ``attester`` vouches for the terms of orders (docs/signing.md).
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import orjson
 from pydantic import BaseModel
 
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
@@ -20,23 +20,29 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.store import OrderStore, Ticket, TicketCharge
+from rpcsvc.orders.ports.store import OrderStore, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
+from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.unfunded import SOCKET, Client
-from rpcsvc.verify import BY_ADDRESS, BY_SESSION, OrderTerms, session_sha256
+from rpcsvc.orders.waits import Waits
+from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
+# Parts of a log as they come; an empty list where none came for a while.
+Parts: TypeAlias = "AsyncGenerator[list[Json], None]"
+Follow: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Parts | None]]"
 Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
 
 
 class Effect(StrEnum):
-    """What an operation does to the world."""
+    """The effect of a call: whether it reads, writes, or moves money."""
 
     READ = "read"
     WRITE = "write"
@@ -45,7 +51,12 @@ class Effect(StrEnum):
 
 def option_of(wire_name: str) -> str:
     """The CLI's option for an input: ``--refund-address`` for ``refundAddress``."""
-    return "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
+    return f"--{kebab(wire_name)}"
+
+
+def kebab(name: str) -> str:
+    """``refund-address`` for ``refundAddress``."""
+    return re.sub(r"([A-Z])", r"-\1", name).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,22 @@ class Example:
     params: Json
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """An operation as agents see it over MCP.
+
+    ``description`` says what the call changes, what it needs, what a second call does and what to
+    do on failure. ``destructive``: it ends something. ``repeatable``: a second call with the same
+    arguments changes nothing more.
+    """
+
+    name: str
+    title: str
+    description: str
+    destructive: bool = False
+    repeatable: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
@@ -67,7 +94,10 @@ class Operation:
     The agent API, the BFF and the admin methods are tables of it. Dispatcher, routes, command line
     and documents are loops over them.
     ``errors`` are the codes that it can answer besides those of its transport.
-    ``creates``: the answer tells what was made, so it does not run as a notification.
+    ``creates``: only the answer names what was made, so it does not run as a notification.
+    ``payable``: it takes a payment of x402, over HTTP in a header.
+    ``tool``: the operation is an MCP tool; None where it is not.
+    ``follow``: what HTTP sends as a stream of events to who asks for that; it takes ``after``.
     """
 
     name: str
@@ -83,11 +113,14 @@ class Operation:
     idempotent: bool = False
     creates: bool = False
     sandbox_only: bool = False
+    payable: bool = False
+    tool: Tool | None = None
+    follow: Follow | None = None
 
     @property
     def command(self) -> str:
         """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
-        name = self.name.replace(".", ":")
+        name = kebab(self.name).replace(".", ":")
         return name if self.sandbox_only else f"agent:{name}"
 
 
@@ -95,34 +128,23 @@ class Operation:
 _ROW_BYTES: Final = 200
 
 
-class TicketBudget:
+class TicketBudget(NamedTuple):
     """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
 
-    The size bounds what a day adds to the database. ``taken`` are the charges of the day so far, by
-    client: they are stored with the tickets, so they hold over a restart.
+    The size bounds what a day adds to the database.
     """
 
-    def __init__(self, per_client: int, size: int, now: int, taken: Mapping[str, tuple[int, int]]):
-        self._per_client = per_client
-        self._size = size
-        self._day = day_of(now)
-        self._of_client = Counter({client: tickets for client, (tickets, _) in taken.items()})
-        self._taken = sum(size for _, size in taken.values())
+    per_client: int
+    size: int
 
-    def charge(self, client: str, ticket: Ticket) -> TicketCharge:
-        """Take a ticket of a client, named as it is stored. Raises Unavailable."""
+    def charge(self, client: str, ticket: Ticket, taken: TicketsTaken) -> TicketCharge:
+        """What a ticket takes, of a client named as it is stored. Raises Unavailable."""
         now, size = ticket.created_at, _size(ticket)
-        if day_of(now) != self._day:
-            self._day = day_of(now)
-            self._of_client.clear()
-            self._taken = 0
-        if self._of_client[client] >= self._per_client:
-            raise _refusal(f"More than {self._per_client} tickets a day.", now)
-        if self._taken + size > self._size:
+        if taken.tickets >= self.per_client:
+            raise _refusal(f"More than {self.per_client} tickets a day.", now)
+        if taken.size + size > self.size:
             raise _refusal("No more tickets can be taken today.", now)
-        self._of_client[client] += 1
-        self._taken += size
-        return TicketCharge(self._day, client, size)
+        return TicketCharge(day_of(now), client, size, self.per_client, self.size)
 
 
 def _size(ticket: Ticket) -> int:
@@ -143,15 +165,40 @@ Attest = Callable[[Terms], str]
 
 @dataclass(frozen=True, slots=True)
 class ViewContext:
-    """What the views of orders need to know: the venue's names, and who vouches for terms."""
+    """Context of the views of orders: the venue's names, and the attester of terms.
+
+    ``site_url`` is the public site root without a trailing slash.
+    """
 
     profile: VenueProfile
+    site_url: str
     attest: Attest | None = None
 
     @property
     def network(self) -> str:
         """The network that every answer states."""
         return self.profile.network
+
+    def fund_url(self, order_id: str) -> str:
+        """Where an order is paid by x402."""
+        return f"{self.site_url}/api/v1/agent/swap/fund/{order_id}"
+
+    def checkout_url(self, order_id: str) -> str:
+        """The URL of an order's checkout page."""
+        return f"{self.site_url}/orders/{order_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Webhooks:
+    """The webhooks of orders: who may be called, what is on record, and the key that signs.
+
+    ``public_key`` gives None where signing is off. ``wake``: something is due now.
+    """
+
+    targets: Targets
+    store: WebhookStore
+    public_key: Callable[[], str | None]
+    wake: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +217,8 @@ class Service:
     wake: Callable[[], None]
     ticket_budget: TicketBudget
     client_secret: bytes
+    waits: Waits
+    webhooks: Webhooks
 
     @property
     def chains(self) -> ChainRegistry:
@@ -204,6 +253,10 @@ class Call(NamedTuple):
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
     caller did not send, and is no part of what an idempotency key stands for.
     ``client`` is whose unfunded orders a new one is counted with; by default this process.
+    ``keyed_by_terms``: an order needs a sessionId, and without an idempotency key its terms and
+    session are the key. ``transport`` is the surface that it came over, as metrics name it.
+    ``held_to`` is the digest of the quote that the user agreed to: the order
+    is refused at a worse one. It is no part of what an idempotency key stands for.
     """
 
     request_id: str
@@ -212,6 +265,9 @@ class Call(NamedTuple):
     integrator: Integrator | None = None
     local_session: str | None = None
     client: Client = SOCKET
+    keyed_by_terms: bool = False
+    transport: str = "local"
+    held_to: str | None = None
 
 
 NO_SESSION = (None, "none")
@@ -247,7 +303,7 @@ def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]
 
 
 def attester(
-    sign: Callable[[OrderTerms], str], chains: ChainRegistry, *, network: str, issuer: str
+    sign: Callable[[bytes], str], chains: ChainRegistry, *, network: str, issuer: str
 ) -> Attest:
     """What vouches for orders: ``sign`` over their terms, in the name of ``issuer``."""
 
@@ -257,25 +313,31 @@ def attester(
     return attest
 
 
-def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> OrderTerms:
-    """The terms as the user can check them against what was ordered."""
-    lock_end = terms.price_locked_until
-    return OrderTerms(
-        order_id=terms.order_id,
-        direction=terms.direction.value,
-        chain_id=terms.chain_id,
-        token=chains.resolve(terms.chain).usdc_contract,
-        deposit_address=terms.deposit_address,
-        deposit_amount=terms.deposit_amount,
-        to_address=terms.to_address,
-        expected_output=terms.expected_output,
-        min_received=terms.min_received,
-        expires_at=iso8601(terms.expires_at),
-        issued_at=iso8601(terms.created_at),
-        network=network,
-        issuer=issuer,
-        refund_control=BY_SESSION if terms.refund_address is None else BY_ADDRESS,
-        refund_address=terms.refund_address,
-        session_sha256=session_sha256(terms.session_id),
-        price_locked_until=None if lock_end is None else iso8601(lock_end),
-    )
+def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> bytes:
+    """The terms as the user can check them against what was ordered, in canonical form (RFC 8785).
+
+    These are the bytes of verify.OrderTerms.canonical(), without its checks: those are for what
+    comes from outside, and take longer than the signature.
+    """
+    refund_to, lock_end = terms.refund_address, terms.price_locked_until
+    members: dict[str, str | int | None] = {
+        "orderId": terms.order_id,
+        "direction": terms.direction.value,
+        "chainId": terms.chain_id,
+        "token": chains.resolve(terms.chain).usdc_contract,
+        "depositAddress": terms.deposit_address,
+        "depositAmount": str(terms.deposit_amount),
+        "toAddress": terms.to_address,
+        "expectedOutput": str(terms.expected_output),
+        "minReceived": str(terms.min_received),
+        "expiresAt": iso8601(terms.expires_at),
+        "issuedAt": iso8601(terms.created_at),
+        "network": network,
+        "issuer": issuer,
+        "refundControl": BY_SESSION if refund_to is None else BY_ADDRESS,
+        "refundAddress": refund_to,
+        "sessionSha256": session_sha256(terms.session_id),
+    }
+    if lock_end is not None:
+        members["priceLockedUntil"] = iso8601(lock_end)
+    return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)

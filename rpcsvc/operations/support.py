@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import hmac
 from contextlib import suppress
+from typing import Final
 
 import structlog
 
 from rpcsvc import ids
-from rpcsvc.clock import iso8601
+from rpcsvc.clock import day_of, iso8601
 from rpcsvc.domain.order import REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
-from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
+from rpcsvc.errors import InputError, InvalidDestination, InvalidInput, Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import SupportParams
-from rpcsvc.operations.service import NO_SESSION, Call, Service, session_source, with_session
+from rpcsvc.operations.service import (
+    NO_SESSION,
+    Call,
+    Service,
+    session_source,
+    with_session,
+)
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
-from rpcsvc.orders.ports.store import Change, Ticket
+from rpcsvc.orders.ports.store import Change, StaleWrite, Ticket
 from rpcsvc.orders.unfunded import SOCKET
 
 log = structlog.get_logger(__name__)
+
+# How often a budget is read anew of which others took something meanwhile.
+TRIES: Final = 5
 
 
 async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
@@ -39,10 +49,9 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
         session_id=session,
         wallet_address=params.wallet_address,
     )
-    charge = None
-    if call.client != SOCKET and not _sets_refund_address(order, refund_to):
-        charge = service.ticket_budget.charge(call.client.stored(service.client_secret), ticket)
-    await service.store.commit(Change(ticket=ticket, charge=charge))
+    is_charged = call.client != SOCKET and not _sets_refund_address(order, refund_to)
+    client = call.client.stored(service.client_secret) if is_charged else None
+    await _take(service, ticket, client)
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
     accepted = await _give(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
@@ -51,6 +60,19 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     return Answer(
         AgentState.TICKET_CREATED, with_session(service.views, data, session_fields), actions
     )
+
+
+async def _take(service: Service, ticket: Ticket, client: str | None) -> None:
+    """Record a ticket within its client's budget; None: it takes none. Raises Unavailable."""
+    if client is None:
+        await service.store.commit(Change(ticket=ticket))
+        return None
+    for _ in range(TRIES):
+        taken = await service.store.tickets_taken(day_of(ticket.created_at), client)
+        charge = service.ticket_budget.charge(client, ticket, taken)
+        with suppress(StaleWrite):  # others were faster: the budget is read again
+            return await service.store.commit(Change(ticket=ticket, charge=charge))
+    raise Unavailable("Others are writing tickets right now. Try again.", retry_after=1)
 
 
 def _read_ids(params: SupportParams) -> tuple[str | None, str | None]:
@@ -86,33 +108,37 @@ async def _refund_address(
     """The validated refund address, when the order waits for one. Raises InvalidDestination."""
     if order is None or params.wallet_address is None:
         return None
-    if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
-        return _untried(order, await _read(params.wallet_address, order, service))
+    if awaits_address(order):
+        return await read_untried(params.wallet_address, order, service, field="walletAddress")
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
-            return await _read(params.wallet_address, order, service)
+            direction = order.terms.direction
+            return await read_refund_address(
+                params.wallet_address, direction, service, field="walletAddress"
+            )
     return None
 
 
-async def _read(address: str, order: Order, service: Service) -> str:
-    direction = order.terms.direction
-    return await read_refund_address(address, direction, service, field="walletAddress")
+def awaits_address(order: Order) -> bool:
+    """Whether a refund of the order waits for an address, here or at its upstream."""
+    return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
 
 
 def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
     """Whether money waits for this ticket: no budget may keep a refund from its owner."""
     if order is None or refund_to is None:
         return False
-    return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
+    return awaits_address(order)
 
 
-def _untried(order: Order, address: str) -> str:
+async def read_untried(text: str, order: Order, service: Service, *, field: str) -> str:
     """The address, if a refund may be sent there. Raises InvalidDestination."""
+    address = await read_refund_address(text, order.terms.direction, service, field=field)
     if has_refused(order, address):
         raise InvalidDestination(
             "A refund to this address has failed on its network, and another would, too. Send"
             " another address of the user.",
-            field="walletAddress",
+            field=field,
             received=address,
         )
     return address
@@ -142,7 +168,7 @@ def _ticket_view(ticket: Ticket) -> Json:
 
 def _next(order_id: str | None, order: Order | None) -> Json:
     if order is not None:
-        return look_again(order, "Give the user the ticketId, and look at the order again later.")
+        return look_again(order, "Give the user the ticketId, and check the order again later.")
     text = "Give the user the ticketId."
     if order_id is not None:
         text += f" There is no order {order_id} here: check the orderId with them."

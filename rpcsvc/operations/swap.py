@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,16 +19,25 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, require_storable
 from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable, VerificationFailed
+from rpcsvc.errors import (
+    InputError,
+    InvalidInput,
+    MissingInput,
+    OrderNotFound,
+    Unavailable,
+    VerificationFailed,
+)
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
     Intent,
     combined,
+    keyed_webhook,
     missing,
     read_intent,
     read_order_id,
     read_session,
+    read_webhook,
     require_verified,
 )
 from rpcsvc.operations.ordering import Placed, place, status_answer
@@ -47,8 +58,10 @@ from rpcsvc.operations.service import (
     session_source,
     with_session,
 )
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, Quote, QuoteRequest
+from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
 
 DEPOSIT_POLICY = [
     {
@@ -126,7 +139,7 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
-    """What is known of a swap, normalised, and what is still missing. Promises nothing."""
+    """The known inputs of a swap, normalised, and the missing ones. Reserves nothing."""
     intent, problems = await read_intent(params, service)
     if not problems:
         problems = await _limit_problems(service, intent)
@@ -148,9 +161,12 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     found = await service.venue.quote(QuoteRequest(*_swap_of(intent), client=call.client))
     create = action(
         "provide_to",
-        f"{HINTS['to']} Then call swap.execute with the same inputs, to, and an idempotency key.",
+        f"{HINTS['to']} Then call swap.execute with the same inputs, to, quoteDigest, and an"
+        " idempotency key.",
     )
-    return Answer(AgentState.QUOTED, {"quote": quote_view(service, found)}, [create])
+    digest = write_digest(quote_terms(found, service.clock.now_ms()))
+    data = {"quote": quote_view(service, found), "quoteDigest": digest}
+    return Answer(AgentState.QUOTED, data, [create])
 
 
 async def create(service: Service, params: SwapParams, call: Call) -> Stored:
@@ -163,18 +179,41 @@ async def execute(service: Service, params: SwapParams, call: Call) -> Stored:
     return await _open(service, params, call, "swap.execute")
 
 
-async def status(service: Service, params: StatusParams, _call: Call) -> Answer | Stored:
-    """An order as it stands. Raises OrderNotFound and VerificationFailed."""
+async def status(service: Service, params: StatusParams, call: Call) -> Answer | Stored:
+    """An order's current state. Raises OrderNotFound and VerificationFailed."""
     order_id = read_order_id(params.order_id)
     service.venue.watch(order_id)
+    if params.wait_sec:
+        await _wait_for_change(service, params, call)
     view = await service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         to_address, body = view
         require_verified(params.verify, to_address)
         return Stored(body)
-    order = await find_order(service, order_id)
+    order, is_paying = await find_funding(service, order_id)
     require_verified(params.verify, order.terms.to_address)
-    return status_answer(service.views, order, service.clock.now_ms())
+    return status_answer(service.views, order, service.clock.now_ms(), is_paying=is_paying)
+
+
+async def _wait_for_change(service: Service, params: StatusParams, call: Call) -> None:
+    """Wait until the order has changed since ``sinceCursor``, by default since now."""
+    order = await find_order(service, params.order_id)
+    since = order.version if params.since_cursor is None else params.since_cursor
+    await service.waits.history(order.order_id, since, params.wait_sec, call.client)
+
+
+async def is_being_paid(gasless: GaslessFunding | None, order_id: str) -> bool:
+    """Whether a signed payment of the order is under way.
+
+    Read the order afterwards: by then it has the deposit of a payment that no longer is.
+    """
+    return gasless is not None and await gasless.unresolved(order_id) is not None
+
+
+async def find_funding(service: Service, order_id: str) -> tuple[Order, bool]:
+    """The order, and if a signed payment of it is under way. Raises as ``find_order``."""
+    is_paying = await is_being_paid(service.venue.gasless, read_order_id(order_id))
+    return await find_order(service, order_id), is_paying
 
 
 async def find_order(service: Service, order_id: str) -> Order:
@@ -193,8 +232,19 @@ async def find_any_order(service: Service, order_id: str) -> Order:
     return order
 
 
+def require_owner(order: Order, session_id: str) -> Order:
+    """The order, for whoever knows its session. Raises InvalidInput and VerificationFailed."""
+    session = read_session(session_id) or ""
+    if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
+        raise VerificationFailed(
+            "sessionId is not the one of this order. Send the sessionId that create or execute"
+            " answered."
+        )
+    return order
+
+
 def look_again(order: Order, description: str) -> Json:
-    """The next action that looks at an order; swap.status does not know those of the bridge."""
+    """The next action that reads an order; swap.status does not know those of the bridge."""
     if order.terms.is_bridge:
         where = f"Ask for it at GET /bff/v1/bridge/order/{order.order_id}."
         return action("poll_bridge_order", f"{description} {where}")
@@ -277,6 +327,12 @@ def _swap_of(intent: Intent) -> tuple[Direction, Chain, Money]:
     return intent.direction, intent.chain, intent.amount
 
 
+_NO_SESSION = (
+    "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
+    " it tells a repeated call from a new order, and is half of the order's secret."
+)
+
+
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
     intent, problems = await read_intent(params, service)
     session = None
@@ -284,23 +340,68 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         session = read_session(params.session_id)
     except InvalidInput as problem:
         problems.append(problem)
+    if call.keyed_by_terms and params.session_id is None:
+        problems.append(MissingInput(_NO_SESSION, field="sessionId"))
+    webhook = None
+    try:
+        webhook = read_webhook(params.webhook, service)
+    except InputError as problem:
+        problems.append(problem)
+    held: list[QuotedTerms] = []
+    try:
+        held = [
+            _quoted(each, intent)
+            for each in (params.quote_digest, call.held_to)
+            if each is not None
+        ]
+    except InvalidInput as problem:
+        problems.append(problem)
     if problems:
         raise combined(problems)
     to, refund_to = intent.to or "", intent.refund_address
     request = OrderRequest(
-        *_swap_of(intent), to, session, refund_address=refund_to, client=call.client
+        *_swap_of(intent),
+        to,
+        session,
+        refund_address=refund_to,
+        client=call.client,
+        webhook=webhook,
     )
+    if held:
+        least = max(each.expected_output for each in held)
+        request = request._replace(least=least, accept=partial(_require_kept, held))
     claim = None
-    if call.idempotency_key is not None:
-        shown = _fingerprint(intent, None if call.local_session else session)
-        claim = Claim(call.namespace, call.idempotency_key, operation, shown)
+    digest = params.quote_digest
+    shown = _fingerprint(intent, None if call.local_session else session, digest)
+    shown |= keyed_webhook(webhook)
+    key = call.idempotency_key
+    if key is None and call.keyed_by_terms:
+        key = _terms_key(_fingerprint(intent, session, digest))
+    if key is not None:
+        claim = Claim(call.namespace, key, operation, shown)
     source = session_source(call) if session else "generated"
     write = partial(_order_answer, service, source, operation)
     return await place(service, lambda: request, claim, write)
 
 
-def _fingerprint(intent: Intent, session: str | None) -> Json:
+def _quoted(digest: str, intent: Intent) -> QuotedTerms:
+    """The terms that the order is held to. Raises InvalidInput for those of another swap."""
+    quoted = read_digest(digest)
+    direction, chain, amount = intent.direction, intent.chain, intent.amount
+    if direction is not None and chain is not None and amount is not None:
+        quoted.require_for(direction, chain.chain_id, amount)
+    return quoted
+
+
+def _require_kept(held: Sequence[QuotedTerms], quote: Quote) -> None:
+    """Raise QuoteChanged unless a quote is as good as each of those that the order is held to."""
+    for terms in held:
+        terms.require_kept(quote)
+
+
+def _fingerprint(intent: Intent, session: str | None, digest: str | None) -> Json:
     direction, chain, amount = _swap_of(intent)
+    held = {} if digest is None else {FIELD: digest}
     return {
         "direction": direction.value,
         "chain": chain.chain_id,
@@ -308,7 +409,14 @@ def _fingerprint(intent: Intent, session: str | None) -> Json:
         "to": intent.to,
         "sessionId": session,
         "refundAddress": intent.refund_address,
+        **held,
     }
+
+
+def _terms_key(fingerprint: Json) -> str:
+    """An idempotency key for these terms in this session: only who knows the session finds it."""
+    written = orjson.dumps(fingerprint, option=orjson.OPT_SORT_KEYS)
+    return f"terms-{hashlib.sha256(written).hexdigest()}"
 
 
 def _order_answer(service: Service, source: str, operation: str, placed: Placed) -> bytes:
@@ -326,7 +434,7 @@ def _order_answer(service: Service, source: str, operation: str, placed: Placed)
 
 
 async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
-    """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
+    """The order after the cancellation. Raises as ``cancel_order`` does."""
     order = await cancel_order(service, params.order_id, params.session_id)
     answer = status_answer(service.views, order, service.clock.now_ms())
     session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
@@ -339,13 +447,7 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
     Raises OrderNotFound (orders of the bridge included), VerificationFailed for another session,
     OrderNotCancellable once a deposit was seen, and Unavailable.
     """
-    session = read_session(session_id) or ""
-    order = await find_order(service, order_id)
-    if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
-        raise VerificationFailed(
-            "sessionId is not the one of this order. Send the sessionId that create or execute"
-            " answered."
-        )
+    order = require_owner(await find_order(service, order_id), session_id)
     if order.status is OrderStatus.EXPIRED:
         return order
     return await service.venue.cancel(order)

@@ -10,7 +10,22 @@ from typing import Any, Final, TypeVar, cast
 
 from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.operations import bff, bff_models, bridge, discovery, models, params, support, swap
+from rpcsvc.operations import (
+    bff,
+    bff_models,
+    bridge,
+    discovery,
+    events,
+    funding,
+    models,
+    params,
+    payment_check,
+    session,
+    support,
+    swap,
+    tools,
+    webhooks,
+)
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Effect, Example, Operation
 
@@ -50,10 +65,14 @@ _SWAP_ERRORS = (
     "amount_below_minimum", "amount_above_maximum", "unavailable",
 )  # fmt: skip
 _QUOTE_ERRORS = (*_SWAP_ERRORS, "rate_limited")  # what unfunded orders may reserve
-_ORDER_ERRORS = (*_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict")
+_ORDER_ERRORS = (
+    *_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict", "quote_changed",
+)  # fmt: skip
 _STATUS_ERRORS = (
     "missing_input", "invalid_input", "order_not_found", "verification_failed", "unavailable",
 )  # fmt: skip
+_CHECK_ERRORS = ("missing_input", "invalid_input", "order_not_found", "unavailable")
+_WAIT_ERRORS = (*_CHECK_ERRORS, "rate_limited")
 CANCEL_ERRORS = (*_STATUS_ERRORS, "order_not_cancellable")
 _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
@@ -71,6 +90,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         path="/agent/capabilities",
         examples=(Example("all", {}),),
         errors=("invalid_input",),
+        tool=tools.GET_CAPABILITIES,
     ),
     Operation(
         name="schemas",
@@ -99,6 +119,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             Example("ready the other way", {**_U2X, "to": MONERO, "hasFunds": False}),
         ),
         errors=(*_SWAP_ERRORS, "invalid_destination"),
+        tool=tools.PLAN_SWAP,
     ),
     Operation(
         name="swap.quote",
@@ -111,6 +132,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         path="/agent/swap/quote",
         examples=(Example("XMR to USDC", _X2U), Example("USDC to XMR", _U2X)),
         errors=_QUOTE_ERRORS,
+        tool=tools.GET_QUOTE,
     ),
     Operation(
         name="swap.create",
@@ -128,6 +150,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         errors=_ORDER_ERRORS,
         idempotent=True,
         creates=True,
+        tool=tools.CREATE_SWAP,
     ),
     Operation(
         name="swap.execute",
@@ -159,8 +182,10 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         examples=(
             Example("by id", {"orderId": "$orderId"}),
             Example("verified", {"orderId": "$orderId", "verify": EVM}),
+            Example("after a change", {"orderId": "$orderId", "sinceCursor": 0, "waitSec": 25}),
         ),
-        errors=_STATUS_ERRORS,
+        errors=(*_STATUS_ERRORS, "rate_limited"),
+        tool=tools.GET_SWAP_STATUS,
     ),
     Operation(
         name="swap.cancel",
@@ -175,6 +200,107 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             Example("an unfunded order", {"orderId": "$orderId", "sessionId": "$sessionId"}),
         ),
         errors=CANCEL_ERRORS,
+        tool=tools.CANCEL_SWAP,
+    ),
+    Operation(
+        name="swap.events",
+        summary="What happened to an order since a cursor; waits for the next event if asked to.",
+        params=params.EventsParams,
+        result=models.EventsResult,
+        handler=events.events,
+        effect=Effect.READ,
+        method="GET",
+        path="/agent/swap/events/{orderId}",
+        examples=(
+            Example("all", {"orderId": "$orderId"}),
+            Example("with a wait", {"orderId": "$orderId", "after": 0, "waitSec": 25}),
+        ),
+        errors=_WAIT_ERRORS,
+        follow=events.follow,
+    ),
+    Operation(
+        name="swap.list",
+        summary="The orders of a session, newest first.",
+        params=params.ListParams,
+        result=models.ListResult,
+        handler=session.list_orders,
+        effect=Effect.READ,
+        method="GET",
+        path="/agent/swap/list",
+        examples=(
+            Example("the newest", {"sessionId": "$sessionId"}),
+            Example("those before one", {"sessionId": "$sessionId", "after": "$orderId"}),
+        ),
+        errors=("missing_input", "invalid_input", "order_not_found", "unavailable"),
+        tool=tools.LIST_SWAPS,
+    ),
+    Operation(
+        name="swap.check",
+        summary="Check a payment before it is signed: address, token, chain, amount, time.",
+        params=params.CheckParams,
+        result=models.CheckResult,
+        handler=payment_check.check,
+        effect=Effect.READ,
+        method="POST",
+        path="/agent/swap/check/{orderId}",
+        examples=(
+            Example("a payment URI", {"orderId": "$orderId", "paymentUri": f"monero:{MONERO}"}),
+            Example(
+                "an address and an amount",
+                {"orderId": "$orderId", "address": MONERO, "amount": "0.8", "asset": "XMR"},
+            ),
+        ),
+        errors=_CHECK_ERRORS,
+        tool=tools.CHECK_PAYMENT,
+    ),
+    Operation(
+        name="swap.fund",
+        summary="Pay a USDC order by a signature and without gas (x402).",
+        params=params.FundingParams,
+        result=models.FundingResult,
+        handler=funding.fund,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/agent/swap/fund/{orderId}",
+        examples=(Example("what to sign", {"orderId": "$orderId"}),),
+        errors=(
+            *_CHECK_ERRORS,
+            "order_not_fundable",
+            "payment_required",
+            "payment_refused",
+        ),
+        payable=True,
+        tool=tools.FUND_SWAP,
+    ),
+    Operation(
+        name="swap.refundAddress",
+        summary="Name where a refund goes that waits for an address.",
+        params=params.RefundAddressParams,
+        result=models.RefundAddressResult,
+        handler=session.set_refund_address,
+        effect=Effect.WRITE,
+        method="POST",
+        path="/agent/swap/refund-address/{orderId}",
+        examples=(
+            Example(
+                "an XMR refund",
+                {"orderId": "$orderId", "sessionId": "$sessionId", "address": MONERO},
+            ),
+        ),
+        errors=(*_STATUS_ERRORS, "invalid_destination"),
+        tool=tools.SET_REFUND_ADDRESS,
+    ),
+    Operation(
+        name="swap.webhookDeliveries",
+        summary="What was sent to an order's webhook, and what came of it.",
+        params=params.DeliveriesParams,
+        result=models.DeliveriesResult,
+        handler=webhooks.deliveries,
+        effect=Effect.READ,
+        method="GET",
+        path="/agent/swap/webhook-deliveries/{orderId}",
+        examples=(Example("of an order", {"orderId": "$orderId", "sessionId": "$sessionId"}),),
+        errors=_STATUS_ERRORS,
     ),
     Operation(
         name="support.create",
@@ -191,6 +317,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         ),
         errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
         creates=True,
+        tool=tools.CREATE_SUPPORT_TICKET,
     ),
 )
 
@@ -207,6 +334,7 @@ SANDBOX_OPERATIONS: tuple[Operation, ...] = (
         examples=(Example("part of it", {"orderId": "$orderId", "amount": "0.1"}),),
         errors=_SANDBOX_ERRORS,
         sandbox_only=True,
+        tool=tools.SANDBOX_FUND,
     ),
     Operation(
         name="sandbox.fault",
@@ -223,6 +351,7 @@ SANDBOX_OPERATIONS: tuple[Operation, ...] = (
         ),
         errors=_SANDBOX_ERRORS,
         sandbox_only=True,
+        tool=tools.SANDBOX_FAULT,
     ),
 )
 

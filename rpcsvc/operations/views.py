@@ -35,6 +35,14 @@ _LOCK_WARNING = (
     " result would be below minReceived."
 )
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
+_SIGN = (
+    "If the user's wallet signs typed data: this call says what to sign, and takes the signed"
+    " payment (x402). It costs the user no gas."
+)
+_SIGNED_PAYMENT = (
+    "A signed payment of the order is under way. Don't send or sign anything else: its deposit"
+    " shows here, or the order asks to be funded again."
+)
 
 
 def draft_order_view(order: Order, now: int) -> Json:
@@ -74,18 +82,19 @@ def may_fund(order: Order, now: int) -> bool:
     return awaits and now < order.terms.expires_at
 
 
-def order_view(views: ViewContext, order: Order, now: int) -> Json:
+def order_view(views: ViewContext, order: Order, now: int, *, is_paying: bool) -> Json:
     """``data.order``."""
     view = {
         **draft_order_view(order, now),
         "expiresAt": iso8601(order.terms.expires_at),
         "refundAddress": order.refund_to,
         "priceLockedUntil": _price_locked_until(order),
+        "checkoutUrl": views.checkout_url(order.order_id),
     }
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
-    if views.attest is not None and may_fund(order, now):
+    if views.attest is not None and may_fund(order, now) and not is_paying:
         # Nobody should be led to an address that is not to be paid any more.
         view["attestation"] = views.attest(order.terms)
     return view
@@ -215,12 +224,16 @@ def _receipt(order: Order) -> Json | None:
     return dict(orjson.loads(payout.receipt))
 
 
-def status_data(views: ViewContext, order: Order, now: int) -> Json:
-    """``data`` of status, without the fields that every result has."""
-    awaits = may_fund(order, now)
+def status_data(views: ViewContext, order: Order, now: int, *, is_paying: bool = False) -> Json:
+    """``data`` of status, without the fields that every result has.
+
+    ``is_paying``: a signed payment is under way, and nothing else is to be sent.
+    """
+    awaits = may_fund(order, now) and not is_paying
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
     return {
-        "order": order_view(views, order, now),
+        "order": order_view(views, order, now, is_paying=is_paying),
+        "cursor": order.version,
         "fundingInstructions": funding_view(views, order) if awaits else None,
         "amountDue": due,
         "deposits": [deposit_view(order, d) for d in order.deposits],
@@ -237,10 +250,12 @@ def _action_required(order: Order) -> str | None:
     return REFUND_ADDRESS if awaits_upstream_refund(order) else order.action_required
 
 
-def status_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
-    """``nextActions`` for an order as it stands."""
+def status_actions(
+    views: ViewContext, order: Order, now: int, *, is_paying: bool = False
+) -> list[Json]:
+    """``nextActions`` for an order's current state; ``is_paying`` as for ``status_data``."""
     state = AGENT_STATE_OF[order.status]
-    actions = _actions_of_state(views, order, state, now)
+    actions = _actions_of_state(views, order, state, now, is_paying=is_paying)
     if _action_required(order) == REFUND_ADDRESS:
         actions.insert(0, _give_refund_address(order))
     return actions
@@ -270,7 +285,9 @@ def _was_swapped_in_part(report: Report | None) -> bool:
     return report.output is not None and orjson.loads(report.extra).get("status") == "failed"
 
 
-def _actions_of_state(views: ViewContext, order: Order, state: AgentState, now: int) -> list[Json]:
+def _actions_of_state(
+    views: ViewContext, order: Order, state: AgentState, now: int, *, is_paying: bool
+) -> list[Json]:
     poll = action(
         "poll_status",
         "Ask again until the state is completed or terminal_failure.",
@@ -282,6 +299,8 @@ def _actions_of_state(views: ViewContext, order: Order, state: AgentState, now: 
     if state is AgentState.TERMINAL_FAILURE:
         return [_open_ticket(order)]
     if order.status in AWAITS_DEPOSIT and order.due_units > 0:
+        if is_paying:
+            return [action("await_signed_payment", _SIGNED_PAYMENT), poll]
         return [*_funding_actions(views, order, now), poll, *_cancel_actions(order)]
     return [poll]
 
@@ -295,15 +314,18 @@ def _funding_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
         f"Ask the user to send {due} {order.terms.deposit_asset.symbol} to"
         f" {order.terms.deposit_address} before {iso8601(order.terms.expires_at)}.",
     )
+    asks = [ask]
+    if views.profile.is_gasless and order.terms.deposit_asset is USDC:
+        asks.append(action("fund_by_signature", _SIGN, "swap.fund", {"orderId": order.order_id}))
     if not views.profile.is_simulated:
-        return [ask]
+        return asks
     simulate = action(
         "simulate_deposit",
         "Sandbox only: send the amount that is due from a simulated user.",
         "sandbox.fund",
         {"orderId": order.order_id},
     )
-    return [ask, simulate]
+    return [*asks, simulate]
 
 
 def _cancel_actions(order: Order) -> list[Json]:
@@ -332,8 +354,8 @@ def _give_refund_address(order: Order) -> Json:
     return action(
         "provide_refund_address",
         f"Ask the user for a {order.terms.deposit_asset.symbol} address for the refund and send it"
-        " with support.create as walletAddress, together with message, orderId and the order's"
-        " sessionId.",
+        " with swap.refundAddress as address, together with orderId and the order's sessionId."
+        " It can't be changed afterwards.",
     )
 
 

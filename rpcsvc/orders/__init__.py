@@ -1,1 +1,1 @@
-"""Carries orders through: commits what happened, then acts, and resumes after a crash."""
+"""Settles orders: commits each event, then acts, and resumes after a crash."""

@@ -1,4 +1,4 @@
-"""Makes a venue, and the worker beside it, of an engine.
+"""Makes an engine's venue and worker.
 
 An engine's package gives a ``Backend``: from ``wallets_backend``, from ``upstream_backend``, or one
 of its own around a Venue. Deposits, payouts and price locks run only where there are wallets.
@@ -6,35 +6,60 @@ of its own around a Venue. Deposits, payouts and price locks run only where ther
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
+from rpcsvc.orders.ports.gasless import FundingStore, GaslessWallets
 from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.upstream import UpstreamPort
-from rpcsvc.orders.ports.venue import RateSource, SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.wallets import Holdings, Wallets
+from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
+from rpcsvc.orders.ports.wallets import Holdings, NetworkState, Wallets
 from rpcsvc.orders.processor import Quarantine
-from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook, Reservations
-from rpcsvc.orders.scheduler.deadlines import Deadlines, PriceLocks
+from rpcsvc.orders.reservations import Counting, counted, uncounted
+from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import Loop, Worker
+from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.orders.upstream.venue import UpstreamVenue
 
 
+class Readings(NamedTuple):
+    """State of an engine in memory, for metrics; None where an engine has no such thing.
+
+    ``scan_lags``: ms by network. ``rate`` and ``holdings`` raise errors.Unavailable. ``reserved``
+    and ``holdings`` take a network of ``networks``, and are in atomic units.
+    """
+
+    networks: frozenset[str] = frozenset()
+    scan_lags: Callable[[], Mapping[str, int]] = dict
+    rate: Callable[[], Rate] | None = None
+    reserved: Callable[[str], Awaitable[Reserved]] | None = None
+    holdings: Callable[[str], Holdings] | None = None
+
+
 class Settlement(NamedTuple):
-    """Where orders are made, and what moves them on."""
+    """The venue, its worker, and the readings of both."""
 
     venue: Venue
     worker: Worker
+    readings: Readings = Readings()
+
+
+class LastAudit(NamedTuple):
+    """When (``steady_ms``) the last audit was made, and how many differences it found."""
+
+    at: int
+    differences: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +67,52 @@ class Backend:
     """An engine that is connected. ``open`` starts it and makes its venue, once.
 
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
-    ``reservations`` follow each commit of an order. ``controls``: what a developer may provoke.
-    ``paused``: why payouts are paused, None if they are not. ``treasury``: the wallets as the
-    operator sees them.
+    ``counting``: what orders reserve. ``controls``: what a developer may provoke.
+    ``paused``: why payouts are paused, None if they are not. ``last_audit``: None before the first.
+    ``treasury``: the wallets as the operator sees them. ``states``: what is known of networks now.
+    ``rate_spread_bps``: how far apart the sources of the rate are; None where that is not known.
     """
 
     profile: VenueProfile
     engine: Any
     clock: Clock
     open: Callable[[Core], Awaitable[Settlement]]
-    reservations: ReservationBook = UNCOUNTED
+    counting: Counting = uncounted
     controls: SandboxControls | None = None
     paused: Callable[[], str | None] = lambda: None
+    last_audit: Callable[[], LastAudit | None] = lambda: None
     treasury: Treasury | None = None
+    states: Callable[[], Mapping[str, NetworkState]] = dict
+    rate_spread_bps: Callable[[], int | None] = lambda: None
 
 
 class Stock(NamedTuple):
-    """What wallets may be asked to pay: who counts it, and who decides."""
+    """What wallets may be asked to pay: how it is counted, and who decides."""
 
-    reservations: Reservations | None
+    counting: Counting
     inventory: Callable[[Core], Inventory]
+    holdings: Callable[[str], Holdings] | None = None
 
 
 def unlimited() -> Stock:
-    """Simulated wallets: nothing is counted, and every order is taken."""
-    return Stock(None, lambda _core: SimulatedInventory())
+    """Simulated wallets: nothing is counted, and every order is accepted."""
+    return Stock(uncounted, lambda _core: SimulatedInventory())
 
 
 def stocked(holdings: Callable[[str], Holdings]) -> Stock:
     """Wallets that hold what ``holdings`` gives for a network."""
-    book = Reservations()
 
     def inventory(core: Core) -> Inventory:
-        return WalletInventory(holdings, book, core.policy.unfunded, core.clock, core.secret)
+        return WalletInventory(holdings, core.store, core.policy.unfunded, core.clock, core.secret)
 
-    return Stock(book, inventory)
+    return Stock(counted, inventory, holdings)
+
+
+class Gasless(NamedTuple):
+    """Who keeps signed authorizations, and who carries them out."""
+
+    store: FundingStore
+    wallets: GaslessWallets
 
 
 def wallets_backend(
@@ -86,14 +122,16 @@ def wallets_backend(
     clock: Clock,
     stock: Stock,
     loops: Sequence[Loop] = (),
+    gasless: Gasless | None = None,
 ) -> Backend:
     """The backend of an engine with wallets. ``loops`` run beside the worker."""
+    profile = replace(profile, is_gasless=gasless is not None)
 
     async def open_(core: Core) -> Settlement:
         await wallets.start()
-        return await _local(core, profile, wallets, rates, stock, loops)
+        return await _local(core, profile, wallets, rates, stock, loops, gasless)
 
-    return Backend(profile, wallets, clock, open_, stock.reservations or UNCOUNTED)
+    return Backend(profile, wallets, clock, open_, stock.counting)
 
 
 async def _local(
@@ -103,18 +141,16 @@ async def _local(
     rates: RateSource,
     stock: Stock,
     loops: Sequence[Loop],
+    gasless: Gasless | None,
 ) -> Settlement:
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
     quarantine = Quarantine()
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock)
-    if stock.reservations is not None:
-        stock.reservations.follow(watcher.progress.is_complete)
-        await stock.reservations.load(store, clock.now_ms())
     inventory = stock.inventory(core)
     effects = EffectRunner(
         store,
         processor,
-        Payouts(store, wallets, processor, clock, quarantine),
+        Payouts(store, wallets, processor, clock, quarantine, core.lease),
         rates,
         clock,
         poll_ms=wallets.poll_ms,
@@ -124,34 +160,47 @@ async def _local(
     deadlines = Deadlines(
         store, processor, watcher.progress, quarantine, clock, is_paused=wallets.is_paused
     )
+    expired = ExpiredReservations(store, watcher.progress, clock)
+    funding = gasless and GaslessFunding(store, gasless.store, gasless.wallets, clock)
     worker = Worker(
-        (watcher.reconcile, core.retention.clean, locks.break_due, deadlines.keep),
+        (
+            *([funding.resume] if funding else []),
+            watcher.reconcile,
+            expired.end,
+            core.retention.clean,
+            locks.break_due,
+            deadlines.keep,
+        ),
         quarantine,
         runners=(effects,),
         loops=loops,
     )  # fmt: skip
-    venue = LocalVenue(core, profile, wallets, rates, inventory, watcher.progress, worker.wake)
-    return Settlement(venue, worker)
+    venue = LocalVenue(
+        core, profile, wallets, rates, inventory, watcher.progress, worker.wake, funding
+    )
+    readings = Readings(
+        wallets.networks,
+        watcher.progress.lags,
+        rates.rate,
+        None if stock.holdings is None else store.reserved,
+        stock.holdings,
+    )
+    return Settlement(venue, worker, readings)
 
 
 def upstream_backend(profile: VenueProfile, upstream: UpstreamPort, clock: Clock) -> Backend:
     """The backend of an engine that has another service settle its orders."""
-    reservations = Reservations()
 
     async def open_(core: Core) -> Settlement:
         await upstream.start()
-        return await _upstream(core, profile, upstream, reservations)
+        return await _upstream(core, profile, upstream)
 
-    return Backend(profile, upstream, clock, open_, reservations)
+    return Backend(profile, upstream, clock, open_, counted)
 
 
-async def _upstream(
-    core: Core, profile: VenueProfile, upstream: UpstreamPort, reservations: Reservations
-) -> Settlement:
+async def _upstream(core: Core, profile: VenueProfile, upstream: UpstreamPort) -> Settlement:
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
     unwatched = ScanProgress((), clock)
-    reservations.follow(unwatched.is_complete)
-    await reservations.load(store, clock.now_ms())
     follower = Follower(store, processor, upstream, clock)
     relay = Relay(store, upstream, clock, follower)
     await relay.recover()
@@ -159,10 +208,12 @@ async def _upstream(
     quarantine = Quarantine()
     deadlines = Deadlines(store, processor, unwatched, quarantine, clock)
     worker = Worker(
-        (core.retention.clean, deadlines.keep), quarantine, loops=(relay.run, follower.run)
+        (ExpiredReservations(store, unwatched, clock).end, core.retention.clean, deadlines.keep),
+        quarantine,
+        loops=(relay.run, follower.run),
     )
     limits = ClientLimits(
-        reservations, policy.unfunded, lambda _network: policy.reservable, clock, core.secret
+        store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, core.secret
     )
-    venue = UpstreamVenue(core, profile, upstream, relay, follower, limits, reservations)
+    venue = UpstreamVenue(core, profile, upstream, relay, follower, limits)
     return Settlement(venue, worker)

@@ -59,7 +59,7 @@ def events_of(
 
 
 class DepositWatcher:
-    """Turns what the engine sees into events of orders. ``progress`` tells how far it has come."""
+    """Turns deposit sightings into events of orders. ``progress``: of the scans."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DepositWatcher:
         self.progress = ScanProgress(engine.networks, clock)
 
     async def reconcile(self) -> int:
-        """One pass; returns how many events it found. Safe to repeat at any time.
+        """One pass; returns the number of events. Safe to repeat at any time.
 
         What is there is recorded of all before any of it is confirmed: of deposits that came while
         nobody looked, the first would else be decided on without the others.
@@ -131,7 +131,7 @@ class DepositWatcher:
             network = sighting.key.network
             order_id = await self._store.order_id_of_deposit_address(network, sighting.address)
             if order_id is None:
-                log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
+                log.warning("unattributed_deposit_found", network=network, txid=sighting.key.txid)
                 strangers.append(sighting)
             else:
                 shown.append((order_id, sighting))
@@ -176,8 +176,8 @@ class DepositWatcher:
             except ImpossibleTransition as refused:
                 if not remaining:
                     raise
-                # Something else happened to the order in between: look with fresh eyes.
-                log.info("deposit_looked_at_again", order_id=order_id, reason=str(refused))
+                # Another event changed the order in between: compare with its new version.
+                log.info("deposit_event_postponed", order_id=order_id, reason=str(refused))
             else:
                 break
         return len(events)
@@ -234,22 +234,21 @@ class ScanProgress:
         until = self._complete_until.get(order.terms.deposit_network, order.deadline_at)
         return order.deadline_at <= until and order.order_id not in self._lagging
 
-    def is_complete(self, order_id: str, network: str, at: int) -> bool:
-        """Whether all that was sent to an order until ``at`` (ms) is on record.
-
-        An empty id stands for any order that is not lagging. A network that nobody watches is
-        complete until now.
-        """
-        until = self._complete_until.get(network, self._clock.now_ms())
-        return at <= until and order_id not in self._lagging
+    def lags(self) -> dict[str, int]:
+        """How far (ms) the scan of each network is behind, at most since the start."""
+        now = self._clock.now_ms()
+        return {
+            network: now - max(until, self._since)
+            for network, until in self._complete_until.items()
+        }
 
     def health(self) -> Health:
         """Not ok while the scan of a network is minutes behind."""
-        scans = self._complete_until
-        network = min(scans, key=lambda name: scans[name], default=None)
+        lags = self.lags()
+        network = max(lags, key=lambda name: lags[name], default=None)
         if network is None:
             return Health(True)
-        behind = self._clock.now_ms() - max(scans[network], self._since)
+        behind = lags[network]
         if behind < _LAGGING_AFTER_MS:
             return Health(True)
         return Health(

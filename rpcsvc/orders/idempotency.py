@@ -1,18 +1,28 @@
 """Idempotency keys: the same call twice makes one order (design part 3 "Idempotency").
 
 A key is claimed while the first call runs; copies wait for it. Its answer is committed with the
-order, so a retry after a crash finds both or neither.
+order, so a retry after a crash finds both or neither. Of two processes that are given one key, the
+one that commits second reads the answer of the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from rpcsvc.errors import IdempotencyConflict
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.errors import IdempotencyConflict, Unavailable
+from rpcsvc.orders.ports.store import OrderStore, StaleWrite
+
+T = TypeVar("T")
+
+# How often an order is opened anew when others took what it was to reserve, or its key.
+TRIES: Final = 5
+_BUSY: Final = (
+    "Others are making orders with the same limits right now; nothing was changed. Try again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +53,7 @@ class Idempotency:
             await asyncio.shield(running)
         ended = self._running[slot] = asyncio.get_running_loop().create_future()
         try:
-            # Looked for only now: a copy may have been answered while this one waited.
-            stored = await self._store.response(*slot)
-            if stored is not None:
-                require_same(stored.operation, stored.params, claim)
-                return stored.body, True
-            return await make(), False
+            return await retried(lambda: self._once(claim, make))
         except asyncio.CancelledError:
             # What was handed to the store is committed all the same; copies wait until it is.
             await self._store.settle()
@@ -57,9 +62,28 @@ class Idempotency:
             del self._running[slot]
             ended.set_result(None)
 
+    async def _once(self, claim: Claim, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
+        # Looked for only now: a copy may have been answered while this one waited.
+        stored = await self._store.response(claim.namespace, claim.key)
+        if stored is not None:
+            require_same(stored.operation, stored.params, claim)
+            return stored.body, True
+        return await make(), False
+
+
+async def retried(make: Callable[[], Awaitable[T]]) -> T:
+    """What ``make`` returns, which decides on what it reads: anew while others change that.
+
+    Raises Unavailable after some tries.
+    """
+    for _ in range(TRIES):
+        with suppress(StaleWrite):
+            return await make()
+    raise Unavailable(_BUSY, retry_after=1)
+
 
 def require_same(operation: str, params: dict[str, Any], claim: Claim) -> None:
-    """Raise IdempotencyConflict unless the key of ``claim`` was used before for this very call."""
+    """Raise IdempotencyConflict unless the key of ``claim`` stands for this very call."""
     before = {"operation": operation, **params}
     now = {"operation": claim.operation, **claim.params}
     differing = sorted(

@@ -1,4 +1,4 @@
-"""Which orders can be taken on: what the wallets can pay, and what clients may reserve.
+"""Decides which orders can be accepted, by the wallets' holdings and the clients' reservations.
 
 ``ClientLimits`` bounds unfunded orders; ``Inventory`` decides for the wallets as well.
 """
@@ -7,45 +7,57 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
-from rpcsvc.clock import Clock, ms_to_next_day
+from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
+from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import Rate, network_of
 from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.orders.reservations import UPSTREAM, Reservations
+from rpcsvc.orders.reservations import UPSTREAM
 from rpcsvc.orders.unfunded import (
     ALL,
     BY_ADDRESS,
+    TOTAL,
     UNFUNDED_REASON,
+    Admission,
     Client,
     Refusal,
+    Reserved,
     UnfundedLimits,
+    bounds_of,
+    excesses,
     is_known,
+    room,
+    worst,
 )
+
+# So many reservations are looked at to say when there is room. Where it takes more, a caller who
+# comes back is told so again: one refusal costs no more, however many orders there are.
+SOONEST: Final = 500
 
 
 class ClientLimits:
     """The operator's bounds on unfunded orders.
 
-    ``wallet`` gives what a network's wallet holds beside funded orders, in payout units; None while
-    only the number of orders is bounded. ``secret`` keys the hashes of clients' names.
+    ``wallet`` gives what a network's wallet holds beside funded orders, in payout units. ``secret``
+    keys the hashes of clients' names.
     """
 
     def __init__(
         self,
-        reservations: Reservations,
-        bounds: UnfundedLimits,
-        wallet: Callable[[str], int],
+        store: OrderStore,
+        limits: UnfundedLimits,
+        wallet: Callable[[str, Reserved], int],
         clock: Clock,
         secret: bytes,
     ) -> None:
-        self._reservations = reservations
-        self._bounds = bounds
+        self._store = store
+        self._limits = limits
         self._wallet = wallet
         self._clock = clock
         self._secret = secret
@@ -54,35 +66,44 @@ class ClientLimits:
         """What is kept of a client with its unfunded orders."""
         return client.stored(self._secret)
 
-    def require(self, client: Client, amount: Money, network: str, needed: int) -> None:
-        """Raise RateLimited when an order would reserve more than its client may before a deposit.
+    async def reserved(self, client: Client, network: str) -> Reserved:
+        """What is reserved on a network, and by the client. Raises Unavailable."""
+        return await self._store.reserved(network, self.stored(client))
+
+    async def require(
+        self, client: Client, amount: Money, network: str, needed: int, reserved: Reserved
+    ) -> Admission:
+        """The bounds to make an order within, none of which it breaks now.
 
         ``needed``: payout units with their fee; on UPSTREAM the order's worth in USDC units. Raises
+        RateLimited when it would reserve more than its client may before a deposit,
         AmountAboveMaximum for one that is more than the bound by itself, and Unavailable.
         """
-        stored = self.stored(client)
-        if not is_known(stored):
-            self._require_day(stored)
-        self._reservations.on(network)  # ends what has expired
-        refusal = self._reservations.unfunded.refusal(
-            self._bounds, stored, network, needed, self._wallet(network)
-        )
-        if refusal is None:
-            return
+        stored, wallet = self.stored(client), self._wallet(network, reserved)
+        today = None if is_known(stored) else self._limits.address_orders_a_day
+        if today is not None:
+            await self._require_day(stored, today)
+        broken = excesses(self._limits, stored, needed, wallet, reserved)
+        if not broken:
+            units = tuple(bounds_of(self._limits, stored, wallet))
+            return Admission(stored, units, self._limits.orders_of(stored), today)
+        only = stored if all(each.scope == stored for each in broken) else None
+        unfunded = await self._store.unfunded(SOONEST, only)
+        refusal = worst([each.refusal(network, unfunded) for each in broken])
         asset = USDC if network == UPSTREAM or amount.asset is XMR else XMR
         if refusal.frees_at is None:
             raise _too_large(refusal, amount, asset, needed)
         raise _too_much(refusal, asset, refusal.frees_at - self._clock.now_ms())
 
-    def room(self, client: Client, network: str) -> int:
+    def room(self, client: Client, network: str, reserved: Reserved) -> int:
         """The most payout units that a client's next order may reserve. Raises Unavailable."""
-        wallet, stored = self._wallet(network), self.stored(client)
-        return self._reservations.unfunded.room(self._bounds, stored, network, wallet)
+        wallet, stored = self._wallet(network, reserved), self.stored(client)
+        return room(self._limits, stored, wallet, reserved)
 
-    def _require_day(self, stored: str) -> None:
+    async def _require_day(self, stored: str, most: int) -> None:
         """Raise RateLimited when an address has made as many orders as it may in a day."""
-        now, most = self._clock.now_ms(), self._bounds.address_orders_a_day
-        if self._reservations.today.count(stored, now) < most:
+        now = self._clock.now_ms()
+        if await self._store.orders_made(stored, day_of(now)) < most:
             return
         seconds = -(-ms_to_next_day(now) // 1000)
         raise RateLimited(
@@ -147,11 +168,7 @@ def _shown(units: int, asset: Asset) -> str:
 class Inventory(Protocol):
     """Decides which orders the wallets can take on."""
 
-    def stored(self, client: Client) -> str:
-        """What is kept of a client with its unfunded orders; empty where none are counted."""
-        ...
-
-    def require(
+    async def require(
         self,
         client: Client,
         direction: Direction,
@@ -159,22 +176,23 @@ class Inventory(Protocol):
         amount: Money,
         needed: int,
         rate: Rate,
-    ) -> None:
-        """Refuse an order that can't be paid, or that reserves too much before a deposit.
+    ) -> Admission | None:
+        """Refuse an order that can't be paid, or that reserves too much before a deposit; else the
+        bounds to make it within, None where nothing is counted.
 
         ``needed``: payout units with their fee. Raises Unavailable when the wallet will be able to
         pay before long, AmountAboveMaximum when it holds less, and RateLimited.
         """
         ...
 
-    def room(self, client: Client, network: str) -> int | None:
+    async def room(self, client: Client, network: str) -> int | None:
         """The most payout units that a client's next order may take; None: no limit.
 
         Raises errors.Unavailable while it is not known.
         """
         ...
 
-    def payable_for(self, order: Order) -> int | None:
+    async def payable_for(self, order: Order) -> int | None:
         """Payout units, fee included, that can be paid for an order now or when outputs unlock.
 
         None: no limit. Raises errors.Unavailable while it is not known.
@@ -185,11 +203,7 @@ class Inventory(Protocol):
 class SimulatedInventory:
     """No limit: a simulated wallet that runs dry is one of the faults to try out."""
 
-    def stored(self, client: Client) -> str:  # noqa: ARG002 - no order is counted
-        """Nothing."""
-        return ""
-
-    def require(
+    async def require(
         self,
         client: Client,
         direction: Direction,
@@ -200,11 +214,11 @@ class SimulatedInventory:
     ) -> None:
         """Take every order."""
 
-    def room(self, client: Client, network: str) -> int | None:  # noqa: ARG002 - no limit
+    async def room(self, client: Client, network: str) -> int | None:  # noqa: ARG002 - no limit
         """No limit."""
         return None
 
-    def payable_for(self, order: Order) -> int | None:  # noqa: ARG002 - no limit
+    async def payable_for(self, order: Order) -> int | None:  # noqa: ARG002 - no limit
         """No limit."""
         return None
 
@@ -218,20 +232,16 @@ class WalletInventory:
     def __init__(
         self,
         holdings: Callable[[str], Holdings],
-        reservations: Reservations,
-        bounds: UnfundedLimits,
+        store: OrderStore,
+        limits: UnfundedLimits,
         clock: Clock,
         secret: bytes,
     ) -> None:
         self._holdings = holdings
-        self._reservations = reservations
-        self._clients = ClientLimits(reservations, bounds, self._wallet, clock, secret)
+        self._store = store
+        self._clients = ClientLimits(store, limits, self._wallet, clock, secret)
 
-    def stored(self, client: Client) -> str:
-        """What is kept of a client with its unfunded orders."""
-        return self._clients.stored(client)
-
-    def require(
+    async def require(
         self,
         client: Client,
         direction: Direction,
@@ -239,32 +249,40 @@ class WalletInventory:
         amount: Money,
         needed: int,
         rate: Rate,
-    ) -> None:
+    ) -> Admission | None:
         """As Inventory says."""
         network = network_of(payout_asset(direction), chain)
-        held = self._payable(network)
+        reserved = await self._clients.reserved(client, network)
+        free = self._holdings(network).free
+        held = self._payable(network, reserved)
         if needed > held.free:
             raise _not_payable(held, direction, chain, amount, needed, rate)
-        self._clients.require(client, amount, network, needed)
+        admission = await self._clients.require(client, amount, network, needed, reserved)
+        return admission._replace(units=((TOTAL, free), *admission.units))
 
-    def room(self, client: Client, network: str) -> int | None:
+    async def room(self, client: Client, network: str) -> int | None:
         """As Inventory says."""
-        return min(self._payable(network).free, self._clients.room(client, network))
+        reserved = await self._clients.reserved(client, network)
+        free = self._payable(network, reserved).free
+        return min(free, self._clients.room(client, network, reserved))
 
-    def payable_for(self, order: Order) -> int | None:
+    async def payable_for(self, order: Order) -> int | None:
         """As Inventory says."""
-        held = self._holdings(order.terms.payout_network)
-        return max(0, held.free + held.locked - self._reservations.beside(order))
+        network = order.terms.payout_network
+        reserved = (await self._store.reserved(network)).total
+        beside = reserved - await self._store.reserved_by(order.order_id, network)
+        held = self._holdings(network)
+        return max(0, held.free + held.locked - beside)
 
-    def _payable(self, network: str) -> Holdings:
+    def _payable(self, network: str, reserved: Reserved) -> Holdings:
         """What can be paid out on a network beside what open orders may still take."""
         held = self._holdings(network)
-        return replace(held, free=max(0, held.free - self._reservations.on(network)))
+        return replace(held, free=max(0, held.free - reserved.total))
 
-    def _wallet(self, network: str) -> int:
+    def _wallet(self, network: str, reserved: Reserved) -> int:
         """What the wallet holds beside what funded orders may still take, in units."""
         held = self._holdings(network)
-        return max(0, held.free + held.locked - self._reservations.funded(network))
+        return max(0, held.free + held.locked - reserved.funded)
 
 
 def payable_deposit(direction: Direction, free: int, rate: Rate) -> int:

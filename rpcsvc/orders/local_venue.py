@@ -27,6 +27,7 @@ from rpcsvc.errors import (
     Unavailable,
 )
 from rpcsvc.orders.deposits import ScanProgress
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
@@ -47,13 +48,13 @@ from rpcsvc.orders.ports.venue import (
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Wallets
-from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.unfunded import Admission, Client
 
 
 class LocalVenue:
     """Implements Venue on wallets and a rate source.
 
-    ``inventory`` decides what the wallets can take on. ``wake`` has the worker look at once.
+    ``inventory`` decides what the wallets can take on. ``wake`` starts a worker pass at once.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class LocalVenue:
         inventory: Inventory,
         scan: ScanProgress,
         wake: Callable[[], None],
+        gasless: GaslessFunding | None = None,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = core.policy.price_lock
+        self.gasless = gasless
         self._wallets = wallets
         self._rates = rates
         self._inventory = inventory
@@ -81,25 +84,25 @@ class LocalVenue:
 
     # --- prices ---
 
-    def market(self, client: Client) -> Market | None:
+    async def market(self, client: Client) -> Market | None:
         """The rate and the limits; None while there is no fresh rate."""
         try:
             rate = self._rates.rate()
         except Unavailable:
             return None
-        return Market(rate, [self._limits_of(each, rate, client) for each in Direction])
+        return Market(rate, [await self._limits_of(each, rate, client) for each in Direction])
 
-    def _limits_of(self, direction: Direction, rate: Rate, client: Client) -> DirectionLimits:
+    async def _limits_of(self, direction: Direction, rate: Rate, client: Client) -> DirectionLimits:
         pairs = [self._limits(direction, chain, rate) for chain in self.profile.chains.all()]
         least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
-        return DirectionLimits(direction, least, most, self._max_now(direction, rate, client))
+        return DirectionLimits(direction, least, most, await self._max_now(direction, rate, client))
 
-    def _max_now(self, direction: Direction, rate: Rate, client: Client) -> int | None:
+    async def _max_now(self, direction: Direction, rate: Rate, client: Client) -> int | None:
         """The largest deposit that a client can order now, on the chain with most; None: any."""
         payout, most = payout_asset(direction), 0
         for network in {network_of(payout, chain) for chain in self.profile.chains.all()}:
             try:
-                room = self._inventory.room(client, network)
+                room = await self._inventory.room(client, network)
             except Unavailable:
                 continue  # this one can pay nothing; health says why
             if room is None:
@@ -160,7 +163,12 @@ class LocalVenue:
         self._within_limits(direction, chain, amount, self._rates.rate())
 
     async def quote(self, request: QuoteRequest) -> Quote:
-        """A quote at the current rate. Nothing is awaited: what it found holds when it returns."""
+        """A quote at the current rate."""
+        quote, _ = await self._priced(request)
+        return quote
+
+    async def _priced(self, request: QuoteRequest) -> tuple[Quote, Admission | None]:
+        """A quote, and the bounds within which an order at it can be made."""
         direction, chain, amount = request.direction, request.chain, request.amount
         self._wallets.require_ready()
         self.profile.require_offered(chain)
@@ -179,8 +187,10 @@ class LocalVenue:
         if output == 0:
             raise _eaten_by_fees(price, direction, amount, chain)
         needed = output + fees.payout
-        self._inventory.require(request.client, direction, chain, amount, needed, rate)
-        return Quote(
+        admission = await self._inventory.require(
+            request.client, direction, chain, amount, needed, rate
+        )
+        quote = Quote(
             direction=direction,
             chain=chain,
             deposit=amount,
@@ -194,6 +204,7 @@ class LocalVenue:
             seconds=self._wallets.estimated_seconds(amount.asset, chain.name),
             price_locked_until=self._clock.now_ms() + policy.price_lock,
         )
+        return quote, admission
 
     # --- orders ---
 
@@ -203,14 +214,16 @@ class LocalVenue:
         request: OrderRequest,
         claim: Claim | None,  # noqa: ARG002 - port
     ) -> AsyncIterator[NewOrder]:
-        """A new order with a deposit address of its own; nothing is kept of one that fails."""
+        """A new order with its own deposit address; a failed one leaves no trace."""
         self._wallets.require_ready()
         await self._require_payable(request)
-        quote = await self.quote(request.priced)
+        quote, admission = await self._priced(request.priced)
+        if request.accept is not None:
+            request.accept(quote)
         named = self._maker.ids(request)
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
-        yield NewOrder(terms, quote, self._inventory.stored(request.client))
+        yield NewOrder(terms, quote, admission)
 
     async def _require_payable(self, request: OrderRequest) -> None:
         """Raise InvalidDestination for a payout or refund address that its network refuses."""
@@ -222,13 +235,19 @@ class LocalVenue:
             await self._wallets.require_payable(network, address, field=field)
 
     def watch(self, order_id: str) -> None:
-        """Orders are up to date: the worker follows the chains."""
+        """Nothing to do: the worker follows the chains."""
 
     async def refresh(self, order_id: str) -> None:
-        """Orders are up to date: the worker follows the chains."""
+        """Nothing to do: the worker follows the chains."""
 
     async def cancel(self, order: Order) -> Order:
         """End an order that waits for its first deposit. One that expired meanwhile stays so."""
+        if self.gasless is not None and await self.gasless.unresolved(order.order_id):
+            raise OrderNotCancellable(
+                "A signed payment of the order is under way: ask for its status until the deposit"
+                " is there.",
+                details={"status": order.status.value},
+            )
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:
@@ -240,7 +259,7 @@ class LocalVenue:
         address: str,
         ticket: Ticket,  # noqa: ARG002 - port
     ) -> bool:
-        """Have refunds go to the address; False when somebody else named one first."""
+        """Set the refund address; False when one was named before."""
         try:
             await self._processor.apply(order.order_id, RefundAddressGiven(address))
         except ImpossibleTransition:
@@ -268,10 +287,14 @@ class LocalVenue:
         )
 
     async def confirmations(self, order: Order) -> Confirmations:
-        """Those of the deposit that has the fewest, no more than are needed."""
-        required = self._wallets.required_confirmations(order.terms.deposit_network)
-        arrived = [deposit.key for deposit in order.deposits if deposit.is_active]
-        counts = [await self._wallets.confirmations(key) for key in arrived]
+        """Those of the deposit that has the fewest, no more than are needed.
+
+        As many are needed as for all that has arrived; before that, for the amount of the order.
+        """
+        arrived = [deposit for deposit in order.deposits if deposit.is_active]
+        units = sum(deposit.units for deposit in arrived) or order.terms.deposit_amount
+        required = self._wallets.required_confirmations(order.terms.deposit_network, units)
+        counts = [await self._wallets.confirmations(deposit.key) for deposit in arrived]
         return Confirmations(min([required, *counts]) if counts else 0, required)
 
     # --- health ---
@@ -285,7 +308,7 @@ class LocalVenue:
         return {"engine": self._takes_orders(), "rates": self._rates_health()}
 
     async def progress(self) -> Mapping[str, Health]:
-        """Whether deposits are seen on all networks, so that the deadlines there can be kept."""
+        """Whether the deposit scans of all networks are up to date, as deadlines need."""
         return {"deposits": self._scan.health()}
 
     def _takes_orders(self) -> Health:

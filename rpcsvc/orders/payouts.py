@@ -34,6 +34,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.store import Commit, OrderStore
 from rpcsvc.orders.ports.wallets import (
     Outcome,
@@ -53,7 +54,7 @@ class Payouts:
     """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
 
     Nothing is signed for orders in ``quarantine``, nor before the deposits that pay for it were
-    seen on their chain since the start.
+    seen on their chain since the start, nor signed or published without time left of the ``lease``.
     """
 
     def __init__(
@@ -63,18 +64,20 @@ class Payouts:
         processor: OrderProcessor,
         clock: Clock,
         quarantine: Quarantine,
+        lease: Lease,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
         self._clock = clock
         self._quarantine = quarantine
+        self._lease = lease
         self._wallets = KeyedLocks()
         # Transfers that could not be recorded together with others, one of which may be to blame.
         self._alone: set[str] = set()
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
-        """Take the transfer as far as it goes now; True when it has reached its end.
+        """Carry the transfer as far as possible now; True when it has ended.
 
         Raises errors.Unavailable when the store can't record a step: then nothing further was
         done, and the effect is still pending.
@@ -100,9 +103,9 @@ class Payouts:
         return order, transfer
 
     async def _prepare(self, order: Order, transfer: Transfer, effect: AdvanceTransfer) -> None:
-        """Have it signed and put on record, if it may be and can be."""
+        """Have the engine sign and record it, if that is allowed now."""
         if not _is_agreed(order, transfer):
-            log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
+            log.critical("transfer_recipient_refused", transfer_id=transfer.transfer_id)
             return
         if not await self._may_be_signed(order, transfer):
             return
@@ -144,12 +147,14 @@ class Payouts:
         await self._processor.record(signed, commit, require_payable)
 
     async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
+        if not self._lease.has_time():
+            return False
         if order.order_id in self._quarantine or self._is_too_late(order, transfer):
             return False
         return await self._has_its_deposits(order)
 
     async def _has_its_deposits(self, order: Order) -> bool:
-        """Whether the engine's last look found on the chain what the order says is confirmed.
+        """Whether the engine's last scan found the deposits that the order has as confirmed.
 
         While the service was down a reorganisation may have taken it away. Before the first look
         there are no confirmations: an order waits for its own network, and for no other.
@@ -158,10 +163,10 @@ class Payouts:
         try:
             missing = [key for key in keys if await self._engine.confirmations(key) == 0]
         except Unavailable as reason:
-            log.info("payout_waits_for_deposits", order_id=order.order_id, reason=reason.message)
+            log.info("payout_postponed", order_id=order.order_id, reason=reason.message)
             return False
         if missing:
-            log.info("payout_waits_for_deposits", order_id=order.order_id, deposits=len(missing))
+            log.info("payout_postponed", order_id=order.order_id, deposits=len(missing))
         return not missing
 
     def _is_too_late(self, order: Order, transfer: Transfer) -> bool:
@@ -206,7 +211,7 @@ class Payouts:
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
                 verdict = await self._engine.look_up(transfer)
-                if verdict.outcome is Outcome.ABSENT:
+                if verdict.outcome is Outcome.ABSENT and self._lease.has_time():
                     verdict = await self._engine.publish(transfer)
         except Exception as error:
             log.warning("transfer_outcome_unknown", transfer_id=transfer.transfer_id, exc_info=True)
@@ -215,7 +220,7 @@ class Payouts:
 
 
 def _is_agreed(order: Order, transfer: Transfer) -> bool:
-    """Whether the recipient is one whom the order's own record names: the last look before signing.
+    """Whether the order's own record names the recipient: the last check before signing.
 
     Nothing in the service can bring another about; a database that was tampered with could.
     """

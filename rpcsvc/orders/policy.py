@@ -1,4 +1,4 @@
-"""The operator's terms, the terms of a new order that follow from them, and how long data is kept.
+"""The operator's terms, the terms of new orders, and data retention.
 
 ``Retention`` deletes in small steps, so that no commit of an order waits long behind one.
 """
@@ -15,6 +15,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
 from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, network_of
 from rpcsvc.orders.processor import OrderProcessor
@@ -42,7 +43,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What every venue works with. ``secret`` keys the hashes of clients' names."""
+    """Parts of every venue. ``secret`` keys the hashes of clients' names; under ``lease``
+    orders are written and settled.
+    """
 
     store: OrderStore
     processor: OrderProcessor
@@ -51,6 +54,7 @@ class Core:
     clock: Clock
     random: RandomBytes
     secret: bytes
+    lease: Lease
 
 
 class OrderIds(NamedTuple):
@@ -74,7 +78,7 @@ class TermsMaker:
         return OrderIds(order_id, request.session_id or ids.session_id(self._random))
 
     def expires_at(self) -> int:
-        """Until when (ms) the deposit of an order that is made now is awaited."""
+        """The ``expiresAt`` (ms) of an order that is made now."""
         return self._clock.now_ms() + self._policy.deposit_window
 
     def terms(
@@ -125,7 +129,7 @@ UNPAID_BYTES: Final = 11_000
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """For how long (ms) each is kept; ``unpaid_bytes`` bounds what unpaid orders hold in all."""
+    """Retention times in ms; ``unpaid_bytes`` limits the size of unpaid orders' answers."""
 
     responses: int
     tickets: int
@@ -144,7 +148,7 @@ class Retention:
         self._next_pruning = 0
 
     async def clean(self) -> int:
-        """Delete what is due now. Nothing is left to do after it: it counts as no work."""
+        """Delete what is due; returns 0, because no work follows from it."""
         now = self._clock.now_ms()
         if now >= self._next_pruning:
             await self._prune(now)
@@ -166,6 +170,9 @@ class Retention:
         forgotten = await self._store.forget_responses(now - self._kept.responses)
         if forgotten:
             log.info("idempotency_keys_forgotten", count=forgotten)
+        ended = await self._store.forget_webhooks(now - self._kept.responses)
+        if ended:
+            log.info("webhooks_forgotten", count=ended)
         dropped = await self._store.forget_tickets(now - self._kept.tickets)
         if dropped:
             log.info("tickets_forgotten", count=dropped)

@@ -26,7 +26,8 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
-from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositKey, Order
+from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.orders.ports.store import (
     Change,
@@ -42,7 +43,8 @@ from rpcsvc.orders.ports.store import (
     StoredResponse,
 )
 from rpcsvc.orders.ports.wallets import PreparedTransfer
-from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook
+from rpcsvc.orders.reservations import Counting, counted
+from rpcsvc.orders.unfunded import Admission
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +54,8 @@ _BUSY = "The order is being changed by others right now; nothing was changed. Tr
 
 OrderCheck = Callable[[Sequence[Order]], Awaitable[None]]
 EffectSink = Callable[[str, Iterable[Effect]], None]
+# The order before an event and after it, and the event; a new order has the second only.
+Observer = Callable[[Order | None, Order, Event | None], None]
 # Bytes and addresses are on the order already; the history keeps what happened, not copies.
 _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
 
@@ -74,17 +78,22 @@ class OrderProcessor:
         store: OrderStore,
         clock: Clock,
         project: Projection,
-        reservations: ReservationBook = UNCOUNTED,
+        count: Counting = counted,
     ) -> None:
         self._store = store
-        self._reservations = reservations
+        self._count = count
         self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
         self._sinks: list[EffectSink] = []
+        self._observers: list[Observer] = []
+
+    def on_commit(self, observer: Observer) -> None:
+        """Call ``observer`` with each committed event. It must not raise."""
+        self._observers.append(observer)
 
     def on_effects(self, sink: EffectSink) -> None:
-        """Have ``sink`` called with the effects of each transition, after its commit."""
+        """Call ``sink`` with the effects of each transition, after its commit."""
         self._sinks.append(sink)
 
     async def open(
@@ -93,15 +102,23 @@ class OrderProcessor:
         view: StatusView | None,
         response: StoredResponse | None,
         relay: RelayRecord | None = None,
-        client: str = "",
+        admission: Admission | None = None,
+        webhook: Webhook | None = None,
     ) -> None:
         """Commit a new order together with the answer that its idempotency key replays.
 
-        ``relay`` is the claim that became this order, of one that an upstream settles; ``client``
-        is who asked for it, as it is stored.
+        ``relay`` is the claim that became this order, of one that an upstream settles;
+        ``admission`` is who asked for it, and the bounds that it is made within;
+        ``webhook`` is where its events are sent. Raises StaleWrite
+        where it would break one of the bounds by now, and errors.Unavailable: nothing was changed.
         """
+        client = admission.client if admission else ""
         entry = HistoryEntry(
-            order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
+            order.version,
+            order.terms.created_at,
+            "OrderCreated",
+            order.status.value,
+            {"deadline_at": order.deadline_at},
         )
         change = Change(
             order=order,
@@ -110,10 +127,13 @@ class OrderProcessor:
             history=entry,
             response=response,
             relay=relay,
-            client=client or None,
+            reservation=self._count(None, order, client),
+            admission=admission,
+            webhook=webhook,
         )
-        with self._reservations.holding(order, client):
-            await self._store.commit(change)
+        await self._store.commit(change)
+        for observe in self._observers:
+            observe(None, order, None)
 
     async def apply(
         self,
@@ -124,7 +144,7 @@ class OrderProcessor:
         done_if_void: bool = False,
         evidence: bytes = b"",
     ) -> Order:
-        """Let ``event`` happen to the order; returns the order as committed.
+        """Apply ``event`` to the order; returns the order as committed.
 
         ``done`` are effects of the order that this event finishes; with ``done_if_void`` they are
         dropped as well when the event can't happen. ``evidence`` is the upstream's answer that the
@@ -149,7 +169,7 @@ class OrderProcessor:
         commit: Commit | None = None,
         check: OrderCheck | None = None,
     ) -> None:
-        """Let each transfer that ``signed`` pays be prepared: all of them, or none.
+        """Apply TransferPrepared to each transfer that ``signed`` pays: all of them, or none.
 
         ``commit`` writes that together with rows of its own. ``check`` is called under the orders'
         locks, with the orders as they are now. Raises as ``apply`` does, and as ``check`` does.
@@ -176,8 +196,7 @@ class OrderProcessor:
             view=self._project(result.order),
             history=_history_entry(result.order, event, now),
             effects=result.effects,
-            forgets_client=before.status in AWAITS_DEPOSIT
-            and result.order.status not in AWAITS_DEPOSIT,
+            reservation=self._count(before, result.order, ""),
         )
         return _Step(before, result.order, event, change)
 
@@ -209,15 +228,15 @@ class OrderProcessor:
             except StaleWrite:
                 if not remaining:
                     raise Unavailable(_BUSY) from None
-                log.info("order_read_again", order_ids=list(events))
-        for step in steps:
-            self._reservations.note(step.after)
+                log.info("order_reread", order_ids=list(events))
         return steps
 
     def _tell(self, steps: Sequence[_Step]) -> None:
         for step in steps:
             for sink in self._sinks:
                 sink(step.after.order_id, step.change.effects)
+            for observe in self._observers:
+                observe(step.before, step.after, step.event)
             _log_transition(step.before, step.after, step.event)
 
     async def discard(self, order_id: str, effect: Effect) -> None:
@@ -231,6 +250,7 @@ def _history_entry(after: Order, event: Event, now: int) -> HistoryEntry:
         for name, value in asdict(event).items()
         if name not in _NOT_IN_HISTORY
     }
+    details["deadline_at"] = after.deadline_at
     return HistoryEntry(after.version, now, type(event).__name__, after.status.value, details)
 
 
@@ -247,7 +267,7 @@ def _log_transition(before: Order, after: Order, event: Event) -> None:
 
 
 def _lost_money(order: Order) -> bool:
-    """True when a deposit went away after it had been paid out: only the operator can mend it."""
+    """True when a deposit vanished after its payout: only the operator can resolve that."""
     payout = order.payout
     return payout is not None and any(
         d.transfer_id == payout.transfer_id and not d.is_active for d in order.deposits
@@ -325,4 +345,6 @@ class Quarantine:
         if not self._broken:
             return Health(True)
         count = len(self._broken)
-        return Health(False, f"{count} orders can't be moved on; the log says order_quarantined.")
+        return Health(
+            False, f"{count} orders are quarantined: order_quarantined in the log names them"
+        )

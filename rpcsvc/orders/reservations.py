@@ -1,26 +1,24 @@
-"""What open orders may still take out of the operator's wallets, network by network.
+"""Reservations: the amounts that open orders may still take from each wallet.
 
-It follows the commits of the one process that writes orders. A reservation of an unfunded order
-ends when the order expires; a later deposit is swapped only if the wallet can pay for it then.
+It is in rows, written by the commit that changes the order; their sums are checked in the
+transaction that makes one. A reservation of an unfunded order ends when the order expires; a later
+deposit is swapped only if the wallet can pay for it then.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
-from rpcsvc.clock import day_of
 from rpcsvc.domain.deposit_rules import units_by_rate
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders
+from rpcsvc.orders.ports.store import ReservationChange
+from rpcsvc.orders.unfunded import Reservation
 
 # Atomic units by network.
 Units = dict[str, int]
-IsComplete = Callable[[str, str, int], bool]
 # Stands for the wallets of an upstream: reservations there are counted in USDC units.
 UPSTREAM: Final = "upstream"
 
@@ -123,135 +121,13 @@ def _is_paid(payout: Transfer | None) -> bool:
     return payout is not None and payout.state is TransferState.SETTLED
 
 
-class ReservationBook(Protocol):
-    """Follows the commits of orders."""
-
-    def holding(self, order: Order, client: str = "") -> AbstractContextManager[None]:
-        """Count a new order while it is being committed; not any more if that fails."""
-        ...
-
-    def note(self, order: Order, client: str | None = None) -> None:
-        """The order was committed as it is now; ``client`` of a new one is who asked for it."""
-        ...
-
-
-class _Uncounted:
-    """For wallets that take every order."""
-
-    def holding(self, order: Order, client: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - not counted
-        """Count nothing."""
-        return nullcontext()
-
-    def note(self, order: Order, client: str | None = None) -> None:
-        """Count nothing."""
-
-
-UNCOUNTED: Final[ReservationBook] = _Uncounted()
-
-
-class Reservations:
-    """The reservations of all open orders, and of them those of unfunded ones."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Units] = {}
-        self._total: Units = defaultdict(int)
-        self._is_complete: IsComplete = _nothing_is_known
-        self.unfunded = UnfundedOrders()
-        self.today = OrdersToday()
-
-    def follow(self, is_complete: IsComplete) -> None:
-        """End reservations as deposits become known: ``is_complete`` of an order id (empty: any),
-        a network and a time (ms) says whether all that came until then is on record.
-        """
-        self._is_complete = is_complete
-
-    async def load(self, store: OrderStore, now: int) -> None:
-        """Count what is open in the store, orders that are over and still owe a refund included."""
-        self.today = OrdersToday(now, await store.orders_made(day_of(now)))
-        clients = await store.unfunded_clients()
-        pending = {order_id for order_id, _effect in await store.pending_effects()}
-        for order_id in pending.union(await store.open_orders()):
-            order = await store.order(order_id)
-            if order is not None:
-                self.note(order, clients.get(order_id, ""))
-
-    def note(self, order: Order, client: str | None = None) -> None:
-        """The order was committed as it is now; ``client`` of a new one is who asked for it."""
-        order_id = order.order_id
-        if client is None:
-            client = self.unfunded.client_of(order_id)
-        reservation = self._reservation(order, client)
-        self.unfunded.put(order_id, reservation)
-        self._replace(order_id, self._reserved(order, is_reserved=reservation is not None))
-
-    def on(self, network: str) -> int:
-        """What may still be taken on a network."""
-        self._end_expired()
-        return self._total[network]
-
-    def funded(self, network: str) -> int:
-        """What may still be taken on a network for money that has come."""
-        return self.on(network) - self.unfunded.units(network)
-
-    def beside(self, order: Order) -> int:
-        """What other orders may still take on the network that an order is paid on."""
-        network = order.terms.payout_network
-        return self.on(network) - self._of.get(order.order_id, {}).get(network, 0)
-
-    @contextmanager
-    def holding(self, order: Order, client: str = "") -> Iterator[None]:
-        """Count an order while it is being committed; not any more if that fails.
-
-        One whose caller is cancelled is committed all the same, and stays counted.
-        """
-        self.note(order, client)
-        self.today.add(client, order.terms.created_at)
-        try:
-            yield
-        except Exception:
-            self.today.add(client, order.terms.created_at, -1)
-            self._replace(order.order_id, {})
-            self.unfunded.put(order.order_id, None)
-            raise
-
-    @contextmanager
-    def asking(self, order_id: str, reservation: Reservation) -> Iterator[None]:
-        """Count an order that an upstream is being asked for."""
-        pending = f"asked {order_id}"
-        self.unfunded.put(pending, reservation)
-        try:
-            yield
-        finally:
-            self.unfunded.put(pending, None)
-
-    def _reservation(self, order: Order, client: str) -> Reservation | None:
-        terms, units = order.terms, unfunded_units(order)
-        if self._is_complete(order.order_id, terms.deposit_network, terms.expires_at):
-            return None
-        if terms.upstream_id is not None:
-            awaits = order.status is OrderStatus.AWAITING_DEPOSIT
-            return _reserved_by(order, client, UPSTREAM, units) if awaits else None
-        return _reserved_by(order, client, terms.payout_network, units) if units else None
-
-    def _reserved(self, order: Order, *, is_reserved: bool) -> Units:
-        if order.terms.upstream_id is not None:
-            return {}  # the upstream pays
-        return reservations_of(order) if is_reserved else funded_reservations_of(order)
-
-    def _end_expired(self) -> None:
-        for order_id, held in self.unfunded.expired(self._is_complete):
-            reserved = self._of.get(order_id)
-            if reserved is not None:
-                left = reserved.get(held.network, 0) - held.units
-                self._replace(order_id, {**reserved, held.network: left})
-
-    def _replace(self, order_id: str, reserved: Units) -> None:
-        for network, units in self._of.pop(order_id, {}).items():
-            self._total[network] -= units
-        if reserved:
-            self._of[order_id] = reserved
-        for network, units in reserved.items():
-            self._total[network] += units
+def unfunded_reservation_of(order: Order, client: str = "") -> Reservation | None:
+    """What an order reserves for deposits that have not come, until it expires."""
+    terms, units = order.terms, unfunded_units(order)
+    if terms.upstream_id is not None:
+        awaits = order.status is OrderStatus.AWAITING_DEPOSIT
+        return _reserved_by(order, client, UPSTREAM, units) if awaits else None
+    return _reserved_by(order, client, terms.payout_network, units) if units else None
 
 
 def _reserved_by(order: Order, client: str, network: str, units: int) -> Reservation:
@@ -259,5 +135,36 @@ def _reserved_by(order: Order, client: str, network: str, units: int) -> Reserva
     return Reservation(network, units, client, terms.deposit_network, terms.expires_at)
 
 
-def _nothing_is_known(_order_id: str, _network: str, _at: int) -> bool:
-    return False
+def funded_units(order: Order) -> Units:
+    """What is reserved for money that has come, by network; nothing where the upstream pays."""
+    if order.terms.upstream_id is not None:
+        return {}
+    return {network: units for network, units in funded_reservations_of(order).items() if units}
+
+
+# What becomes of the reservations of an order, by itself before (None: it is new) and as it is now,
+# and by who asks for it.
+Counting = Callable[[Order | None, Order, str], ReservationChange | None]
+
+
+def counted(before: Order | None, after: Order, client: str = "") -> ReservationChange | None:
+    """What a change of an order changes of its reservations; None: nothing.
+
+    An unfunded one that expired stays ended, whatever the deposits that still come leave open.
+    """
+    funded = {} if before is None else funded_units(before)
+    now = funded_units(after)
+    changed = {
+        network: now.get(network, 0)
+        for network in sorted({*funded, *now})
+        if funded.get(network) != now.get(network)
+    }
+    held = None if before is None else unfunded_reservation_of(before)
+    unfunded = unfunded_reservation_of(after, client)
+    if not changed and held == unfunded:
+        return None
+    return ReservationChange(after.order_id, changed, unfunded, begins=held is None)
+
+
+def uncounted(_before: Order | None, _after: Order, _client: str = "") -> None:
+    """For wallets that take every order."""

@@ -1,4 +1,4 @@
-"""Bounds on what orders may reserve before they are funded: per client, and in all.
+"""Limits on the reservations of unfunded orders: per client, and in total.
 
 A reservation counts until its order is funded, ends or expires. Shares are percentages of what the
 wallet of a network holds beside funded orders.
@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import accumulate
-from types import MappingProxyType
 from typing import Final, NamedTuple
-
-from rpcsvc.clock import day_of
 
 ADDRESS: Final = "address"
 # ``details.reason`` of a refusal: tells it from one for too many calls.
 UNFUNDED_REASON: Final = "unfunded_orders"
-# Scopes of a sum that are no client's.
+# Scopes of a sum that are no client's; the first is of funded orders, too.
+TOTAL: Final = "total"
 ALL: Final = "all"
 BY_ADDRESS: Final = "by_address"
 
@@ -91,25 +86,6 @@ class UnfundedLimits:
         ]
 
 
-class OrdersToday:
-    """How many orders each client has made on the current day of UTC; ``made``: by then."""
-
-    def __init__(self, now: int = 0, made: Mapping[str, int] = MappingProxyType({})) -> None:
-        self._day = day_of(now)
-        self._made = Counter(made)
-
-    def count(self, client: str, now: int) -> int:
-        """How many a client has made today."""
-        return self._made[client] if day_of(now) == self._day else 0
-
-    def add(self, client: str, now: int, number: int = 1) -> None:
-        """Count an order that was made now, or with -1 one that was not made after all."""
-        if day_of(now) != self._day:
-            self._day = day_of(now)
-            self._made.clear()
-        self._made[client] += number
-
-
 class Refusal(NamedTuple):
     """The bound that an order would break. ``scope`` is ALL, BY_ADDRESS or the client.
 
@@ -124,120 +100,92 @@ class Refusal(NamedTuple):
     frees_at: int | None
 
 
-class UnfundedOrders:
-    """The reservations of all orders that are not funded. Reads take constant time."""
+class Reserved(NamedTuple):
+    """What is reserved on a network, in payout units: ``total`` by all orders, and by unfunded ones
+    for each scope that bounds a client (``UnfundedLimits.shares_of``). ``orders``: how many
+    unfunded ones the client has, on all networks.
+    """
 
-    def __init__(self) -> None:
-        self._of: dict[str, Reservation] = {}
-        self._units: Counter[tuple[str, str]] = Counter()
-        self._orders: Counter[str] = Counter()
-        self._expiring: dict[str, list[tuple[int, str]]] = {}
+    total: int
+    unfunded: Mapping[str, int]
+    orders: int
 
-    def put(self, order_id: str, reservation: Reservation | None) -> None:
-        """What an order reserves now; None: nothing."""
-        before = self._of.pop(order_id, None)
-        if before is not None:
-            self._count(before, -1)
-        if reservation is None:
-            return
-        self._of[order_id] = reservation
-        self._count(reservation, 1)
-        if before is None or before.expires_at != reservation.expires_at:
-            heap = self._expiring.setdefault(reservation.deposit_network, [])
-            heappush(heap, (reservation.expires_at, order_id))
+    @property
+    def funded(self) -> int:
+        """What is reserved for money that has come."""
+        return self.total - self.unfunded.get(ALL, 0)
 
-    def _count(self, reservation: Reservation, sign: int) -> None:
-        for scope in _scopes(reservation.client):
-            self._units[scope, reservation.network] += sign * reservation.units
-        self._orders[reservation.client] += sign
-        if not self._orders[reservation.client]:
-            del self._orders[reservation.client]
 
-    def client_of(self, order_id: str) -> str:
-        """The client whose reservation an order holds; empty where none is known."""
-        held = self._of.get(order_id)
-        return held.client if held else ""
+class Admission(NamedTuple):
+    """Who asks for an order, as stored, and what must hold in the transaction that makes it, with
+    the order counted: ``units`` are the most on the network by scope, ``orders`` the most unfunded
+    ones of the client, ``orders_today`` the most that it makes in a day. None: not bounded.
+    """
 
-    def units(self, network: str, scope: str = ALL) -> int:
-        """Payout units reserved on a network."""
-        return self._units[scope, network]
+    client: str
+    units: tuple[tuple[str, int], ...] = ()
+    orders: int | None = None
+    orders_today: int | None = None
 
-    def orders(self, client: str) -> int:
-        """How many unfunded orders a client has."""
-        return self._orders[client]
 
-    def expired(
-        self, is_complete: Callable[[str, str, int], bool]
-    ) -> list[tuple[str, Reservation]]:
-        """Take out what has expired; ``is_complete`` of an order, its deposit network and a time
-        says whether all that was sent to it until then is known.
-        """
-        ended: list[tuple[str, Reservation]] = []
-        for network, heap in self._expiring.items():
-            waiting: list[tuple[int, str]] = []
-            while heap and is_complete("", network, heap[0][0]):
-                at, order_id = heappop(heap)
-                held = self._of.get(order_id)
-                if held is None or held.expires_at != at:
-                    continue
-                if is_complete(order_id, network, at):
-                    self.put(order_id, None)
-                    ended.append((order_id, held))
-                else:
-                    waiting.append((at, order_id))
-            for entry in waiting:
-                heappush(heap, entry)
-        return ended
+class Excess(NamedTuple):
+    """A bound that an order would break, and by how much: units, or orders if ``is_count``."""
 
-    def refusal(
-        self, limits: UnfundedLimits, client: str, network: str, needed: int, wallet: int | None
-    ) -> Refusal | None:
-        """The bound that one more order would break, if any; of several, that which is in the way
-        for longest.
+    scope: str
+    is_count: bool
+    limit: int
+    held: int
+    needed: int
 
-        ``needed``: payout units with their fee; ``wallet``: what is there beside funded orders,
-        None where it is not known and only the number of orders is bounded.
-        """
-        found = [*self._too_many(limits, client), *self._too_much(limits, client, network, needed,
-                 wallet)]  # fmt: skip
-        never = [each for each in found if each.frees_at is None]
-        return next(iter(never), max(found, key=lambda each: each.frees_at or 0, default=None))
-
-    def _too_many(self, limits: UnfundedLimits, client: str) -> Iterator[Refusal]:
-        most, held = limits.orders_of(client), self.orders(client)
-        if held >= most:
-            yield Refusal(client, True, most, held, self._frees_at(client, None, held + 1 - most))
-
-    def _too_much(
-        self, limits: UnfundedLimits, client: str, network: str, needed: int, wallet: int | None
-    ) -> Iterator[Refusal]:
-        for scope, share in limits.shares_of(client) if wallet is not None else ():
-            limit, held = (wallet or 0) * share // 100, self.units(network, scope)
-            excess = held + needed - limit
-            if excess > 0:
-                at = None if needed > limit else self._frees_at(scope, network, excess)
-                yield Refusal(scope, False, limit, held, at)
-
-    def room(self, limits: UnfundedLimits, client: str, network: str, wallet: int) -> int:
-        """The most payout units that one more order of a client may reserve."""
-        if self.orders(client) >= limits.orders_of(client):
-            return 0
-        bounds = limits.shares_of(client)
-        room = min(wallet * share // 100 - self.units(network, scope) for scope, share in bounds)
-        return max(0, room)
-
-    def _frees_at(self, scope: str, network: str | None, excess: int) -> int:
-        """When reservations of a scope have expired that make up ``excess``: orders without
-        ``network``, else units on it.
-        """
+    def refusal(self, network: str, unfunded: Iterable[Reservation]) -> Refusal:
+        """The bound with the time when enough of ``unfunded`` expires; else the last of it."""
         found = sorted(
-            (held.expires_at, held.units if network else 1)
-            for held in self._of.values()
-            if scope in _scopes(held.client) and network in (None, held.network)
+            (each.expires_at, 1 if self.is_count else each.units)
+            for each in unfunded
+            if self.scope in scopes_of(each.client) and (self.is_count or each.network == network)
         )
-        sums = accumulate(freed for _, freed in found)
-        return next((at for (at, _), freed in zip(found, sums, strict=True) if freed >= excess), 0)
+        missing, sum_freed, at = self.held + self.needed - self.limit, 0, 0
+        for at, freed in found:  # noqa: B007 - the one that it stops at
+            sum_freed += freed
+            if sum_freed >= missing:
+                break
+        is_too_large = not self.is_count and self.needed > self.limit
+        return Refusal(
+            self.scope, self.is_count, self.limit, self.held, None if is_too_large else at
+        )
 
 
-def _scopes(client: str) -> tuple[str, ...]:
+def excesses(
+    limits: UnfundedLimits, client: str, needed: int, wallet: int, reserved: Reserved
+) -> list[Excess]:
+    """The bounds that one more order would break; ``needed``: payout units with their fee;
+    ``wallet``: what is there beside funded orders.
+    """
+    found = [Excess(client, True, limits.orders_of(client), reserved.orders, 1)]
+    for scope, most in bounds_of(limits, client, wallet):
+        found.append(Excess(scope, False, most, reserved.unfunded.get(scope, 0), needed))
+    return [each for each in found if each.held + each.needed > each.limit]
+
+
+def worst(refusals: Sequence[Refusal]) -> Refusal:
+    """Of several, that which is in the way for longest."""
+    never = [each for each in refusals if each.frees_at is None]
+    return never[0] if never else max(refusals, key=lambda each: each.frees_at or 0)
+
+
+def bounds_of(limits: UnfundedLimits, client: str, wallet: int) -> list[tuple[str, int]]:
+    """The scopes whose sums bound a client's next order, each with its most payout units."""
+    return [(scope, wallet * share // 100) for scope, share in limits.shares_of(client)]
+
+
+def room(limits: UnfundedLimits, client: str, wallet: int, reserved: Reserved) -> int:
+    """The most payout units that one more order of a client may reserve."""
+    if reserved.orders >= limits.orders_of(client):
+        return 0
+    bounds = bounds_of(limits, client, wallet)
+    return max(0, min(most - reserved.unfunded.get(scope, 0) for scope, most in bounds))
+
+
+def scopes_of(client: str) -> tuple[str, ...]:
+    """The scopes in whose sums the reservations of a client are."""
     return (ALL, client) if is_known(client) else (ALL, BY_ADDRESS, client)

@@ -1,1 +1,1 @@
-"""Where the price comes from. Each source says when its price was; nobody makes one up."""
+"""Rate sources. Each price has the time that its source gave for it."""

@@ -95,6 +95,13 @@ def agree(samples: Mapping[str, Sample], now: Moment, rule: Agreement) -> Rate:
 _RETRY_SECONDS = 10
 
 
+def spread_bps(prices: Sequence[int]) -> int | None:
+    """How far apart prices are (1/10,000 of the median); None of fewer than two."""
+    if len(prices) < 2:
+        return None
+    return (max(prices) - min(prices)) * 10_000 // sorted(prices)[(len(prices) - 1) // 2]
+
+
 class MedianRate:
     """Implements RateSource (orders/ports/); ``run`` keeps it fresh.
 
@@ -127,6 +134,13 @@ class MedianRate:
         """The price that the sources agree on. Raises errors.Unavailable."""
         return agree(self._samples, self._now(), self._rule)
 
+    def spread_bps(self) -> int | None:
+        """How far apart the fresh prices are, even where they contradict each other."""
+        now, oldest = self._now(), self._rule.max_age_ms
+        return spread_bps(
+            [s.usdc_per_xmr for s in self._samples.values() if s.as_of.age(now) <= oldest]
+        )
+
     def _now(self) -> Moment:
         return Moment(self._clock.now_ms(), self._steady())
 
@@ -152,7 +166,7 @@ class MedianRate:
         self._samples[source.name] = Sample(price, asked_at)
         if source.name in self._failing:
             self._failing.discard(source.name)
-            log.info("rate_source_well_again", source=source.name)
+            log.info("rate_source_recovered", source=source.name)
 
     def _report(self, name: str, reason: str) -> None:
         """Say it once; a source that fails every ten seconds would fill the log."""
@@ -176,10 +190,14 @@ class FixedRate:
 
 
 class Rates(NamedTuple):
-    """A rate source, and what has to run to keep it fresh; None: nothing."""
+    """A rate source, and what has to run to keep it fresh; None: nothing.
+
+    ``spread_bps``: how far apart several sources are now (1/10,000 of the median).
+    """
 
     source: RateSource
     run: Callable[[], Coroutine[Any, Any, None]] | None
+    spread_bps: Callable[[], int | None] = lambda: None
 
 
 def rate_source(settings: RatesSettings, clock: Clock) -> Rates:
@@ -192,4 +210,4 @@ def rate_source(settings: RatesSettings, clock: Clock) -> Rates:
         median = MedianRate(sources, clock, rule, every_ms=settings.every_seconds * 1000)
     except ValueError as error:
         raise SettingsError([f"rates: {error}"]) from error
-    return Rates(median, median.run)
+    return Rates(median, median.run, median.spread_bps)

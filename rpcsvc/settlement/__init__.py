@@ -1,1 +1,1 @@
-"""Settlement engines: what moves money. Each implements orders/ports/."""
+"""Settlement engines, which move the money. Each implements orders/ports/."""

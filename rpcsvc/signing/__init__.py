@@ -1,1 +1,1 @@
-"""The service's signing keys, and signing with them: responses and the terms of orders."""
+"""The service's signing keys; signatures over responses and over the terms of orders."""

@@ -1,8 +1,8 @@
 """The ring of signing keys: as a value, as JSON, on disk, and rotated.
 
 ``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key with its
-private part, and the public parts of the retired ones. A rotation is one rename: whatever stops the
-process, the ring on disk is the old or the new one, whole.
+private part, and the public parts of the retired ones. A rotation is one rename: after a crash
+the file holds the old ring or the new one, complete.
 Source: RFC 8037 (Ed25519 in JWK), RFC 7638 (key ids).
 """
 
@@ -22,6 +22,7 @@ import structlog
 from nacl.bindings import crypto_sign_seed_keypair
 
 from rpcsvc.clock import Clock, iso8601_second
+from rpcsvc.domain.webhooks import public_key
 from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.verify import b64url, parse_time, thumbprint, unb64url
 
@@ -72,7 +73,7 @@ def signing_key(seed: bytes, created_at: str) -> SigningKey:
 
 
 def jwk(key: SigningKey | RetiredKey) -> Json:
-    """The public part as a JWK (RFC 8037)."""
+    """The public part as a JWK (RFC 8037); ``whpk`` is the same in the form of webhooks."""
     return {
         "kty": "OKP",
         "crv": "Ed25519",
@@ -80,6 +81,7 @@ def jwk(key: SigningKey | RetiredKey) -> Json:
         "kid": key.kid,
         "use": "sig",
         "alg": "EdDSA",
+        "whpk": public_key(_bytes32(key.x)),
     }
 
 
@@ -264,7 +266,7 @@ def _overwrite(fd: int) -> None:
         os.pwrite(fd, bytes(found.st_size), 0)
         os.fsync(fd)
     except OSError as error:
-        log.warning("old_signing_key_not_overwritten", reason=str(error))
+        log.warning("signing_key_overwrite_failed", reason=str(error))
 
 
 HANDOVER_SECONDS: Final = 10

@@ -9,12 +9,11 @@ import structlog
 from nacl.bindings import crypto_sign
 
 from rpcsvc.clock import Clock, iso8601_second
-from rpcsvc.signing.keys import KeyRing, SigningKeyError
+from rpcsvc.signing.keys import KeyRing, SigningKeyError, jwk
 from rpcsvc.verify import (
     ALGORITHM,
     UNREAD,
     VERSION,
-    OrderTerms,
     attestation_input,
     b64url,
     signature_headers,
@@ -63,8 +62,8 @@ class ResponseSigner:
         signature = b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])
         return {**self._fixed, self._names[3]: content, self._names[5]: signature}
 
-    def attest(self, terms: OrderTerms) -> str:
-        """The terms of an order as a compact JWS that can be passed on."""
+    def attest(self, terms: bytes) -> str:
+        """An order's terms, as OrderTerms.canonical() writes them, as a compact JWS."""
         self._keep_time()
         text = attestation_input(self._kid, terms)
         return f"{text.decode()}.{b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])}"
@@ -73,6 +72,17 @@ class ResponseSigner:
         """A signature over the operator's word, base64url; what else is signed begins otherwise."""
         self._keep_time()
         return b64url(crypto_sign(_WORD + word, self._secret)[:_SIGNATURE_BYTES])
+
+    def sign_message(self, content: bytes) -> bytes:
+        """An Ed25519 signature over a webhook's message, which begins with its id, ``msg_``."""
+        self._keep_time()
+        return bytes(crypto_sign(content, self._secret)[:_SIGNATURE_BYTES])
+
+    @property
+    def webhook_key(self) -> str:
+        """The public key that webhooks are signed with now, ``whpk_``."""
+        self._keep_time()
+        return str(jwk(self._ring.current)["whpk"])
 
     @property
     def kid(self) -> str:
@@ -90,7 +100,7 @@ class ResponseSigner:
             self._begin(second)
 
     def _begin(self, second: int) -> None:
-        """What the responses of one second have in common, and a look at the keys."""
+        """What the responses of one second share; rereads the keys when they changed."""
         self._refresh()
         key, signed_at = self._ring.current, iso8601_second(second)
         self._kid, self._secret = key.kid, key.secret

@@ -1,1 +1,1 @@
-"""SQLite: the one place where orders, keys and the sandbox's chains persist."""
+"""The store: queries for orders, idempotency keys, ledgers and the sandbox, and their databases."""

@@ -1,4 +1,4 @@
-"""What the aggregates ask of a database, whichever backend it is.
+"""The database port of the aggregates, implemented by each backend.
 
 Queries are written in the subset of SQL that SQLite and PostgreSQL share: ``:name`` stands for a
 value, ``IN :name`` for a list of values, and rows give their columns by name.
@@ -6,20 +6,25 @@ value, ``IN :name`` for a list of values, and rows give their columns by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+from rpcsvc.orders.ports.store import Health
 
 # One row of a query: row["column"]. Its values are in the order of its keys().
 Row = Any
 Values = Mapping[str, Any]
+# Called with the number of writes that shared a commit, and the seconds that it took.
+CommitObserver = Callable[[int, float], None]
 
 
 class Statement(NamedTuple):
     """One row's worth of a write.
 
     ``first``: others of its transaction refer to this row. ``finds``: it has to change a row, and
-    raises orders.ports.store.StaleWrite where there is none.
+    raises orders.ports.store.StaleWrite where there is none. A SELECT may do that as well: the row
+    that it finds stays as it is until the commit.
     """
 
     sql: str
@@ -28,8 +33,15 @@ class Statement(NamedTuple):
     finds: bool = False
 
 
+class Query(NamedTuple):
+    """A text and its values."""
+
+    sql: str
+    values: Values = MappingProxyType({})
+
+
 class Tables(Protocol):
-    """What the stores and ledgers are made over. Everything may raise errors.Unavailable."""
+    """The database that stores and ledgers use. Everything may raise errors.Unavailable."""
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
         """All rows of a query over committed state."""
@@ -37,6 +49,10 @@ class Tables(Protocol):
 
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
         """The first row, or None."""
+        ...
+
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """The rows of each query, all of one moment: no commit comes between them."""
         ...
 
     async def write(self, statements: Sequence[Statement]) -> None:
@@ -47,8 +63,41 @@ class Tables(Protocol):
         ...
 
 
+class Database(Tables, Protocol):
+    """An open database, as the service runs on it.
+
+    ``lease_ms``: how long a lease on it lasts (orders/lease.py); None: it has no end.
+    """
+
+    lease_ms: int | None
+
+    def health(self) -> Health:
+        """Whether it can be read and written now."""
+        ...
+
+    def on_commit(self, observer: CommitObserver) -> None:
+        """Have ``observer`` called after each commit. It must not raise."""
+        ...
+
+    async def close(self) -> None:
+        """Finish the writes that wait, then close. Later ones are refused."""
+        ...
+
+
+class DatabaseInUse(Exception):
+    """Another process serves the database; the message says what to do."""
+
+
+class DatabaseUnusable(OSError):
+    """The database can't be opened: it can't be reached, has no room, or is not a database."""
+
+
 class StoreConflict(Exception):
     """A write broke a constraint: a bug or a second writer. Nothing of it was kept."""
+
+
+def unobserved(_writes: int, _seconds: float) -> None:
+    """The observer of commits that nobody counts."""
 
 
 class BooksUnreadable(Exception):
@@ -75,4 +124,6 @@ def update(table: str, columns: Iterable[str], where: str) -> str:
 
 def fields_of(row: Row) -> dict[str, Any]:
     """A row as a dictionary: for one of many columns, quicker than to ask it for each."""
+    if type(row) is dict:
+        return row.copy()
     return dict(zip(row.keys(), row, strict=True))

@@ -1,8 +1,8 @@
-"""Orders that the service, as it is configured now, can't carry on: of another engine, or of a
-network without a node.
+"""Open orders that the configured engine can't settle: of another engine, or of a network without a
+node.
 
-To one engine the orders of another are about money that it never sees: it would let them expire,
-refund them, or call them paid.
+An engine never sees the money of another engine's orders: it would let them expire, refund them,
+or call them paid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from rpcsvc.store.database import Tables
 
-_WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
+WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
 _ORDERS: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM orders"
 _THERE: Final = f"{_ORDERS} WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
 _SIMULATED: Final = f"{_ORDERS} WHERE upstream_id IS NULL"
@@ -40,7 +40,7 @@ async def claim_of_another(database: Tables, engine: str) -> tuple[str, str] | N
     so until its orders are over; but real wallets never paid what the sandbox did, as their auditor
     would find. Raises errors.Unavailable.
     """
-    has_wallets = await database.fetch_one(_WALLETS) is not None
+    has_wallets = await database.fetch_one(WALLETS) is not None
     if has_wallets and engine != "onchain":
         return "onchain", "it has the orders of real wallets"
     if engine != "upstream" and (found := await _orders(database, _THERE)):

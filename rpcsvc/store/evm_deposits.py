@@ -155,7 +155,7 @@ class SqlEvmDepositLedger:
         return [EvmCursor(**row) for row in await self._db.fetch(sql, network=network)]
 
     async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
-        """Record where a network is looked at from."""
+        """Record the block from which a network is scanned."""
         await self._db.write([_put_cursor(network, cursor) for cursor in cursors])
 
     async def deposit(self, key: DepositKey) -> EvmDeposit | None:

@@ -193,7 +193,7 @@ class SqlOpeningLedger:
         self._db = database
 
     async def opening(self, network: str, sender: str) -> Opening | None:
-        """The one on record; None before the first look."""
+        """The one on record; None before the first scan."""
         row = await self._db.fetch_one(
             "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
             " WHERE network = :network AND sender = :sender",

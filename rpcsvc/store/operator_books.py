@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from rpcsvc.orders.ports.operator import (
     StoredTicket,
 )
 from rpcsvc.orders.ports.store import RelayState
+from rpcsvc.orders.ports.venue import MONERO_NETWORK
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
@@ -36,9 +38,16 @@ class Unswept(NamedTuple):
     arriving: int
 
 
+class Flow(NamedTuple):
+    """What deposits brought to a network, and what payouts and refunds took, in atomic units."""
+
+    received: int
+    sent: int
+
+
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What has to go back. ``waiting`` units of ``waiting_orders`` can go nowhere yet."""
+    """Refunds that are due. ``waiting`` units of ``waiting_orders`` can go nowhere yet."""
 
     refunds: int = 0
     units: int = 0
@@ -88,6 +97,35 @@ _CLOSE_CLAIM: Final = (
     "UPDATE relays SET state = 'refused', reason = :reason,"
     " note = coalesce(note || '; ', '') || :reason"
     " WHERE order_id = :order_id AND state = 'reconciling'"
+)
+# Read at each scrape of the metrics: only open orders are in the index of deadlines.
+_OPEN_BY_STATUS: Final = """
+    SELECT status, count(*) AS orders, min(status_at) AS since FROM orders
+    WHERE deadline_at IS NOT NULL GROUP BY status
+"""
+# The work on a transfer that is not over is among the effects, which are few.
+_DUE: Final = """
+    SELECT network, kind, sum(units) AS units FROM transfers
+    WHERE state NOT IN ('settled', 'failed', 'cancelled')
+        AND order_id IN (SELECT order_id FROM effects WHERE kind = 'advance_transfer')
+    GROUP BY network, kind
+"""
+_EVM_UNMINED: Final = (
+    "SELECT count(*) AS payments FROM evm_payments WHERE network = :network"
+    " AND state IN ('prepared', 'published') AND block_number IS NULL"
+)
+_MONERO_UNMINED: Final = (
+    "SELECT count(*) AS payments FROM monero_payments"
+    " WHERE state IN ('prepared', 'relaying', 'published') AND height IS NULL"
+)
+_UNRESOLVED: Final = (
+    "SELECT count(*) AS open FROM funding_authorizations WHERE state IN ('recorded', 'sent')"
+)
+_EXTENT: Final = (
+    "SELECT (SELECT count(*) FROM orders) AS orders, (SELECT max(at) FROM event_log) AS newest"
+)
+_BY_STATE: Final = (
+    "SELECT state, count(*) AS transfers FROM transfers GROUP BY state ORDER BY state"
 )
 _TICKETS: Final = (
     "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
@@ -155,7 +193,7 @@ class SqlOperatorBooks:
         return None if row is None else str(row["payment_id"])
 
     async def annotate(self, network: str, txid: str, note: str, at: int, wei: int = 0) -> None:
-        """Note what a transaction was that was made by hand; one that has a note keeps it.
+        """Annotate a transaction that was made by hand; one that has a note keeps it.
 
         ``wei``: what contracts sent to the hot wallet in it.
         """
@@ -166,11 +204,45 @@ class SqlOperatorBooks:
         await self._db.write([Statement(_ANNOTATE, values)])
 
     async def remove_annotation(self, network: str, txid: str) -> None:
-        """Forget a note."""
+        """Remove an annotation."""
         sql = f"DELETE FROM annotated_transactions WHERE {_IS_TRANSACTION}"
         await self._db.write([Statement(sql, {"network": network, "txid": txid})])
 
-    # --- integrators, claims, tickets ----------------------------------------------------------
+    # --- orders, integrators, claims, tickets --------------------------------------------------
+
+    async def open_orders_by_status(self) -> dict[str, tuple[int, int]]:
+        """How many open orders have each status, and since when (ms) the oldest has it."""
+        rows = await self._db.fetch(_OPEN_BY_STATUS)
+        return {row["status"]: (row["orders"], row["since"]) for row in rows}
+
+    async def due(self) -> dict[tuple[str, str], int]:
+        """Units of the transfers that are not over, by network and kind."""
+        rows = await self._db.fetch(_DUE)
+        return {(row["network"], row["kind"]): int(row["units"]) for row in rows}
+
+    async def unmined_payments(self, networks: Iterable[str]) -> dict[str, int]:
+        """How many signed payments are in no block, by network."""
+        found = {}
+        for network in networks:
+            if network == MONERO_NETWORK:
+                rows = await self._db.fetch(_MONERO_UNMINED)
+            else:
+                rows = await self._db.fetch(_EVM_UNMINED, network=network)
+            found[network] = int(rows[0]["payments"])
+        return found
+
+    async def unresolved_authorizations(self) -> int:
+        """How many signed authorizations have neither paid their order nor failed."""
+        return int((await self._db.fetch(_UNRESOLVED))[0]["open"])
+
+    async def extent(self) -> tuple[int, int | None]:
+        """How many orders there are, and when (ms) the newest event was."""
+        (row,) = await self._db.fetch(_EXTENT)
+        return row["orders"], row["newest"]
+
+    async def transfers_by_state(self) -> dict[str, int]:
+        """How many payouts and refunds have each state."""
+        return {row["state"]: row["transfers"] for row in await self._db.fetch(_BY_STATE)}
 
     async def integrator_fees(self) -> list[IntegratorFees]:
         """What integrators have earned."""
@@ -252,6 +324,25 @@ class SqlOperatorBooks:
         )
         return {row["network"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
+    async def flows(self, since: int) -> dict[str, Flow]:
+        """What orders made since a time (ms) brought and took, by network."""
+        first = await self._first_made(since)
+        rows = await self._db.fetch(_FLOWS, first=first)
+        return {row["network"]: Flow(int(row["received"]), int(row["sent"])) for row in rows}
+
+    async def _first_made(self, since: int) -> int:
+        """The number of the first order made since a time, by bisection: times have no index."""
+        newest = await self._db.fetch_one("SELECT max(seq) AS seq FROM orders")
+        low, high = 1, ((newest and newest["seq"]) or 0) + 1
+        while low < high:
+            middle = (low + high) // 2
+            row = await self._db.fetch_one(_MADE_AT, seq=middle)
+            if row is not None and row["created_at"] < since:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     async def monero_fees(self) -> dict[str, int]:
         """Piconero that the Monero network took so far, by purpose of the payment."""
         sql = (
@@ -284,6 +375,20 @@ _OWN_ADDRESS: Final = (
     " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
     " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
 )
+_MADE_AT: Final = "SELECT created_at FROM orders WHERE seq >= :seq ORDER BY seq LIMIT 1"
+# CROSS JOIN has SQLite begin with the orders: it would read every deposit there ever was.
+_FLOWS: Final = """
+    SELECT network, sum(received) AS received, sum(sent) AS sent FROM (
+        SELECT d.network, d.units AS received, 0 AS sent
+        FROM orders o CROSS JOIN deposits d
+        WHERE o.seq >= :first AND d.order_id = o.order_id AND d.state = 'confirmed'
+        UNION ALL
+        SELECT t.network, 0 AS received, t.units AS sent
+        FROM orders o CROSS JOIN transfers t
+        WHERE o.seq >= :first AND t.order_id = o.order_id
+            AND t.state IN ('prepared', 'published', 'unknown', 'settled')
+    ) AS flows GROUP BY network ORDER BY network
+"""
 _ARRIVING: Final = (
     "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
     " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"

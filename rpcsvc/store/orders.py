@@ -5,7 +5,7 @@ An order is written only over the version that it was read at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -14,11 +14,27 @@ import orjson
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
-from rpcsvc.domain.order import Fill, OnDeadline, Order
+from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, HistoryEntry, PendingEffect
-from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+from rpcsvc.orders.ports.store import (
+    Change,
+    HistoryEntry,
+    PendingEffect,
+    RelayState,
+    StaleWrite,
+)
+from rpcsvc.store.database import (
+    Query,
+    Row,
+    Statement,
+    StoreConflict,
+    Tables,
+    insert,
+    update,
+    upsert,
+)
+from rpcsvc.store.gasless import IS_UNRESOLVED
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -40,14 +56,30 @@ from rpcsvc.store.order_rows import (
     transfer_values,
 )
 from rpcsvc.store.records import (
+    SELECT_REPORT,
     SqlIdempotencyKeys,
     SqlRelays,
     SqlTickets,
     charge_statements,
     relay_statement,
+    report_from,
     report_statement,
     response_statement,
     ticket_statement,
+)
+from rpcsvc.store.reservations import (
+    SqlReservations,
+    admission_statements,
+    count_statements,
+    end_statement,
+    reservation_statements,
+    scanned_until,
+)
+from rpcsvc.store.webhooks import (
+    PRUNE_WEBHOOK,
+    SqlOldWebhooks,
+    delivery_statement,
+    webhook_statement,
 )
 
 # How much of a session id orders.session_start holds, and of each end of an address
@@ -58,7 +90,9 @@ _ADDRESS_END: Final = 9
 _SELECT_VIEW: Final = (
     "SELECT o.to_address, v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
     " WHERE o.order_id = :order_id AND v.key = :key"
-    " AND (v.valid_until IS NULL OR v.valid_until > :now)"
+    # It tells to send a deposit: not while a signed payment is under way.
+    " AND (v.valid_until IS NULL OR (v.valid_until > :now AND NOT EXISTS ("
+    f"SELECT 1 FROM funding_authorizations f WHERE f.order_id = o.order_id AND {IS_UNRESOLVED})))"
 )
 _SELECT_ORDER: Final = f"SELECT {', '.join(ORDER)} FROM orders WHERE order_id = :order_id"
 _SELECT_DEPOSITS: Final = (
@@ -70,6 +104,9 @@ _SELECT_TRANSFERS: Final = (
 _SELECT_FILLS: Final = (
     f"SELECT {', '.join(FILLED)} FROM fills WHERE order_id = :order_id ORDER BY chunk"
 )
+_SELECT_WHOLE: Final = (
+    _SELECT_ORDER, _SELECT_DEPOSITS, _SELECT_TRANSFERS, _SELECT_FILLS, SELECT_REPORT,
+)  # fmt: skip
 # The address is compared in Python: in the query, SQLite would put it into what the column is
 # computed from as well, and pass the index by.
 _SELECT_GIVEN: Final = (
@@ -79,6 +116,16 @@ _SELECT_GIVEN: Final = (
 _SELECT_SESSION: Final = (
     "SELECT order_id FROM orders WHERE session_start = :start AND session_id = :session_id"
     " ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_SESSION_BEFORE: Final = (
+    "SELECT order_id FROM orders WHERE session_start = :start AND session_id = :session_id"
+    " AND seq < (SELECT seq FROM orders WHERE order_id = :after AND session_id = :session_id)"
+    " ORDER BY seq DESC LIMIT :limit"
+)
+_SELECT_HISTORY: Final = (
+    "SELECT version, at, event, status, details FROM event_log"
+    " WHERE order_seq = (SELECT seq FROM orders WHERE order_id = :order_id)"
+    " AND version > :after ORDER BY version LIMIT :limit"
 )
 _DECIDED_BY_DEPOSITS: Final = ", ".join(f"'{each.value}'" for each in sorted(DECIDED_BY_DEPOSITS))
 _SELECT_OVERDUE: Final = f"""
@@ -142,17 +189,11 @@ _INSERT_EFFECT: Final = (
 _DELETE_EFFECT: Final = (
     "DELETE FROM effects WHERE order_id = :order_id AND kind = :kind AND subject = :subject"
 )
-_INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
-_DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = :order_id"
-_COUNT_ORDER: Final = (
-    "INSERT INTO order_counts (day, client, orders) VALUES (:day, :client, 1)"
-    " ON CONFLICT (day, client) DO UPDATE SET orders = order_counts.orders + 1"
-)
-_DELETE_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day"
 # A deposit may come between the query and these: they change nothing of its order then. The order
 # goes last, since it says so. Its status answer is rendered for whoever asks.
 _IS_UNPAID: Final = "seq = :seq AND unpaid_since IS NOT NULL"
 _PRUNE: Final = (
+    *(sql.format(seq=f"(SELECT seq FROM orders WHERE {_IS_UNPAID})") for sql in PRUNE_WEBHOOK),
     f"DELETE FROM idempotency_keys WHERE order_seq = (SELECT seq FROM orders WHERE {_IS_UNPAID})",
     f"DELETE FROM status_views WHERE order_seq = (SELECT seq FROM orders WHERE {_IS_UNPAID})",
     "UPDATE relays SET raw = :nothing"
@@ -161,7 +202,7 @@ _PRUNE: Final = (
 )
 
 
-class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
+class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, SqlOldWebhooks):
     """The OrderStore port (orders/ports/store.py)."""
 
     def __init__(self, database: Tables, view_key: Callable[[], str]) -> None:
@@ -173,25 +214,23 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
     async def order(self, order_id: str) -> Order | None:
         """The order as last committed."""
         row = await self._db.fetch_one(_SELECT_ORDER, order_id=order_id)
-        if row is None:
-            return None
-        order = order_from(row)
-        if order.version == 1:
-            return order  # only created so far: it has no deposits or transfers to look up
-        deposits = await self._db.fetch(_SELECT_DEPOSITS, order_id=order_id)
-        transfers = await self._db.fetch(_SELECT_TRANSFERS, order_id=order_id)
+        if row is None or row["version"] == 1:
+            # Only created so far: it has no deposits or transfers to look up.
+            return order_from(row) if row else None
+        values = {"order_id": order_id}
+        # The order once more: it may have changed since, together with these.
+        (found,), deposits, transfers, fills, reports = await self._db.fetch_together(
+            [Query(sql, values) for sql in _SELECT_WHOLE]
+        )
+        order = order_from(found)
+        is_relayed = order.terms.upstream_id is not None
         return replace(
             order,
             deposits=tuple(map(deposit_from, deposits)),
             transfers=tuple(map(transfer_from, transfers)),
-            fills=await self._fills(order),
-            report=None if order.terms.upstream_id is None else await self._report(order_id),
+            fills=tuple(map(fill_from, fills)),
+            report=report_from(reports) if is_relayed else None,
         )
-
-    async def _fills(self, order: Order) -> tuple[Fill, ...]:
-        if order.terms.twap is None:
-            return ()
-        return tuple(map(fill_from, await self._db.fetch(_SELECT_FILLS, order_id=order.order_id)))
 
     async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
         """The destination and the status answer of an order, if it holds now."""
@@ -214,14 +253,34 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
         row = await self._db.fetch_one(_SELECT_GIVEN, ends=ends)
         return row if row is not None and row["deposit_address"] == address else None
 
-    async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
-        """The session's orders, newest first."""
-        start = session_id[:_SESSION_START]
-        rows = await self._db.fetch(
-            _SELECT_SESSION, start=start, session_id=session_id, limit=limit
-        )
+    async def orders_of_session(
+        self, session_id: str, limit: int, after: str | None = None
+    ) -> list[Order]:
+        """The session's orders, newest first; those made before the one with the id ``after``."""
+        values = {"start": session_id[:_SESSION_START], "session_id": session_id, "limit": limit}
+        if after is None:
+            rows = await self._db.fetch(_SELECT_SESSION, **values)
+        else:
+            rows = await self._db.fetch(_SELECT_SESSION_BEFORE, **values, after=after)
         found = [await self.order(row["order_id"]) for row in rows]
         return [order for order in found if order is not None]
+
+    async def history(self, order_id: str, after: int, limit: int) -> list[HistoryEntry]:
+        """The order's history after a version, oldest first."""
+        rows = await self._db.fetch(_SELECT_HISTORY, order_id=order_id, after=after, limit=limit)
+        return [
+            HistoryEntry(
+                row["version"], row["at"], row["event"], row["status"], orjson.loads(row["details"])
+            )
+            for row in rows
+        ]
+
+    async def versions(self, order_ids: Sequence[str]) -> dict[str, int]:
+        """The version of each of these orders."""
+        rows = await self._db.fetch(
+            "SELECT order_id, version FROM orders WHERE order_id IN :order_ids", order_ids=order_ids
+        )
+        return {row["order_id"]: row["version"] for row in rows}
 
     async def open_orders(self) -> list[str]:
         """Ids of all orders that are not over, and of those that wait for a refund address."""
@@ -240,17 +299,13 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
         Left out are those with ``but`` to be done at their deadline, and those that are decided by
         deposits on a network where all are ``known`` only until before their deadline.
         """
-        scans = list(enumerate(known.items()))
-        # On a network of which nothing is told, nobody looks for deposits: nothing to wait for.
-        whens = "".join(f" WHEN :network{n} THEN :until{n}" for n, _ in scans)
-        scanned = f"CASE deposit_network{whens} ELSE deadline_at END" if whens else "deadline_at"
+        scanned, values = scanned_until(known, "deadline_at")
         rows = await self._db.fetch(
             _SELECT_OVERDUE.format(scanned=scanned),
             now=now,
             but=but and but.value,
             limit=limit,
-            **{f"network{n}": network for n, (network, _) in scans},
-            **{f"until{n}": until for n, (_, until) in scans},
+            **values,
         )
         return [row["order_id"] for row in rows]
 
@@ -267,16 +322,6 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
         )
         return [row["order_id"] for row in rows]
 
-    async def unfunded_clients(self) -> dict[str, str]:
-        """Who asked for each order that awaits its deposit, by order id."""
-        rows = await self._db.fetch("SELECT order_id, client FROM order_clients")
-        return {row["order_id"]: row["client"] for row in rows}
-
-    async def orders_made(self, day: int) -> dict[str, int]:
-        """How many orders each client made on a day of UTC."""
-        sql = "SELECT client, orders FROM order_counts WHERE day = :day"
-        return {row["client"]: row["orders"] for row in await self._db.fetch(sql, day=day)}
-
     async def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         return [
@@ -292,12 +337,19 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
     # --- writing -------------------------------------------------------------------------------
 
     async def commit(self, *changes: Change) -> None:
-        """Make the changes durable, all of them whole or nothing at all.
+        """Commit all of the changes, or none.
 
         Raises errors.Unavailable, StaleWrite when an order is not at the version before that of its
-        change, and StoreConflict when a constraint is broken.
+        change, does not hold its admission, or has a key that is taken, and StoreConflict when
+        another constraint is broken.
         """
-        await self._db.write(self.rows(*changes))
+        try:
+            await self._db.write(self.rows(*changes))
+        except StoreConflict:
+            for response in (change.response for change in changes if change.response):
+                if await self.response(response.namespace, response.key) is not None:
+                    raise StaleWrite from None
+            raise
 
     def rows(self, *changes: Change) -> list[Statement]:
         """What ``commit`` writes for these changes."""
@@ -339,11 +391,19 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         ]
         if change.history is not None:
             found.append(_history_statement(order_id, change.history))
+            found += _webhook_statements(change, order_id, change.history.version)
         if order.report is not None and change.evidence:
             found.append(report_statement(order_id, order.report, change.evidence))
-        found += _client_statements(order, change)
+        if change.admission is not None:
+            found += count_statements(change.admission, day_of(order.terms.created_at))
     if change.relay is not None:
         found.append(relay_statement(change.relay))
+        if change.relay.state in (RelayState.REFUSED, RelayState.RECONCILING):
+            found.append(end_statement(change.relay.order_id))
+    if change.reservation is not None:
+        found += reservation_statements(change.reservation)
+        if change.admission is not None:
+            found += admission_statements(change.admission, change.reservation.unfunded)
     if change.response is not None:
         found.append(response_statement(change.response, order.order_id if order else None))
     if change.ticket is not None:
@@ -400,17 +460,9 @@ def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
     )  # fmt: skip
 
 
-def _client_statements(order: Order, change: Change) -> list[Statement]:
-    if change.client is not None:
-        values = {
-            "order_id": order.order_id, "client": change.client,
-            "day": day_of(order.terms.created_at),
-        }  # fmt: skip
-        return [
-            Statement(_INSERT_CLIENT, values),
-            Statement(_DELETE_ORDER_COUNTS, values),
-            Statement(_COUNT_ORDER, values),
-        ]
-    if change.forgets_client:
-        return [Statement(_DELETE_CLIENT, {"order_id": order.order_id})]
-    return []
+def _webhook_statements(change: Change, order_id: str, version: int) -> list[Statement]:
+    """The webhook of a new order, and the message of the event."""
+    if change.is_new and change.webhook is None:
+        return []
+    new = [] if change.webhook is None else [webhook_statement(order_id, change.webhook)]
+    return [*new, delivery_statement(order_id, version)]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
 import orjson
 
 from rpcsvc.domain.order import Report
-from rpcsvc.orders.ports.store import RelayRecord, RelayState, StoredResponse, Ticket, TicketCharge
+from rpcsvc.orders.ports.store import (
+    RelayRecord,
+    RelayState,
+    StoredResponse,
+    Ticket,
+    TicketCharge,
+    TicketsTaken,
+)
 from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update, upsert
 
 _RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
@@ -101,7 +109,7 @@ _SELECT_OPEN: Final = (
 )
 _REPORT: Final = tuple(field.name for field in fields(Report))
 # Until the upstream has been asked for the first time there is no report.
-_SELECT_REPORT: Final = (
+SELECT_REPORT: Final = (
     f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = :order_id AND evidence IS NOT NULL"
 )
 _UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
@@ -138,9 +146,10 @@ class SqlRelays:
         """Ids of the orders that an upstream settles and that are not over, oldest first."""
         return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
 
-    async def _report(self, order_id: str) -> Report | None:
-        row = await self._db.fetch_one(_SELECT_REPORT, order_id=order_id)
-        return None if row is None else Report(**row)
+
+def report_from(rows: Sequence[Row]) -> Report | None:
+    """What the upstream last said of an order; None before it was asked for the first time."""
+    return Report(**rows[0]) if rows else None
 
 
 def relay_statement(record: RelayRecord) -> Statement:
@@ -170,7 +179,13 @@ _INSERT_TICKET: Final = insert("tickets", [field.name for field in fields(Ticket
 _COUNT_TICKET: Final = (
     "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, :client, 1, :size)"
     " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
+    " bytes = ticket_counts.bytes + excluded.bytes WHERE ticket_counts.tickets < :most_tickets"
+)
+_COUNT_BYTES: Final = (
+    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, '', 1, :size)"
+    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
     " bytes = ticket_counts.bytes + excluded.bytes"
+    " WHERE ticket_counts.bytes + excluded.bytes <= :most_bytes"
 )
 _FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day"
 # Rows are numbered as they come: only the oldest thousand are looked at.
@@ -186,11 +201,16 @@ class SqlTickets:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
-        """Tickets and bytes that each client was charged on a day of UTC."""
-        sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = :day"
-        rows = await self._db.fetch(sql, day=day)
-        return {row["client"]: (row["tickets"], row["bytes"]) for row in rows}
+    async def tickets_taken(self, day: int, client: str) -> TicketsTaken:
+        """What was charged on a day of UTC."""
+        sql = (
+            "SELECT client, tickets, bytes FROM ticket_counts"
+            " WHERE day = :day AND client IN (:client, '')"
+        )
+        rows = {row["client"]: row for row in await self._db.fetch(sql, day=day, client=client)}
+        return TicketsTaken(
+            rows[client]["tickets"] if client in rows else 0, rows[""]["bytes"] if "" in rows else 0
+        )
 
     async def forget_tickets(self, before: int) -> int:
         """Drop tickets made before that time, the oldest first and so many at once.
@@ -210,6 +230,10 @@ def ticket_statement(ticket: Ticket) -> Statement:
 
 
 def charge_statements(charge: TicketCharge) -> list[Statement]:
-    """Count a ticket, and forget the days before."""
+    """Count a ticket, and forget the days before; refused above the most."""
     values = charge._asdict()
-    return [Statement(_FORGET_TICKET_COUNTS, values), Statement(_COUNT_TICKET, values)]
+    return [
+        Statement(_FORGET_TICKET_COUNTS, values),
+        Statement(_COUNT_TICKET, values, finds=True),
+        Statement(_COUNT_BYTES, values, finds=True),
+    ]

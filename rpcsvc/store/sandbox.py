@@ -181,7 +181,7 @@ class SqlSandboxLedger:
         )  # fmt: skip
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
-        """Have a fault wait for the order's next transfer."""
+        """Schedule a fault for the order's next transfer."""
         values = {"order_id": order_id, "fault": fault.value}
         await self._db.write([Statement(_ADD_FAULT, values)])
 

@@ -1,5 +1,5 @@
-"""What the wallets of both adapters signed away, and what came and went of no order: OnchainBooks,
-and the UnrecordedLedger port, over a database.
+"""Payments of both adapters, unrecorded transactions and unattributed deposits: OnchainBooks, and
+the UnrecordedLedger port over a database.
 
 An EVM address serves its order on all networks; USDC sent to it on another network than the order's
 is no deposit of the order. It is swept, and its sender has to get it back by hand.
@@ -106,7 +106,7 @@ class SqlUnrecordedLedger:
         self._db = database
 
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
-        """Up to which nonce, itself left out, the operator was told; None: never."""
+        """The nonce below which the operator has acknowledged all; None: never."""
         row = await self._db.fetch_one(
             "SELECT acknowledged_below FROM evm_nonces"
             " WHERE network = :network AND sender = :sender",
@@ -116,7 +116,7 @@ class SqlUnrecordedLedger:
         return int(row["acknowledged_below"]) if row else None
 
     async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
-        """Note that the operator was told of all nonces below this one."""
+        """Record that the operator has acknowledged all nonces below this one."""
         values = {"network": network, "sender": sender, "nonce": nonce}
         await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
 
@@ -126,7 +126,7 @@ class SqlUnrecordedLedger:
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
     async def monero_cursor(self) -> int | None:
-        """The newest block of Monero whose deposits are on record; None before the first look."""
+        """The newest block of Monero whose deposits are on record; None before the first scan."""
         row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
         return None if row is None or row["height"] is None else int(row["height"])
 
@@ -140,7 +140,7 @@ class SqlUnrecordedLedger:
         return await unattributed_deposits(self._db)
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
-        """Note that the operator was told of these."""
+        """Record that the operator has acknowledged these."""
         await self._db.write(
             [
                 Statement(_ACKNOWLEDGE_TRANSACTION, {"network": network, "txid": txid, "at": at})

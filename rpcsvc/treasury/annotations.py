@@ -13,6 +13,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.hints import may_pay
 from rpcsvc.audit.records import Books, TransferEntry
 from rpcsvc.clock import Clock
+from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.errors import InvalidInput, Unavailable
@@ -21,7 +22,6 @@ from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adapter import EvmNode
 from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
@@ -71,7 +71,7 @@ class Annotations:
                     " (rpcsvc payouts adopt), or close each: rpcsvc payouts close TRANSFER"
                     f" {txid} --note TEXT",
                 )
-            moved = await self.look(network, txid, wei) or await self._lost(network, txid)
+            moved = await self.poll(network, txid, wei) or await self._lost(network, txid)
             if moved is None:
                 return Noted(
                     txid=txid,
@@ -130,19 +130,19 @@ class Annotations:
 
     # --- what it moved -------------------------------------------------------------------------
 
-    async def look(self, network: str, txid: str, wei: int) -> str | None:
+    async def poll(self, network: str, txid: str, wei: int) -> str | None:
         """What it moved of the service's wallets, in words; None when the chain shows nothing.
 
         Raises Unavailable.
         """
         try:
             if network == MONERO:
-                return await self._look_at_monero(txid)
-            return await self._look_at_chain(network, txid, wei)
+                return await self._read_monero(txid)
+            return await self._read_chain(network, txid, wei)
         except RpcFailure as error:
             raise _not_asked(network, error) from error
 
-    async def _look_at_monero(self, txid: str) -> str | None:
+    async def _read_monero(self, txid: str) -> str | None:
         known = await SqlMoneroLedger(self._db).wallet()
         _, wallet = wiring.monero_clients(self._settings.onchain)
         async with wallet:
@@ -158,7 +158,7 @@ class Annotations:
         said = [f"{word} {format_units(units, XMR)} XMR" for word, units in parts if units]
         return ", ".join(said)
 
-    async def _look_at_chain(self, network: str, txid: str, wei: int) -> str | None:
+    async def _read_chain(self, network: str, txid: str, wei: int) -> str | None:
         node = self._node(network)
         async with node.client:
             receipt = await node.client.receipt(txid)

@@ -1,7 +1,7 @@
-"""What the wallets of the engine onchain hold, and what of it is reserved, owed, swept and spent.
+"""Holdings of the engine onchain's wallets, and the amounts reserved, owed, swept and spent.
 
-Balances come from the nodes, all else from the database. A node that does not answer leaves a gap
-that is named.
+Balances come from the nodes, everything else from the database. A node that does not answer leaves
+a gap that is named.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -25,7 +27,7 @@ from rpcsvc.settlement.onchain.readiness import (
     MoneroInspector,
     NetworkFound,
     coins,
-    look_at_network,
+    inspect_network,
 )
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.database import empty_snapshot
@@ -35,12 +37,12 @@ from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.planning import DAY_MS, Inventory, plan_view, read_targets
 
 Json = dict[str, Any]
-_DAY_MS: Final = 24 * 3600 * 1000
 
 
-# --- a look at all nodes and wallets -----------------------------------------------------------
+# --- inspecting all nodes and wallets ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ async def recorded_wallets(database: Tables) -> Recorded:
     return Recorded(monero, evm.hot_address if evm else None)
 
 
-async def look_at_all(
+async def read_wallets(
     settings: Settings, recorded: WalletRecord | None, hot_wallet: str | None, *, alone: bool
 ) -> Found:
     """Ask everything once, all at the same time. Raises SettingsError."""
@@ -83,12 +85,12 @@ async def look_at_all(
     chains = read_chains(settings.chains_file)
     served = wiring.served_chains(settings.onchain, chains)
     nodes = wiring.evm_nodes(settings.onchain, served)
-    looks = (look_at_network(item.network, item.client, hot_wallet) for item in nodes)
+    looks = (inspect_network(item.network, item.client, hot_wallet) for item in nodes)
     # The connection is only asked about its node here, and records nothing.
     with empty_snapshot() as nowhere:
         connection = MoneroConnection(node, wallet, SqlMoneroLedger(nowhere), options)
         inspector = MoneroInspector(connection, recorded, options, alone=alone)
-        monero, networks = await asyncio.gather(inspector.look(), asyncio.gather(*looks))
+        monero, networks = await asyncio.gather(inspector.poll(), asyncio.gather(*looks))
     native = {chain.name: chain.native_token for chain in served.all()}
     paid_in = tuple(native[item.network.name] for item in networks)
     return Found(options, monero, tuple(networks), paid_in)
@@ -121,15 +123,17 @@ class OnchainTreasury:
         database: Tables,
         clock: Clock,
         paused: Callable[[], str | None],
+        rates: RateSource,
     ) -> None:
         self._settings = settings
+        self._rates = rates
         self._db = database
         self._clock = clock
         self._paused = paused
         self._annotations = Annotations(settings, database, clock)
 
     async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
-        """Note what a transaction was that was made by hand. Raises InvalidInput, Unavailable."""
+        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
         return await self._annotations.add(network, txid, note, wei)
 
     async def remove_annotation(self, network: str, txid: str) -> Noted:
@@ -141,7 +145,9 @@ class OnchainTreasury:
         now = self._clock.now_ms()
         books = await self._read(now)
         recorded = books.recorded
-        found = await look_at_all(self._settings, recorded.monero, recorded.hot_wallet, alone=False)
+        found = await read_wallets(
+            self._settings, recorded.monero, recorded.hot_wallet, alone=False
+        )
         limits = wiring.caps(self._settings.onchain)
         return {
             "asOf": iso8601(now),
@@ -163,6 +169,29 @@ class OnchainTreasury:
             "problems": found.problems,
         }
 
+    async def plan(self) -> Json:
+        """The moves between networks that would reach the targets. Nothing is moved."""
+        now, settings = self._clock.now_ms(), self._settings.inventory
+        books = SqlOperatorBooks(self._db)
+        orders = reserved(await books.open_orders(), now)
+        flows = await books.flows(now - settings.days * DAY_MS)
+        unswept, recorded = await books.unswept(), await recorded_wallets(self._db)
+        found = await read_wallets(
+            self._settings, recorded.monero, recorded.hot_wallet, alone=False
+        )
+        chains = read_chains(self._settings.chains_file)
+        targets = read_targets(settings, wiring.served_chains(self._settings.onchain, chains))
+        inventory = Inventory(settings, targets, orders, flows)
+        positions = [] if found.monero.held is None else [inventory.xmr(found.monero.held)]
+        positions += [
+            inventory.usdc(item, item.hot.usdc, unswept) for item in found.networks if item.hot
+        ]
+        try:
+            rate = self._rates.rate().usdc_per_xmr
+        except Unavailable:
+            rate = None  # then no exchange is proposed
+        return {**plan_view(positions, rate, settings, now), "problems": found.problems}
+
     async def _read(self, now: int) -> _Books:
         books, sums = SqlOperatorBooks(self._db), OnchainBooks(self._db)
         orders = await books.open_orders()
@@ -176,7 +205,7 @@ class OnchainTreasury:
             gas_fees=await books.gas_fees(),
             unattributed=await SqlUnrecordedLedger(self._db).unattributed_deposits(),
             sent_today={
-                asset.symbol: await sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)
+                asset.symbol: await sums.sent_since(asset, now - DAY_MS) for asset in (XMR, USDC)
             },
         )
 

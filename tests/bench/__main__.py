@@ -28,10 +28,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rpcsvc.store.backends.copying import to_server
 from tests.bench import driver, onchain, report, seeding, sidecar
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
+from tests.postgres import DURABLE, Server, own_server
 
 RESULTS = Path("bench-results")
 CONNECTIONS = (16, 64)
@@ -42,6 +44,7 @@ START_SECONDS = 20.0
 IDLE_SECONDS = 1.0  # after the first answer, before memory is read
 STARTUP = "startup"
 SIDECAR = "sidecar"
+POSTGRES = "postgres"
 BEFORE = "-before"
 # With --against: no row may be slower by more than 3 %.
 NOT_SLOWER = 0.97
@@ -145,6 +148,23 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             (Ratio(RAW, 0.40),),
             "swap.status",
         ),
+        Scenario(
+            "postgres-status",
+            f"swap.status, random of {plan.base:,}, PostgreSQL",
+            f"{POSTGRES}-{plan.base}",
+            seeding.status_requests,
+            (Ratio(RAW, 0.35),),
+            "swap.status",
+        ),
+        Scenario(
+            "postgres-create",
+            "swap.create, durable, fresh key, PostgreSQL",
+            f"{POSTGRES}-{plan.base}",
+            lambda _: seeding.create_requests(),
+            (Ratio("create", 0.80),),
+            "swap.create",
+            unique_orders=True,
+        ),
         Scenario(NAIVE, "naive: create", NAIVE, lambda _: seeding.create_requests()),
     ]
 
@@ -193,6 +213,7 @@ class Bench:
         self._report = found
         self._order_ids: dict[str, list[str]] = {}
         self._upstream: driver.Server
+        self._postgres: Server
 
     def load(self, scenarios: Sequence[Scenario]) -> None:
         """Run the scenarios against each other, at each number of connections."""
@@ -276,10 +297,12 @@ class Bench:
             for name in sorted(names):
                 if name == SIDECAR:
                     self._upstream = stack.enter_context(self._counted_upstream())
+                if name.startswith(POSTGRES):
+                    self._postgres = stack.enter_context(own_server(**DURABLE))
                 servers[name] = server = self._start(name)
                 stack.callback(server.stop)
                 server.wait_for("/readyz", READY_SECONDS)
-                if name in self._order_ids:
+                if name in self._order_ids and not name.startswith(POSTGRES):
                     self._hold(stack, self._dir / name)
             yield servers
 
@@ -327,7 +350,12 @@ class Bench:
             return seeding.service(name, data_dir, log, signs=signs, checkout=self._against)
         shutil.copytree(self._template(signs), data_dir, ignore=shutil.ignore_patterns("*.sock"))
         self._order_ids[name] = seeding.clone_orders(data_dir, int(count))
-        return seeding.service(name, data_dir, log, signs=signs)
+        more = {}
+        if kind == POSTGRES:
+            say("copying them to PostgreSQL")
+            asyncio.run(to_server(data_dir, self._postgres.url, lambda _table, _rows: None))
+            more["RPCSVC_DATABASE_URL"] = self._postgres.url
+        return seeding.service(name, data_dir, log, signs=signs, more=more)
 
     def _template(self, signs: bool) -> Path:
         data_dir = self._dir / ("template-signed" if signs else "template")

@@ -305,15 +305,17 @@ class Server:
         env: Mapping[str, str],
         log: Path,
         checkout: Path | None = None,
+        under: Sequence[str] = (),
     ) -> None:
         """Start ``python -m <arguments> --port <a free port>``; output goes to ``log``.
 
-        ``checkout``: the code and the environment of another checkout.
+        ``checkout``: the code and the environment of another checkout. ``under``: a command that
+        runs it.
         """
         self.name = name
         self.port = _free_port()
         self._log = log
-        command = [python_of(checkout), "-m", *arguments, "--port", str(self.port)]
+        command = [*under, python_of(checkout), "-m", *arguments, "--port", str(self.port)]
         pin(cores().server)  # inherited by the child
         try:
             with log.open("ab") as output:
@@ -347,6 +349,11 @@ class Server:
                 raise ServerFailed(self._report(f"ended with status {self._process.returncode}"))
             time.sleep(POLL_SECONDS)
         raise ServerFailed(self._report(f"did not answer 200 at {path} within {seconds:.0f} s"))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads so far; 0.0 where /proc does not tell."""

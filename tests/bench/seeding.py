@@ -19,7 +19,7 @@ import sqlite3
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,7 @@ def service(
     signs: bool,
     more: Mapping[str, str] | None = None,
     checkout: Path | None = None,
+    under: Sequence[str] = (),
 ) -> Server:
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
@@ -77,10 +78,12 @@ def service(
     env |= {"RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000"}
     env |= {f"RPCSVC_ORDERS__UNFUNDED_{name}_SHARE": "100" for name in ("ADDRESS", "TOKEN")}
     env |= {"RPCSVC_ORDERS__UNFUNDED_SHARE": "100"}
+    # Stored answers name the site: under another port they would all be rendered anew.
+    env["RPCSVC_SITE_URL"] = "https://bench.example"
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     env |= more or {}
     arguments = ["rpcsvc", "serve", "--data-dir", str(data_dir)]
-    return Server(name, arguments, env, log, checkout)
+    return Server(name, arguments, env, log, checkout, under)
 
 
 def http_request(method: str, params: Params, request_id: str) -> bytes:

@@ -22,10 +22,10 @@ import orjson
 from monero.seed import Seed
 
 from rpcsvc.app import Running
+from rpcsvc.domain import usdc
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonRpc
-from rpcsvc.settlement.onchain.evm import usdc
 from tests.bench import driver, seeding
 from tests.bench.onchain import (
     LEAST_POOL,

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from tests.contract.serving import Served, serving
+from tests.postgres import new_database
+
+# What is created, retried, read, followed and cancelled: these run on both databases, all others
+# on SQLite.
+_ON_BOTH = {"test_cancel", "test_envelope", "test_event_stream", "test_idempotency"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of some modules once on each database."""
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in _ON_BOTH and "database_url" in metafunc.fixturenames:
+        metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
+async def database_url(
+    request: pytest.FixtureRequest, postgres: Callable[[], str]
+) -> AsyncIterator[str | None]:
+    """The URL of a new PostgreSQL database where the test is parametrised so; None: SQLite."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield None
+        return
+    async with new_database(postgres()) as url:
+        yield url
+
+
+@pytest.fixture
+async def served(tmp_path: Path, database_url: str | None) -> AsyncIterator[Served]:
     """A service without token and rate limits."""
-    async with serving(tmp_path) as ready:
+    async with serving(tmp_path, database_url=database_url) as ready:
         yield ready

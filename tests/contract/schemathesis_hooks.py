@@ -20,8 +20,27 @@ import tests.contract.good_addresses  # noqa: F401 - it says how to draw them
 TALLY: Final = Path(os.environ["SCHEMATHESIS_TALLY"])
 # They move with the rate, and with what the sandbox's wallet holds.
 LIMITS: Final = frozenset({"amount_below_minimum", "amount_above_maximum"})
-# Of the sandbox: nothing is due on the order; it has no deposit; the clock would pass 2100.
-STATE: Final = {"/sandbox/fund": {"amount"}, "/sandbox/fault": {"orderId", "seconds"}}
+# Numbers of 78 digits that are beyond 256 bits. Digests that no quote answered. Of the sandbox:
+# nothing is due on the order; it has no deposit; the clock would pass 2100.
+STATE: Final = {
+    "/agent/swap/fund/{orderId}": {
+        "payment",
+        *(f"payment.payload.authorization.{n}" for n in ("value", "validAfter", "validBefore")),
+    },
+    "/agent/swap/create": {"quoteDigest"},
+    "/agent/swap/execute": {"quoteDigest"},
+    "/sandbox/fund": {"amount"},
+    "/sandbox/fault": {"orderId", "seconds"},
+}
+# The order says which network its refund needs.
+BY_ORDER: Final = "/agent/swap/refund-address/{orderId}"
+
+
+@schemathesis.hook
+def map_query(_context: Any, query: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Shorten long polls to a second: schemathesis counts an answer after ten as a failure."""
+    wait = query and query.get("waitSec")
+    return {**query, "waitSec": 1} if query and wait in range(2, 26) else query
 
 
 @schemathesis.check
@@ -36,7 +55,7 @@ def refused_for_its_state_only(_context: Any, response: Any, case: Any) -> None:
         error = answer["error"]
         if error["code"] == "invalid_destination":
             # Some phases draw addresses by their pattern alone.
-            assert "checksum" in error["message"], answer
+            assert "checksum" in error["message"] or case.path == BY_ORDER, answer
         elif error["code"] not in LIMITS:
             named = {problem["field"] for problem in answer["validationErrors"]}
             assert error["code"] == "invalid_input", answer

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import BaseTestServer, TestClient
 
-from rpcsvc.app import Running, running, web_app
+from rpcsvc.app import Running, running
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.http_server import EdgeRunner
+from rpcsvc.serving import web_app
 from rpcsvc.settings import load_settings
 from tests.rows import one_row
 
@@ -25,6 +26,7 @@ MONERO = (
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
+BACK = {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO}
 JSON = {"content-type": "application/json"}
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = [
     "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
     "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
-    "tickets.close",
+    "tickets.close", "webhooks.list", "webhooks.replay",
 ]  # fmt: skip
 
 
@@ -114,14 +114,17 @@ async def test_wrong_params_of_admin_are_named(served: Served, method: str, para
 # Who may open the database file, and to do what.
 OPENING = {
     "Database.open(": {
-        "rpcsvc/app.py",  # the service
+        "rpcsvc/store/backends/__init__.py",  # the service
         "rpcsvc/cli/recovery/db.py",  # while it is stopped, under its lock
+        "rpcsvc/cli/recovery/drill.py",  # a copy in a scratch directory
+        "rpcsvc/cli/recovery/restore.py",  # while it is stopped, under its lock
     },
     "aiosqlite.connect(": {
         "rpcsvc/store/backends/sqlite/database.py",  # the writer
         "rpcsvc/store/backends/sqlite/checkpoints.py",  # its log
     },
     "sqlite3.connect(": {
+        "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped
         "rpcsvc/store/backends/sqlite/database.py",  # its migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
     },

@@ -46,7 +46,7 @@ async def fund(served: Served, order_id: str, amount: str | None = None) -> None
     assert (await served.post("/sandbox/fund", params)).status == 200
 
 
-async def test_health_chains_quote_and_ticket_have_the_fields_of_the_spec(served: Served) -> None:
+async def test_health_chains_quote_and_ticket_have_the_spec_fields(served: Served) -> None:
     health = await call(served, "GET", "/health")
     check("Health", health.body)
     assert (health.status, health.body["status"]) == (200, "ok")
@@ -124,7 +124,7 @@ async def test_an_order_of_one_surface_is_seen_over_the_other(served: Served) ->
     }
 
 
-async def test_verify_shows_the_order_only_to_who_knows_its_destination(served: Served) -> None:
+async def test_verify_shows_the_order_only_with_its_destination(served: Served) -> None:
     order_id = (await post(served, "/orders", ORDER)).body["orderId"]
     good = await call(served, "GET", f"/orders/{order_id}", params={"verify": EVM.lower()})
     assert good.body["orderId"] == order_id
@@ -133,7 +133,7 @@ async def test_verify_shows_the_order_only_to_who_knows_its_destination(served: 
     assert set(bad.body) == {"error"}
 
 
-async def test_a_key_makes_one_order_and_a_changed_payload_is_a_conflict(served: Served) -> None:
+async def test_key_makes_one_order_and_changed_payload_conflicts(served: Served) -> None:
     first = await post(served, "/orders", ORDER, idempotency_key="k1-0123456789abc")
     again = await post(served, "/orders", ORDER, idempotency_key="k1-0123456789abc")
     assert first.body == again.body
@@ -190,7 +190,7 @@ async def test_what_is_wrong_is_named_and_what_is_supported_is_told(
     assert served.count("orders") == 0
 
 
-async def test_a_limit_is_told_in_the_smallest_unit_and_can_be_sent_as_it_stands(
+async def test_limit_in_smallest_units_can_be_sent_back_as_it_stands(
     served: Served,
 ) -> None:
     refused = await post(served, "/quote", {**TO_USDC, "fromAmount": "1"})

@@ -79,7 +79,7 @@ async def test_a_key_makes_one_bridge_order(served: Served) -> None:
     assert served.count("orders") == 1
 
 
-async def test_without_a_rate_a_key_gives_its_answer_again_and_makes_nothing_new(
+async def test_known_key_is_replayed_without_a_rate_and_makes_no_order(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await post(
@@ -171,7 +171,7 @@ async def test_a_deposit_that_is_reorganised_away_is_awaited_again(tmp_path: Pat
     assert audit(tmp_path) == []
 
 
-async def test_without_a_deposit_it_expires_and_under_the_minimum_it_fails(tmp_path: Path) -> None:
+async def test_unfunded_order_expires_and_one_below_minimum_fails(tmp_path: Path) -> None:
     async with sandbox(tmp_path, ManualClock()) as box:
         idle, small = await bridge(box), await bridge(box, "withdraw")
         await small.fund("2")

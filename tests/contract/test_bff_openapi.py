@@ -105,15 +105,15 @@ async def test_errors_are_declared(served: Served) -> None:
     assert "idempotent-replayed" in (await send(served, orders, "post", ORDER, **key)).headers
 
 
-async def test_what_is_told_to_do_about_a_refusal_can_be_done_over_the_bff(served: Served) -> None:
+async def test_advice_in_a_refusal_can_be_followed_over_the_bff(served: Served) -> None:
     orders = f"{BFF_ROOT}/orders"
-    told = document_of(served)["paths"][orders]["post"]["responses"]
-    assert "x-api-key" in told["401"]["description"]
+    reported = document_of(served)["paths"][orders]["post"]["responses"]
+    assert "x-api-key" in reported["401"]["description"]
     wrong = {**ORDER, "fromAmount": 1}
     for params in ({}, wrong):
         error = (await send(served, orders, "post", params)).body["error"]
         assert error["details"]["problems"]
-        line = re.search(f"`{error['code']}`: .*", told["400"]["description"])
+        line = re.search(f"`{error['code']}`: .*", reported["400"]["description"])
         assert line is not None
         assert "`details.problems`" in line[0]
 

@@ -103,14 +103,14 @@ def test_the_statuses_are_those_of_the_spec() -> None:
     assert set(twap) == {"pending", "active", "completed", "failed"}
 
 
-async def test_a_service_that_is_not_well_says_so_in_the_same_three_fields(served: Served) -> None:
+async def test_degraded_service_says_so_in_the_three_health_fields(served: Served) -> None:
     assert (await served.post("/sandbox/fault", {"fault": "engine_down"})).status == 200
     health = await call(served, "GET", "/health")
     check("Health", health.body)
     assert (health.status, health.body["status"]) == (503, "degraded")
 
 
-async def test_an_order_over_json_rpc_is_seen_over_the_bff_and_its_list(served: Served) -> None:
+async def test_json_rpc_order_is_shown_and_listed_over_the_bff(served: Served) -> None:
     swap = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
     made = (await served.rpc("swap.execute", swap)).body["result"]["data"]
     order_id = made["order"]["orderId"]
@@ -155,7 +155,7 @@ def test_a_key_is_compared_with_every_hash_in_constant_time(
 
 
 @pytest.mark.parametrize(("body", "asset"), [(CHUNKED, "USDC"), (CHUNKED_BACK, "XMR")])
-async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
+async def test_chunked_order_takes_its_fee_per_chunk_and_books_it_once(
     tmp_path: Path, body: dict[str, Any], asset: str
 ) -> None:
     async with serving(tmp_path, {"RPCSVC_INTEGRATORS": ACME}) as served:
@@ -173,7 +173,7 @@ async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
         assert done["actualOutput"] == str(sum(fill.output for fill in order.fills))
 
 
-async def test_the_fee_of_usdc_into_xmr_is_quoted_taken_and_booked_in_xmr(tmp_path: Path) -> None:
+async def test_usdc_to_xmr_fee_is_quoted_taken_and_booked_in_xmr(tmp_path: Path) -> None:
     async with serving(tmp_path, {"RPCSVC_INTEGRATORS": ACME}) as served:
         plain = (await post(served, "/quote", TO_XMR)).body
         keyed = (await post(served, "/quote", TO_XMR, x_api_key=KEY)).body

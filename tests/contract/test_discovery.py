@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from yarl import URL
 
-from rpcsvc.app import Running, running, web_app
+from rpcsvc.app import Running, running
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
@@ -28,11 +28,12 @@ from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import Refusals
 from rpcsvc.http.site import site_of
 from rpcsvc.operations.dispatch import flat_dispatcher
+from rpcsvc.serving import web_app
 from rpcsvc.settings import load_settings
 from tests.contract.serving import JSON, TOKEN, EdgeServer, Served
 
 PUBLIC = "https://swap.example.com"
-DOCUMENTS = (*links.DESCRIPTIONS, *links.ALIASES, links.HOME, links.LOGO)
+DOCUMENTS = (*links.DESCRIPTIONS, *links.ALIASES, links.LOGO)
 TYPES = {
     links.QUICKSTART: "application/json",
     links.LLMS_FULL: "text/plain; charset=utf-8",
@@ -44,12 +45,14 @@ TYPES = {
     links.AGENT_ALIAS: "application/json",
     links.JWKS: "application/jwk-set+json",
     links.AI_PLUGIN: "application/json",
+    links.SERVER_CARD: "application/mcp-server-card+json",
+    links.SERVER_CARD_ALIAS: "application/mcp-server-card+json",
+    links.AI_CATALOG: "application/ai-catalog+json",
     links.API_CATALOG: "application/linkset+json;"
     ' profile="https://www.rfc-editor.org/info/rfc9727"',
     links.SECURITY_TXT: "text/plain; charset=utf-8",
     links.SITEMAP: "application/xml",
     links.ROBOTS: "text/plain; charset=utf-8",
-    links.HOME: "text/html; charset=utf-8",
     links.LOGO: "image/svg+xml",
 }
 # Their examples have keys.
@@ -183,7 +186,7 @@ async def test_every_link_of_the_llms_documents_resolves(site: Served, path: str
     await resolve(site, found)
 
 
-async def test_every_link_of_agent_json_and_the_plugin_manifest_resolves(site: Served) -> None:
+async def test_links_of_agent_json_and_plugin_manifest_resolve(site: Served) -> None:
     agent = await (await get(site, links.AGENT)).json()
     await resolve(site, [*agent["links"].values(), agent["url"], agent["signing"]["jwks"]])
     await resolve(site, [agent["signing"]["procedure"]])
@@ -203,7 +206,7 @@ async def test_the_sitemap_is_xml_and_lists_documents_that_are_there(site: Serve
     assert tree.tag == f"{space}urlset"
     found = [loc.text or "" for loc in tree.iter(f"{space}loc")]
     assert len(found) == len(set(found))
-    wanted = set(DOCUMENTS) - set(links.ALIASES) - {links.SITEMAP, links.ROBOTS, links.LOGO}
+    wanted = {links.HOME, *DOCUMENTS} - {*links.ALIASES, links.SITEMAP, links.ROBOTS, links.LOGO}
     assert {local(url) for url in found} == wanted
     await resolve(site, found)
 
@@ -228,9 +231,11 @@ async def test_the_api_catalog_is_a_linkset_whose_targets_are_there(site: Served
     response = await get(site, links.API_CATALOG)
     contexts = (json.loads(await response.read()))["linkset"]
     assert [local(context["anchor"]) for context in contexts] == [
-        links.API_CATALOG, "/api/v1", "/rpc",
+        links.API_CATALOG, "/api/v1", "/rpc", "/mcp",
     ]  # fmt: skip
-    assert [local(item["href"]) for item in contexts[0]["item"]] == ["/api/v1", "/rpc"]
+    assert [local(item["href"]) for item in contexts[0]["item"]] == [
+        "/api/v1", "/rpc", "/mcp",
+    ]  # fmt: skip
     for context in contexts[1:]:
         for relation in ("service-desc", "service-doc", "service-meta", "status"):
             target = context[relation][0]
@@ -293,7 +298,7 @@ async def llms_full_example(served: Served) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("example", [quickstart_example, llms_full_example])
-async def test_the_example_makes_an_order_to_be_paid_on_another_day_too(
+async def test_example_makes_a_payable_order_on_another_day_too(
     tmp_path: Path, example: Callable[[Served], Awaitable[dict[str, Any]]]
 ) -> None:
     async with visiting(tmp_path) as served:
@@ -534,7 +539,7 @@ PREFLIGHT = {
 @pytest.mark.parametrize(
     "path", [*DOCUMENTS, "/api/v1/agent/swap/execute", "/api/v1/health", "/api/v1/nothing"]
 )
-async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
+async def test_cors_admits_any_origin_to_the_agent_api_and_documents(
     site: Served, path: str
 ) -> None:
     asked = await site.client.options(path, headers=PREFLIGHT)
@@ -544,7 +549,8 @@ async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
     assert {"GET", "HEAD", "POST"} == set(asked.headers["access-control-allow-methods"].split(", "))
     allowed = set(asked.headers["access-control-allow-headers"].split(", "))
     assert allowed == {
-        "content-type", "idempotency-key", "if-none-match", "x-api-key", "x-request-id",
+        "content-type", "idempotency-key", "if-none-match", "last-event-id", "payment-signature",
+        "x-api-key", "x-request-id",
     }  # fmt: skip
     assert "access-control-allow-credentials" not in asked.headers
     answer = await get(site, path, origin="https://page.example")
@@ -552,7 +558,8 @@ async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
     exposed = set(answer.headers["access-control-expose-headers"].split(", "))
     assert {
         "x-service-signature", "x-service-signing-kid", "x-request-id", "idempotent-replayed",
-        "retry-after", "ratelimit", "ratelimit-policy", "etag",
+        "retry-after", "ratelimit", "ratelimit-policy", "etag", "payment-required",
+        "payment-response",
     } <= exposed  # fmt: skip
 
 
@@ -587,7 +594,7 @@ async def test_local_service_lets_in_local_and_configured_pages(
         assert response.headers["vary"] == "origin"
 
 
-async def test_errors_and_304_of_the_open_paths_are_readable_for_a_page_too(site: Served) -> None:
+async def test_cors_lets_pages_read_errors_and_304_of_open_paths(site: Served) -> None:
     refused = await site.client.post("/api/v1/agent/swap/quote", json={})
     assert refused.status == 400
     assert refused.headers["access-control-allow-origin"] == "*"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -28,7 +29,7 @@ PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x"])
-async def test_a_missing_or_wrong_token_is_refused_before_the_body_is_read(
+async def test_missing_or_wrong_token_is_refused_before_reading_body(
     tmp_path: Path, token: str | None
 ) -> None:
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
@@ -36,6 +37,18 @@ async def test_a_missing_or_wrong_token_is_refused_before_the_body_is_read(
         answer = await served.raw(b"this is not JSON", **headers)
         assert (answer.status, answer.body["error"]["code"]) == (401, -32001)
         assert TOKEN not in str(answer.body)
+
+
+async def test_rpc_with_an_expectation_is_answered_alike(served: Served) -> None:
+    """With one it goes through aiohttp's routes, without it straight to its handler."""
+    call = orjson.dumps({"jsonrpc": "2.0", "id": "1", "method": "service.swap.plan", "params": {}})
+    seen = []
+    for expects in (False, True):
+        answer = await served.client.post(
+            "/rpc", data=call, headers={"content-type": "application/json"}, expect100=expects
+        )
+        seen.append((answer.status, sorted(answer.headers), await answer.read()))
+    assert seen[0] == seen[1]
 
 
 async def test_who_is_refused_is_told_which_header_to_send(tmp_path: Path) -> None:
@@ -94,7 +107,7 @@ async def test_a_proxy_that_does_not_say_for_whom_gets_no_local_trust(tmp_path: 
             assert response.status == 401
 
 
-async def test_json_rpc_over_a_proxy_without_tls_is_refused_as_json_rpc(tmp_path: Path) -> None:
+async def test_proxied_json_rpc_without_tls_is_refused_as_json_rpc(tmp_path: Path) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         headers = {"x_forwarded_for": "203.0.113.7", "x_request_id": "mine"}
         answer = await served.raw(b"this is not JSON", **headers)
@@ -200,7 +213,9 @@ async def test_wrong_tokens_are_limited_and_counted(
     assert wrong[-1].body["error"]["code"] == -32029
     assert int(wrong[-1].headers["retry-after"]) > 0
     assert right.status == 200
-    counts = [(line["network"], line["count"]) for line in logs if line["event"] == "wrong_tokens"]
+    counts = [
+        (line["network"], line["count"]) for line in logs if line["event"] == "wrong_tokens_refused"
+    ]
     assert {address for address, _ in counts} == {"127.0.0.0/24"}
     assert sum(count for _, count in counts) == 5
 
@@ -313,7 +328,7 @@ async def test_clients_behind_a_proxy_have_a_budget_each(tmp_path: Path) -> None
         assert statuses == [200, 429, 200]
 
 
-async def test_rpc_has_a_budget_per_token_and_a_batch_pays_for_each_element(
+async def test_rpc_budget_is_per_token_and_charges_each_batch_element(
     tmp_path: Path,
 ) -> None:
     async with serving(

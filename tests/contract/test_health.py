@@ -26,7 +26,7 @@ async def test_health_names_every_check(served: Served) -> None:
     assert set(body["checks"]) == {"store", "engine", "rates", "worker", "deposits", "signing"}
 
 
-async def test_a_check_that_fails_degrades_health_and_readiness_but_not_life(
+async def test_failing_check_degrades_health_and_readiness_not_livez(
     served: Served,
 ) -> None:
     await served.post("/sandbox/fault", {"fault": "engine_down"})
@@ -62,7 +62,7 @@ async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served
     assert "error" not in well.body
 
 
-async def test_the_agent_api_s_health_is_an_envelope_with_three_fields_more(
+async def test_agent_health_is_an_envelope_with_three_more_fields(
     served: Served,
 ) -> None:
     body = (await served.http("GET", "/health")).body
@@ -70,7 +70,7 @@ async def test_the_agent_api_s_health_is_an_envelope_with_three_fields_more(
     assert list(body) == [*envelope, "data", "requestId", "status", "version", "time"]
 
 
-async def test_what_stops_no_order_degrades_health_and_keeps_the_service_ready(
+async def test_check_that_stops_no_order_degrades_health_not_readiness(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Health(False, "USDC: ord_1/payout/1 waits")

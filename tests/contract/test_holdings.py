@@ -107,7 +107,7 @@ async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: W
     assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {"0"}
 
 
-async def test_an_amount_that_the_fees_would_eat_is_refused_with_the_least(tmp_path: Path) -> None:
+async def test_amount_that_fees_would_eat_is_refused_with_the_minimum(tmp_path: Path) -> None:
     """Network fees may be above what the chain's minimum in dollars is worth."""
     async with serving(tmp_path, sandbox__usdc_payout_fee="20") as served:
         wish = {**SWAP, "amount": "0.1"}

@@ -56,7 +56,7 @@ async def test_another_spelling_of_the_same_payload_is_the_same_call(
         ({"sessionId": "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"}, "sessionId"),
     ],
 )
-async def test_another_payload_under_a_key_is_a_conflict_naming_the_field(
+async def test_other_payload_under_a_key_conflicts_and_names_the_field(
     served: Served, change: dict[str, Any], field: str
 ) -> None:
     await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
@@ -103,9 +103,7 @@ async def test_a_retry_over_the_other_transport_finds_the_same_order(served: Ser
 
 
 @pytest.mark.parametrize("key", ["k-0123456789abcd ", " k-0123456789abcd", "  k-012345 789abcd  "])
-async def test_blanks_around_a_key_are_no_part_of_it_over_either_transport(
-    served: Served, key: str
-) -> None:
+async def test_blanks_around_a_key_are_ignored_on_both_transports(served: Served, key: str) -> None:
     first = await served.rpc("swap.create", {**SWAP, "idempotency-key": key})
     for same in (key, key.strip()):
         over_https = await served.post("/agent/swap/create", SWAP, idempotency_key=same)
@@ -124,7 +122,7 @@ async def test_a_key_of_blanks_alone_is_none_over_either_transport(served: Serve
     assert served.count("orders") == 0
 
 
-async def test_copies_at_once_with_another_payload_make_one_order_and_conflicts(
+async def test_concurrent_copies_with_another_payload_conflict(
     served: Served,
 ) -> None:
     payloads = [{**SWAP, "amount": f"0.{number}"} for number in range(1, 10)]
@@ -186,7 +184,7 @@ async def test_a_call_that_found_no_rate_claims_no_key(served: Served) -> None:
     ).status == 200
 
 
-async def test_a_retry_is_answered_although_its_amount_is_now_outside_the_limits(
+async def test_retry_is_answered_though_its_amount_is_outside_limits(
     served: Served,
 ) -> None:
     first = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
@@ -221,7 +219,7 @@ async def test_a_key_belongs_to_create_and_execute_only(served: Served) -> None:
     assert fields == ["idempotency-key"]
 
 
-async def test_a_token_has_its_own_namespace_that_survives_its_rotation(tmp_path: Path) -> None:
+async def test_token_has_a_namespace_that_survives_its_rotation(tmp_path: Path) -> None:
     second_token = "another-long-enough-token"
     environ = {"AGENT_RPC_TOKEN": f"{TOKEN},{second_token}"}
     async with serving(tmp_path, environ) as served:

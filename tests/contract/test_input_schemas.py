@@ -13,7 +13,14 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.errors import InputErrors, InvalidDestination, InvalidInput, MissingInput, ServiceError
+from rpcsvc.errors import (
+    InputError,
+    InputErrors,
+    InvalidDestination,
+    InvalidInput,
+    MissingInput,
+    ServiceError,
+)
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.schemas import placed
 from rpcsvc.http.site import BFF_ROOT, site_of
@@ -97,6 +104,7 @@ def is_of_state(error: ServiceError) -> bool:
     found = [problem for problem in problems if not isinstance(problem, MissingInput)]
     return bool(found) and all(
         problem.code in UNKNOWABLE
+        or (isinstance(problem, InputError) and problem.field == "quoteDigest")
         or (isinstance(problem, InvalidDestination) and "checksum" in problem.message)
         for problem in found
     )

@@ -247,7 +247,7 @@ async def test_a_batch_of_51_is_too_large(served: Served) -> None:
     assert (answer.status, answer.body["error"]["code"]) == (413, -32600)
 
 
-async def test_an_unknown_path_and_a_wrong_method_are_told_in_an_envelope(served: Served) -> None:
+async def test_unknown_path_and_wrong_method_get_an_envelope(served: Served) -> None:
     unknown = await served.http("GET", "/nothing")
     assert (unknown.status, unknown.body["error"]["code"]) == (404, "unknown_method")
     assert unknown.body["state"] == "not_found"
@@ -282,7 +282,7 @@ async def test_status_verifies_the_destination(served: Served) -> None:
     assert (unknown.status, unknown.body["error"]["code"]) == (404, "order_not_found")
 
 
-async def test_an_address_on_the_tokens_blacklist_is_refused_before_an_order(
+async def test_blacklisted_address_is_refused_before_an_order_is_made(
     served: Served,
 ) -> None:
     listed = "0x000000000000000000000000000000000000b1ac"
@@ -297,7 +297,7 @@ async def test_an_address_on_the_tokens_blacklist_is_refused_before_an_order(
     assert served.count("orders") == 0
 
 
-async def test_the_token_that_a_sandbox_payment_names_is_no_destination(served: Served) -> None:
+async def test_sandbox_payment_token_is_refused_as_destination(served: Served) -> None:
     swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO}
     made = await served.post("/agent/swap/execute", swap)
     uri = made.body["data"]["fundingInstructions"]["paymentUri"]

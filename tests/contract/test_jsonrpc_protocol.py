@@ -25,7 +25,7 @@ from rpcsvc.http.jsonrpc import (
     RpcAnswer,
     RpcMethod,
     error_object,
-    whole_error,
+    full_error,
 )
 from tests.contract.serving import Served
 from tests.logs import logs_of
@@ -230,7 +230,7 @@ async def test_the_specifications_own_example_is_answered_as_it_says(
         assert outline(await reply(body)) == expected
 
 
-async def test_a_response_has_its_members_in_order_and_the_fragment_as_it_is() -> None:
+async def test_response_keeps_member_order_and_the_fragment_verbatim() -> None:
     assert await answer('{"id":"a","method":"fragment","jsonrpc":"2.0"}') == RpcAnswer(
         200, b'{"jsonrpc":"2.0","result":{"ok":true},"id":"a"}'
     )
@@ -263,7 +263,7 @@ async def test_an_id_that_is_no_safe_number_is_not_json(literal: str) -> None:
     assert outline(await reply(body)) == (-32700, None)
 
 
-async def test_a_request_with_the_id_null_is_answered_and_one_without_an_id_is_not() -> None:
+async def test_id_null_is_answered_and_a_missing_id_is_not() -> None:
     caller = Caller()
 
     assert outline(await reply(request("create", id=None), caller)) == ({}, None)
@@ -326,6 +326,15 @@ async def test_a_list_of_params_is_refused_and_an_object_asked_for(params: list[
     assert "Send an object" in response["error"]["message"]
     assert response["error"]["data"]["code"] == "invalid_request"
     assert caller.calls == []
+
+
+async def test_method_that_was_found_before_refuses_a_list() -> None:
+    server, caller = JsonRpcServer(METHODS), Caller()
+    for params, code in (({"a": 1}, None), ([1], -32602), ({"a": 2}, None)):
+        body = orjson.dumps(request(params=params, id=1))
+        answered = orjson.loads((await server.answer(body, caller)).body or b"")
+        assert answered.get("error", {}).get("code") == code
+    assert [params for _, _, params in caller.calls] == [{"a": 1}, {"a": 2}]
 
 
 async def test_absent_params_are_an_empty_object() -> None:
@@ -393,7 +402,7 @@ async def test_a_notification_runs_and_gets_no_answer() -> None:
     assert caller.calls == [("echo", None, {"a": 1})]
 
 
-async def test_a_notification_of_a_method_that_must_be_answered_does_not_run() -> None:
+async def test_notification_of_an_order_making_method_does_not_run() -> None:
     caller = Caller()
     body = '{"jsonrpc":"2.0","method":"create","params":{"a":1}}'
 
@@ -402,7 +411,7 @@ async def test_a_notification_of_a_method_that_must_be_answered_does_not_run() -
     assert caller.calls == []
 
 
-async def test_a_notification_that_fails_gets_no_answer_but_a_fault_is_logged() -> None:
+async def test_failing_notification_gets_no_answer_but_is_logged() -> None:
     caller = Caller()
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         for method in ("limited", "crash", "unwritable"):
@@ -514,7 +523,7 @@ async def test_each_element_of_a_batch_is_judged_by_itself() -> None:
     ]
 
 
-async def test_a_batch_of_fifty_is_answered_and_one_of_fifty_one_runs_nothing() -> None:
+async def test_batch_of_50_is_answered_and_of_51_runs_nothing() -> None:
     caller = Caller()
     assert len(await reply([request("hello")] * 50, caller)) == 50
     caller.calls.clear()
@@ -578,7 +587,7 @@ def runnable(element: Any) -> bool:
 
 
 @given(st.lists(MEMBERS | st.sampled_from([1, None, "x", []]), min_size=1, max_size=8))
-def test_a_batch_has_one_answer_for_each_element_that_is_not_a_notification(
+def test_batch_answers_each_element_that_is_no_notification(
     elements: list[Any],
 ) -> None:
     answered = [e for e in elements if not (runnable(e) and "id" not in e)]
@@ -596,7 +605,7 @@ def test_a_batch_has_one_answer_for_each_element_that_is_not_a_notification(
     assert [code == -32600 for code, _ in outlines] == [not runnable(e) for e in answered]
 
 
-async def test_the_caller_decides_how_an_error_looks_and_under_which_request_id() -> None:
+async def test_caller_chooses_the_error_form_and_its_request_id() -> None:
     seen: list[tuple[str, str, str | None]] = []
 
     def describe(caller: str, error: ServiceError, request_id: str | None) -> dict[str, Any]:
@@ -630,7 +639,7 @@ async def test_the_caller_decides_how_an_error_looks_and_under_which_request_id(
     assert b"request id to the operator: me/h" in (answers[3].body or b"")
 
 
-async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
+async def test_library_failure_is_logged_and_its_text_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caller = Caller()
@@ -646,7 +655,7 @@ async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
 
 
 def test_a_whole_error_has_the_id_null() -> None:
-    body = whole_error(PayloadTooLarge("Too large.", details={"allowed": 65_536}), "r-1")
+    body = full_error(PayloadTooLarge("Too large.", details={"allowed": 65_536}), "r-1")
 
     assert json.loads(body) == {
         "jsonrpc": "2.0",
@@ -665,7 +674,7 @@ def test_a_whole_error_has_the_id_null() -> None:
     }
 
 
-def test_an_error_without_a_code_of_json_rpc_is_an_invalid_request() -> None:
+def test_error_without_a_json_rpc_code_is_an_invalid_request() -> None:
     assert error_object(MethodNotAllowed("Use POST."), None) == {
         "code": -32600,
         "message": "Use POST.",
@@ -673,7 +682,7 @@ def test_an_error_without_a_code_of_json_rpc_is_an_invalid_request() -> None:
     }
 
 
-async def test_an_empty_list_of_params_and_the_media_type_of_json_rpc_are_taken(
+async def test_empty_params_list_and_json_rpc_media_type_are_accepted(
     served: Served,
 ) -> None:
     message = b'{"jsonrpc":"2.0","id":1,"method":"service.capabilities","params":[]}'
@@ -687,8 +696,8 @@ async def test_an_empty_list_of_params_and_the_media_type_of_json_rpc_are_taken(
 async def test_a_batch_has_a_request_id_of_its_own(served: Served) -> None:
     call = b'{"jsonrpc":"2.0","id":"%b","method":"service.capabilities"}'
     answer = await served.raw(b"[%b,%b]" % (call % b"one", call % b"two"))
-    told = {each["result"]["requestId"] for each in answer.body}
-    assert told == {"one", "two"}
+    reported = {each["result"]["requestId"] for each in answer.body}
+    assert reported == {"one", "two"}
     assert answer.headers["x-request-id"].startswith("req_")
 
 

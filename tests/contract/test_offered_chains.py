@@ -64,8 +64,8 @@ async def refresh(served: Served) -> None:
 
 
 async def test_capabilities_and_chains_are_those_of_both(sidecar: Served) -> None:
-    told = (await rpc(sidecar, "capabilities"))["data"]["chains"]
-    assert [chain["name"] for chain in told] == ["arbitrum", "base"]
+    reported = (await rpc(sidecar, "capabilities"))["data"]["chains"]
+    assert [chain["name"] for chain in reported] == ["arbitrum", "base"]
     answer = await call(sidecar, "GET", "/chains")
     for chain in answer.body["chains"]:
         check("Chain", chain)
@@ -126,13 +126,13 @@ async def test_a_chain_on_offer_is_swapped(sidecar: Served) -> None:
 
 async def test_the_minimum_of_a_chain_is_the_upstreams(tmp_path: Path) -> None:
     async with of_v1(tmp_path) as served:
-        told = (await rpc(served, "capabilities"))["data"]["chains"]
-        assert {chain["minSwapUsd"] for chain in told} == {13}
+        reported = (await rpc(served, "capabilities"))["data"]["chains"]
+        assert {chain["minSwapUsd"] for chain in reported} == {13}
         chains = (await call(served, "GET", "/chains")).body["chains"]
         assert {chain["minSwapUsd"] for chain in chains} == {13}
 
 
-async def test_a_list_that_changes_is_followed_and_what_was_ordered_stays(tmp_path: Path) -> None:
+async def test_changed_list_is_followed_and_existing_orders_stay(tmp_path: Path) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path) as served:
         keyed = {**SWAP, "chain": "base", "idempotency-key": "mine-0123456789a"}
         made = await rpc(served, "swap.create", **keyed)
@@ -158,7 +158,7 @@ async def test_what_is_known_is_kept_when_a_refresh_fails(tmp_path: Path) -> Non
         assert (await served.client.get("/readyz")).status == 200
 
 
-async def test_before_the_list_is_known_nothing_is_offered_and_no_order_taken(
+async def test_nothing_is_offered_or_ordered_before_the_list_is_known(
     tmp_path: Path,
 ) -> None:
     async with v1_api() as api:
@@ -185,7 +185,7 @@ async def refuses(api: V1Api, served: Served, text: str) -> dict[str, Any]:
     return await rpc(served, "swap.quote", direction="x2u", amount="0.8", chain="base")
 
 
-async def test_a_chain_that_it_lists_and_refuses_is_refused_with_the_others(
+async def test_chain_refused_by_the_upstream_is_refused_with_allowed(
     tmp_path: Path,
 ) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path) as served:
@@ -198,7 +198,7 @@ async def test_a_chain_that_it_lists_and_refuses_is_refused_with_the_others(
         assert (await rpc(served, "swap.create", **SWAP, chain="base"))["ok"]
 
 
-async def test_of_the_tokens_that_it_names_those_are_told_that_are_swapped_here(
+async def test_only_tokens_swapped_here_are_offered_of_those_listed(
     tmp_path: Path,
 ) -> None:
     details = {

@@ -17,7 +17,7 @@ from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import site_of
 from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, resolved
-from tests.contract.serving import SWAP, TOKEN, Answer, Served, serving
+from tests.contract.serving import BACK, SWAP, TOKEN, Answer, Served, serving
 
 DATA = Path(__file__).parent / "data"
 META_SCHEMAS = ("openrpc-meta-schema-1.14.9.json", "json-schema-tools-meta-schema-1.8.0.json")
@@ -75,9 +75,14 @@ async def test_every_example_is_answered_as_shown(served: Served) -> None:
     sent = 0
     for method, example in examples(document_of(served)):
         params = params_in(example)
-        sendable = await with_live_order(served, params)
+        if "payment" in params:  # signed for the recorded order
+            continue
+        made = BACK if method["name"].endswith(".fund") and "amount" not in params else SWAP
+        sendable = await with_live_order(served, params, made)
         result = await call(served, method["name"], sendable)
-        shown: Json = example["result"]["value"] if "result" in example else {"ok": True}
+        # No example holds a signature of the reader's own.
+        unsigned: Json = {"ok": not method["name"].endswith("swap.fund")}
+        shown: Json = example["result"]["value"] if "result" in example else unsigned
         assert result["ok"] == shown["ok"], (example["name"], result)
         if sendable == params and "state" in shown:
             assert result["state"] == shown["state"]
@@ -86,12 +91,12 @@ async def test_every_example_is_answered_as_shown(served: Served) -> None:
     assert sent >= 25
 
 
-async def with_live_order(served: Served, params: Json) -> Json:
+async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> Json:
     """The params, with an order made just now in the place of a recorded one."""
     text = json.dumps(params)
     if not ORDER_ID.search(text):
         return params
-    made = (await call(served, "service.swap.create", SWAP))["data"]
+    made = (await call(served, "service.swap.create", order))["data"]
     found: Json = json.loads(ORDER_ID.sub(made["order"]["orderId"], text))
     return {**found, **({"sessionId": made["sessionId"]} if "sessionId" in found else {})}
 
@@ -114,7 +119,7 @@ async def test_every_example_keeps_to_the_params_it_shows(served: Served) -> Non
                 check(document, described[name]["schema"], value)
 
 
-async def test_no_example_has_an_idempotency_key_that_all_readers_would_share(
+async def test_examples_carry_no_idempotency_key_to_be_shared(
     served: Served,
 ) -> None:
     document = document_of(served)
@@ -152,7 +157,7 @@ async def test_a_message_that_can_t_be_read_gets_a_declared_error(
     assert declared(document_of(served), await served.raw(body))
 
 
-async def test_a_call_that_can_t_be_carried_out_gets_an_error_of_its_method(
+async def test_call_that_cannot_run_gets_an_error_of_its_method(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:

@@ -80,9 +80,7 @@ async def test_an_order_of_unknown_outcome_is_never_made_again(
     assert api.sent("POST", "/v1/order") == 2
 
 
-async def test_a_doubt_is_the_operators_and_orders_are_taken_all_the_while(
-    api: V1Api, tmp_path: Path
-) -> None:
+async def test_doubt_is_shown_to_the_operator_and_orders_go_on(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
         assert not (await create(served, "mine-0123456789a"))["ok"]
@@ -165,7 +163,7 @@ async def test_orders_of_an_upstream_with_payment_ids_are_all_taken(
         assert states(served) == ["created", "created", "reconciling"]
 
 
-async def test_an_order_tells_what_the_upstream_agreed_to_and_not_what_it_quoted(
+async def test_order_shows_what_the_upstream_agreed_to_not_its_quote(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -285,6 +283,7 @@ async def test_closing_a_claim_frees_its_key_under_a_running_service(
                 {"RPCSVC_DATA_DIR": str(tmp_path)},
                 serve=no_service,
                 local=no_service,
+                private=no_service,
             )
         assert (closed, "not made there" in capsys.readouterr().out) == (0, True)
         answer = await create(served, "mine-0123456789a")
@@ -332,9 +331,7 @@ async def in_process(api: V1Api, data_dir: Path, name: str, params: dict[str, An
         return json.loads(await service.call(operation, params, "r", None))
 
 
-async def test_unknown_status_changes_nothing_and_known_spellings_count(
-    api: V1Api, tmp_path: Path
-) -> None:
+async def test_unknown_status_changes_nothing_and_aliases_count(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         order_id = (await create(served))["data"]["order"]["orderId"]
         met: list[str] = []
@@ -366,7 +363,7 @@ _STATUS = {"confirming": "deposit_detected", "swapping": "executing_swap", "succ
     ("field", "value"),
     [("toAddress", OTHER), ("depositAddress", stagenet_subaddress(bytes(range(64))))],
 )
-async def test_what_is_told_of_another_order_under_this_ones_id_is_not_believed(
+async def test_report_of_another_order_under_this_id_is_rejected(
     api: V1Api, tmp_path: Path, field: str, value: str
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -387,9 +384,7 @@ async def test_what_is_told_of_another_order_under_this_ones_id_is_not_believed(
             await changed(served, order_id, "completed")
 
 
-async def test_time_that_passes_between_two_chunks_is_no_line_of_history(
-    api: V1Api, tmp_path: Path
-) -> None:
+async def test_time_between_two_chunks_adds_no_history_line(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         order_id = (await create(served))["data"]["order"]["orderId"]
         api.statuses = type(api.statuses)(["executing_swap"])
@@ -406,9 +401,7 @@ async def test_time_that_passes_between_two_chunks_is_no_line_of_history(
         assert '"estimatedTimeRemainingMs":10000}' in seen
 
 
-async def test_progress_in_a_word_that_callers_were_not_promised_is_not_passed_on(
-    api: V1Api, tmp_path: Path
-) -> None:
+async def test_undocumented_progress_word_is_not_passed_on(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         order_id = (await create(served))["data"]["order"]["orderId"]
         odd = {**TWAP, "status": "paused", "estimatedTimeRemainingMs": 0}
@@ -469,7 +462,7 @@ async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: 
         assert again["ok"] is answers[0]["ok"]
 
 
-async def test_orders_are_made_and_followed_however_many_quotes_are_asked_for(
+async def test_orders_are_made_and_followed_under_a_flood_of_quotes(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -501,7 +494,7 @@ async def test_integrators_have_no_place_in_front_of_an_upstream(
 
 
 @pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
-async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
+async def test_lost_answer_is_retried_with_its_key_and_makes_one_order(
     tmp_path: Path, lost: Behaviour
 ) -> None:
     async with serving(tmp_path / "central") as central, does.running() as server:
@@ -537,15 +530,15 @@ async def test_a_key_in_doubt_is_answered_though_no_price_can_be_had(
             assert answer["ok"], answer
             assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
             agreed = answer["data"]["order"]["expectedOutput"]
-            told = answer["data"]["quote"]
-            assert agreed == str(round(float(told["expectedOutput"]) * 10**6))
-            assert float(told["rate"]) == pytest.approx(float(told["expectedOutput"]) / 0.8)
-            assert float(told["minReceived"]) == 0  # nobody has told it
+            reported = answer["data"]["quote"]
+            assert agreed == str(round(float(reported["expectedOutput"]) * 10**6))
+            assert float(reported["rate"]) == pytest.approx(float(reported["expectedOutput"]) / 0.8)
+            assert float(reported["minReceived"]) == 0  # nobody has told it
             refused = await create(sidecar, "another-0123456789abcdef")
             assert refused["error"]["code"] == "amount_below_minimum"
 
 
-async def test_a_key_in_doubt_is_told_as_that_where_it_can_not_be_sent_again(
+async def test_key_in_doubt_is_reported_where_it_cannot_be_resent(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -559,7 +552,7 @@ async def test_a_key_in_doubt_is_told_as_that_where_it_can_not_be_sent_again(
         assert "Repeat the call with its idempotency key" in again["error"]["message"]
 
 
-async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(
+async def test_key_of_a_lost_call_makes_no_order_for_a_stranger(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path / "central") as central, does.running() as server:
@@ -582,7 +575,7 @@ async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(
             assert made["data"]["sessionId"] == SESSION
 
 
-async def test_a_refund_address_is_refused_where_the_upstream_takes_none(
+async def test_refund_address_is_refused_where_the_upstream_takes_none(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:

@@ -27,20 +27,25 @@ PHASES_OF_ONE = "examples,coverage,fuzzing"
 PHASES = f"{PHASES_OF_ONE},stateful"
 LONGEST_SECONDS = 600
 # What the state of the service makes of a request that keeps to the schemas: not modified, not the
-# order's session or destination, no such order, a key that was used or an order that is funded.
-STATE = ["2xx", 304, 403, 404, 409]
+# order's session or destination, no such order, a key that was used, an order that is funded or has
+# to be paid.
+STATE = ["2xx", 304, 402, 403, 404, 409]
 # These are also refused with 400 for limits that move and an order's state, which
 # schemathesis_hooks.py tells from all other reasons.
 MOVING = [
     *(f"/agent/swap/{name}" for name in ("plan", "quote", "create", "execute")),
     *(f"{BFF_ROOT}/{name}" for name in ("quote", "orders")),
+    "/agent/swap/refund-address/{orderId}",
+    "/agent/swap/fund/{orderId}",
     "/sandbox/fund",
     FAULT,
 ]
 # No other path is always refused to requests that keep to the schemas: these need an order's own
-# session, or an order of the bridge.
+# session, its payer's signature, or an order of the bridge.
 NEVER_ACCEPTED = {
+    "/agent/swap/fund/{orderId}",
     "/agent/swap/cancel/{orderId}",
+    "/agent/swap/refund-address/{orderId}",
     f"{BFF_ROOT}/orders/{{orderId}}/cancel",
     f"{BFF_ROOT}/bridge/order/{{orderId}}",
 }

@@ -81,8 +81,8 @@ async def test_a_sidecar_gives_no_price_lock(sidecar: Served) -> None:
     quote = {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")}
     quoted = (await sidecar.rpc("swap.quote", quote)).body["result"]["data"]["quote"]
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
-    for told in (quoted, made["order"], made["fundingInstructions"]):
-        assert told["priceLockedUntil"] is None
+    for reported in (quoted, made["order"], made["fundingInstructions"]):
+        assert reported["priceLockedUntil"] is None
     assert "priceLockedUntil" not in attested(made["order"])
 
 
@@ -121,9 +121,9 @@ async def test_what_the_upstream_refuses_is_told_in_its_words(sidecar: Served) -
     limit = error["details"]["minimum"]
     assert [problem["field"] for problem in answer["validationErrors"]] == ["amount"]
     flat = await post(sidecar, "/orders", {**ORDER, "fromAmount": "10000000"})
-    told = flat.body["error"]["details"]
-    assert told["problems"][0]["field"] == "fromAmount"
-    assert int(told["minimum"]) == int(float(limit) * 10**12) > 10**9
+    reported = flat.body["error"]["details"]
+    assert reported["problems"][0]["field"] == "fromAmount"
+    assert int(reported["minimum"]) == int(float(limit) * 10**12) > 10**9
     assert sidecar.count("relays") == 0
     assert sidecar.count("orders") == 0
 
@@ -171,7 +171,7 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
     assert ours["twap"]["filledQty"] == 4
 
 
-async def test_agent_status_of_a_sidecar_tells_the_chunks_from_the_start(
+async def test_agent_status_of_a_sidecar_shows_chunks_from_the_start(
     central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def asks_for_nothing(_follower: Follower) -> int:
@@ -256,7 +256,7 @@ async def test_the_bridges_rates_are_the_upstreams(central: Served, sidecar: Ser
     assert ours.body == theirs.body
 
 
-async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
+async def test_refund_address_given_to_a_sidecar_reaches_the_upstream(
     central: Served, sidecar: Served
 ) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
@@ -265,7 +265,9 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
     await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
     await central.post("/sandbox/fund", {"orderId": at_central})
     waits = await until(sidecar, order_id, "refunding")
-    assert waits["nextActions"][0]["action"] == "provide_refund_address"
+    step = waits["nextActions"][0]
+    assert step["action"] == "provide_refund_address"
+    assert "swap.refundAddress" in step["description"]
     assert waits["data"]["actionRequired"] == "refund_address"
     ticket = {"message": "refund, please", "orderId": order_id, "walletAddress": STAGENET}
     strangers = (await sidecar.rpc("support.create", ticket)).body["result"]
@@ -289,7 +291,7 @@ async def test_no_refund_address_is_asked_for_that_the_upstream_has(sidecar: Ser
     assert not awaits_upstream_refund(replace(waiting, report=Report(refund_address=STAGENET)))
 
 
-async def test_late_deposit_is_refunded_though_the_sidecar_stopped_following(
+async def test_late_deposit_is_refunded_after_a_sidecar_stops_polling(
     central: Served, sidecar: Served
 ) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]

@@ -149,7 +149,7 @@ async def test_without_signing_nothing_is_signed(tmp_path: Path) -> None:
         assert not (tmp_path / "keys").exists()
 
 
-async def test_a_document_that_did_not_change_is_signed_without_its_body(served: Served) -> None:
+async def test_unchanged_document_is_signed_without_its_body(served: Served) -> None:
     first = await exchanged(served, "GET", "/openapi.json")
     etag = dict(first.headers)["etag"]
 
@@ -213,7 +213,7 @@ async def test_a_swapped_deposit_address_is_caught(served: Served) -> None:
         verify_response(changed(exchange, body=swapped), await jwks(served))
 
 
-async def test_the_attestation_of_an_order_holds_for_what_was_ordered_only(served: Served) -> None:
+async def test_attestation_holds_only_for_what_was_ordered(served: Served) -> None:
     made = (await served.post("/agent/swap/execute", SWAP)).body
     order, keys = made["data"]["order"], await jwks(served)
     mine = {
@@ -249,7 +249,7 @@ async def test_status_and_replay_carry_the_same_attestation(served: Served) -> N
     assert len(attestations) == 1
 
 
-async def test_a_rotation_goes_unnoticed_by_clients_that_ask_for_the_keys_again(
+async def test_rotation_is_seamless_for_clients_that_refetch_the_keys(
     served: Served,
 ) -> None:
     before, old_keys = await exchanged(served, "GET", "/llms.txt"), await jwks(served)

@@ -126,7 +126,7 @@ async def test_a_connection_that_sends_no_whole_request_is_closed(
 
 
 @pytest.mark.parametrize("rest", [b"{}", b""], ids=["it arrives", "it stalls"])
-async def test_a_body_that_is_arriving_at_a_stop_is_finished_or_refused(
+async def test_body_arriving_during_a_stop_is_finished_or_refused(
     tmp_path: Path, rest: bytes
 ) -> None:
     port = free_port()

@@ -16,10 +16,10 @@ CREATING = [CREATE, "/agent/swap/execute"]
 KEY_NAMES = ["x-idempotency-key", "X-Idempotency-Key", "idempotency_key", "idempotencykey"]
 
 
-def problem(told: Any) -> dict[str, Any]:
+def problem(reported: Any) -> dict[str, Any]:
     """The only validation error of an envelope."""
-    assert told["error"]["code"] == "invalid_input"
-    [found] = told["validationErrors"]
+    assert reported["error"]["code"] == "invalid_input"
+    [found] = reported["validationErrors"]
     return dict(found)
 
 
@@ -58,7 +58,7 @@ async def test_a_key_in_the_query_is_told_that_it_is_a_header(
     assert served.count("orders") == 0
 
 
-async def test_other_headers_in_the_query_are_told_that_they_are_headers(served: Served) -> None:
+async def test_header_name_in_the_query_is_reported_as_a_header(served: Served) -> None:
     for name in ("x-request-id", "x-api-key"):
         answer = await bff.call(served, "POST", f"/quote?{name}=k", json=bff.TO_USDC)
         assert f"the header {name}" in answer.body["error"]["message"]
@@ -141,7 +141,7 @@ def rpc(method: str, **more: Any) -> bytes:
 
 @pytest.mark.parametrize("name", ["idempotency-key", *KEY_NAMES])
 @pytest.mark.parametrize("method", ["swap.create", "swap.execute"])
-async def test_a_key_in_a_header_of_json_rpc_is_told_that_it_is_a_param(
+async def test_key_in_a_json_rpc_header_is_reported_as_a_param(
     served: Served, method: str, name: str
 ) -> None:
     for more in ({}, {"idempotency-key": "k-0123456789abcd"}):
@@ -175,7 +175,7 @@ async def test_a_key_that_is_null_is_no_key(served: Served, method: str) -> None
     assert served.count("orders") == 0
 
 
-async def test_a_bad_key_over_json_rpc_does_not_hide_the_other_problems(served: Served) -> None:
+async def test_bad_json_rpc_key_does_not_hide_the_other_problems(served: Served) -> None:
     answer = await served.raw(rpc("swap.create", amount=1, **{"idempotency-key": 7}))
 
     errors = answer.body["result"]["validationErrors"]

@@ -92,10 +92,10 @@ def must_be_ours(got: Got, status: int, code: str, state: str = "invalid_input")
     assert got.status == status
     assert got.headers["server"] == "rpcsvc"
     assert got.headers["content-type"] == "application/json"
-    told = json.loads(got.body)
-    assert list(told) == ENVELOPE
-    assert (told["ok"], told["state"], told["error"]["code"]) == (False, state, code)
-    assert told["requestId"] == got.headers["x-request-id"]
+    reported = json.loads(got.body)
+    assert list(reported) == ENVELOPE
+    assert (reported["ok"], reported["state"], reported["error"]["code"]) == (False, state, code)
+    assert reported["requestId"] == got.headers["x-request-id"]
     whole = (json.dumps(got.headers).encode() + got.body).lower()
     assert [word for word in OF_THE_MACHINERY if word in whole] == []
 
@@ -109,7 +109,7 @@ async def test_what_can_t_be_read_as_a_request_gets_an_envelope(served: Served, 
     must_be_ours(got, status, code)
 
 
-async def test_what_can_t_be_read_is_answered_for_no_request_in_particular(
+async def test_unreadable_request_is_answered_without_a_request_id(
     served: Served,
 ) -> None:
     (got,) = await answers(served, UNREADABLE["no HTTP"][0])
@@ -120,7 +120,7 @@ async def test_what_can_t_be_read_is_answered_for_no_request_in_particular(
         verify_response(got.to("POST", PLAN, b""), keys)
 
 
-async def test_without_signing_what_can_t_be_read_gets_its_envelope_all_the_same(
+async def test_unreadable_request_gets_its_envelope_without_signing(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, signing__enabled=False) as served:
@@ -211,7 +211,7 @@ async def test_endless_trailers_are_refused(served: Served) -> None:
     writer.transport.abort()
 
 
-async def test_a_connection_that_served_well_is_answered_when_it_turns_to_rubbish(
+async def test_good_connection_that_turns_to_rubbish_is_answered(
     served: Served,
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
@@ -255,9 +255,9 @@ async def test_whatever_is_refused_at_rpc_is_refused_as_json_rpc(
 ) -> None:
     (got,) = await answers(served, post(header, b"connection: close", to="/rpc", method=method))
 
-    told = json.loads(got.body)
-    assert (got.status, told["jsonrpc"], told["id"]) == (status, "2.0", None)
-    assert told["error"]["code"] == -32600
+    reported = json.loads(got.body)
+    assert (got.status, reported["jsonrpc"], reported["id"]) == (status, "2.0", None)
+    assert reported["error"]["code"] == -32600
 
 
 async def test_a_client_that_waits_to_be_told_to_go_on_is_told(served: Served) -> None:

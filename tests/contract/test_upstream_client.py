@@ -166,7 +166,7 @@ def cases(*tables: dict[str, Behaviour]) -> pytest.MarkDecorator:
 
 
 @cases(LOST, GARBLED, WRONG)
-async def test_a_creation_without_a_key_is_sent_once_and_its_outcome_is_unknown(
+async def test_keyless_creation_is_sent_once_with_unknown_outcome(
     world: World, behaviour: Behaviour
 ) -> None:
     with pytest.raises(OutcomeUnknown) as caught:
@@ -196,7 +196,7 @@ async def test_a_read_is_repeated_until_it_succeeds(world: World, behaviour: Beh
     assert len(world.server.seen) == 3
 
 
-async def test_a_read_that_is_asked_for_again_by_its_caller_is_sent_once(world: World) -> None:
+async def test_read_that_its_caller_repeats_is_sent_once(world: World) -> None:
     once = Demand(is_repeated=False)
     with pytest.raises(NoAnswer):
         await world.read(does.answer({}, status=500), does.answer([1]), demand=once)
@@ -204,7 +204,7 @@ async def test_a_read_that_is_asked_for_again_by_its_caller_is_sent_once(world: 
 
 
 @cases(LOST)
-async def test_a_read_that_never_gets_an_answer_says_so_and_changed_nothing(
+async def test_unanswered_read_says_so_and_changes_nothing(
     world: World, behaviour: Behaviour
 ) -> None:
     world.server.otherwise = behaviour
@@ -250,7 +250,7 @@ async def test_a_creation_without_a_connection_was_never_sent(
 
 
 @pytest.mark.parametrize("key", [None, "k-1"])
-async def test_a_creation_whose_connection_is_never_accepted_was_never_sent(
+async def test_creation_whose_connection_fails_was_never_sent(
     world: World, key: str | None
 ) -> None:
     with does.full_port() as port, pytest.raises(NeverSent, match="ConnectionTimeout"):
@@ -371,7 +371,7 @@ async def test_retry_after_is_waited_out_before_a_read_is_repeated(
     assert world.time.pauses == [7_000 + 125]
 
 
-async def test_retry_after_as_a_date_counts_from_the_date_of_the_answer(world: World) -> None:
+async def test_retry_after_date_counts_from_the_date_of_the_answer(world: World) -> None:
     refusal = bff_error(
         "rate_limited",
         429,
@@ -420,7 +420,7 @@ async def test_a_429_stops_every_other_call_of_that_kind(world: World) -> None:
 # --- what is sent, and to whom ---------------------------------------------------------------
 
 
-async def test_the_api_key_goes_to_the_upstream_and_not_where_it_redirects_to(
+async def test_api_key_is_not_sent_to_where_the_upstream_redirects(
     world: World,
 ) -> None:
     async with does.running() as thief:
@@ -496,14 +496,14 @@ async def test_a_configuration_that_can_not_be_right_is_refused(
     assert "pass" not in str(caught.value)
 
 
-async def test_plain_http_is_taken_when_the_network_is_said_to_be_trusted(world: World) -> None:
+async def test_plain_http_is_accepted_on_a_network_declared_trusted(world: World) -> None:
     world.client(url="http://central.internal:8080", plain_http=True)
 
 
 # --- what is told ----------------------------------------------------------------------------
 
 
-async def test_neither_errors_nor_logs_nor_reprs_tell_the_key_or_a_whole_address(
+async def test_errors_logs_and_reprs_hide_the_key_and_whole_addresses(
     world: World,
 ) -> None:
     echo = {"error": {"code": "invalid_input", "message": f"key {API_KEY} for {MONERO}\x1b[2J"}}
@@ -512,11 +512,11 @@ async def test_neither_errors_nor_logs_nor_reprs_tell_the_key_or_a_whole_address
             does.answer(echo, status=500), does.answer(echo, status=400), api_key=API_KEY
         )
 
-    told = f"{logs} {caught.value} {caught.value.message} {world.options!r} {CREATE!r}"
-    assert API_KEY not in told
-    assert MONERO not in told
-    assert "\x1b" not in told
-    assert {entry["event"] for entry in logs} == {"upstream_retry", "upstream_refused"}
+    reported = f"{logs} {caught.value} {caught.value.message} {world.options!r} {CREATE!r}"
+    assert API_KEY not in reported
+    assert MONERO not in reported
+    assert "\x1b" not in reported
+    assert {entry["event"] for entry in logs} == {"upstream_call_retried", "upstream_refused"}
 
 
 async def test_what_an_upstream_says_is_kept_bounded(world: World) -> None:
@@ -575,7 +575,7 @@ async def test_breaker_opens_after_failures_and_lets_one_probe_through(
     assert await world.create() == [1]
 
 
-async def test_a_creation_that_can_not_be_repeated_is_not_the_one_to_try(world: World) -> None:
+async def test_breaker_never_probes_with_an_unrepeatable_creation(world: World) -> None:
     world.server.otherwise = does.answer({}, status=500)
     for _ in range(5):
         with pytest.raises(NoAnswer):
@@ -632,7 +632,7 @@ async def test_a_call_that_the_breaker_stops_costs_no_budget(world: World) -> No
     assert world.calls.free() == 15
 
 
-async def test_a_breaker_that_opens_while_a_call_waits_gives_its_slot_back(world: World) -> None:
+async def test_breaker_that_opens_during_a_wait_returns_the_slot(world: World) -> None:
     for _ in range(20):
         with await world.calls.slot(Demand(), max_wait_ms=0):
             pass

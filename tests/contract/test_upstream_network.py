@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.engines import ENGINES
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
@@ -60,7 +61,7 @@ async def in_front_of(
             yield sidecar, between
 
 
-async def look(served: Served) -> tuple[int, str]:
+async def poll(served: Served) -> tuple[int, str]:
     """Status of /readyz, and what /health says of the engine."""
     ready = await served.client.get("/readyz")
     health = await (await served.client.get("/health")).json()
@@ -82,12 +83,14 @@ async def create(served: Served, swap: dict[str, str] = SWAPS[0]) -> dict[str, A
     return dict((await served.rpc("swap.create", swap)).body["result"])
 
 
-async def test_no_order_is_made_at_a_sandbox_by_a_sidecar_of_real_money(
+async def test_real_money_sidecar_makes_no_order_at_a_sandbox(
     central: Served, tmp_path: Path
 ) -> None:
     environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": central.url}
     async with serving(tmp_path / "sidecar", environ) as sidecar:
-        status, detail = await look(sidecar)
+        up = sidecar.up
+        assert ENGINES["upstream"].network(up.settings) == up.service.views.network == "mainnet"
+        status, detail = await poll(sidecar)
         assert status == 503
         assert detail == (
             "The upstream settles on sandbox, and upstream.monero_network is mainnet: no order is"
@@ -104,7 +107,7 @@ async def test_no_order_is_made_at_a_sandbox_by_a_sidecar_of_real_money(
         assert (states(sidecar), central.count("orders")) == ([], 0)
 
 
-async def test_an_upstream_that_changes_its_network_gets_no_more_orders(
+async def test_upstream_that_changes_its_network_gets_no_more_orders(
     central: Served, tmp_path: Path
 ) -> None:
     async with in_front_of(central, tmp_path) as (sidecar, between):
@@ -114,10 +117,10 @@ async def test_an_upstream_that_changes_its_network_gets_no_more_orders(
         assert refused["error"]["code"] == "unavailable"
         assert central.count("orders") == 1
         assert states(sidecar) == ["created", "refused"]
-        assert (await look(sidecar))[1].startswith("The upstream settles on mainnet")
+        assert (await poll(sidecar))[1].startswith("The upstream settles on mainnet")
         between.network = "sandbox"
         await ask(sidecar)
-        assert (await look(sidecar))[0] == 200
+        assert (await poll(sidecar))[0] == 200
         assert (await create(sidecar))["ok"]
 
 
@@ -126,7 +129,7 @@ async def test_without_the_upstreams_network_no_order_is_made(
 ) -> None:
     monkeypatch.setattr(Renamed, "network", None)
     async with in_front_of(central, tmp_path) as (sidecar, between):
-        status, detail = await look(sidecar)
+        status, detail = await poll(sidecar)
         assert (status, detail.split(":")[0]) == (503, "The upstream's network is not known")
         assert (await create(sidecar))["error"]["code"] == "unavailable"
         assert central.count("orders") == 0
@@ -135,17 +138,17 @@ async def test_without_the_upstreams_network_no_order_is_made(
         assert (await create(sidecar))["ok"]
         between.network = None
         refused = await create(sidecar)
-        assert "does not tell its network now" in refused["error"]["message"]
+        assert "does not report its network now" in refused["error"]["message"]
         assert central.count("orders") == 1
 
 
 @pytest.mark.slow  # the breaker leaves an upstream alone that was down
-async def test_an_upstream_that_comes_up_later_is_asked_again_and_gets_orders(
+async def test_upstream_that_comes_up_later_is_retried_and_gets_orders(
     tmp_path: Path,
 ) -> None:
     port = does.unused_port()
     async with service(f"http://127.0.0.1:{port}", tmp_path / "sidecar", "bff") as sidecar:
-        assert (await look(sidecar))[0] == 503
+        assert (await poll(sidecar))[0] == 503
         assert (await create(sidecar))["error"]["code"] == "unavailable"
         async with serving(tmp_path / "central", port=port) as central:
             assert central.count("orders") == 0
@@ -155,12 +158,10 @@ async def test_an_upstream_that_comes_up_later_is_asked_again_and_gets_orders(
                 return bool((await create(sidecar))["ok"])
 
             await until(made)
-            assert ((await look(sidecar))[0], central.count("orders")) == (200, 1)
+            assert ((await poll(sidecar))[0], central.count("orders")) == (200, 1)
 
 
-async def test_network_is_asked_for_without_the_key_which_stays_refused(
-    central: Served, tmp_path: Path
-) -> None:
+async def test_network_is_requested_without_the_api_key(central: Served, tmp_path: Path) -> None:
     async with in_front_of(central, tmp_path, API_KEY="nobodys-key") as (sidecar, between):
         calls = {s.target: s.headers.get("x-api-key") for s in between.server.seen}
         assert calls == {
@@ -168,7 +169,7 @@ async def test_network_is_asked_for_without_the_key_which_stays_refused(
             "/api/v1/agent/capabilities": None,
         }
         await engine_of(sidecar).watch.require_network()
-        assert "API key" in (await look(sidecar))[1]
+        assert "API key" in (await poll(sidecar))[1]
 
 
 async def test_a_key_in_doubt_is_not_sent_again_to_another_network(

@@ -55,16 +55,16 @@ async def bridge_order(served: Served, order_id: str, status: str) -> dict[str, 
 # --- records ---
 
 
-async def test_the_claim_is_on_disk_before_the_upstream_hears_of_the_order(
+async def test_claim_is_on_disk_before_the_upstream_gets_the_order(
     api: V1Api, served: Served
 ) -> None:
     met: list[list[str]] = []
 
-    async def look(_server: UpstreamServer, _request: web.Request) -> web.StreamResponse:
+    async def poll(_server: UpstreamServer, _request: web.Request) -> web.StreamResponse:
         met.append(states(served))
         return web.json_response({"error": "rate limit exceeded"}, status=429)
 
-    api.lose.append(look)
+    api.lose.append(poll)
     await create(served)
     assert met == [["claimed"]]
 
@@ -116,7 +116,7 @@ async def test_usdc_is_swapped_into_xmr_over_the_public_api(api: V1Api, served: 
         await changed(served, order["orderId"], "completed")
 
 
-async def test_health_is_degraded_with_the_reason_while_the_upstream_fails(
+async def test_health_is_degraded_with_the_reason_on_upstream_failure(
     api: V1Api, served: Served
 ) -> None:
     assert (await served.client.get("/health")).status == 200
@@ -158,7 +158,7 @@ async def test_a_key_that_the_upstream_refuses_makes_health_say_so(tmp_path: Pat
         assert (await create(sidecar))["error"]["code"] == "unavailable"
 
 
-async def test_an_order_in_chunks_has_the_fields_of_the_spec_at_a_sidecar(tmp_path: Path) -> None:
+async def test_chunked_order_has_the_spec_fields_at_a_sidecar(tmp_path: Path) -> None:
     async with (
         serving(tmp_path / "central") as central,
         service(central.url, tmp_path / "sidecar", "bff") as sidecar,
@@ -265,7 +265,7 @@ async def test_a_bridge_order_of_unknown_outcome_is_never_made_again(
         {"destination": "0x" + "2" * 40},
     ],
 )
-async def test_a_bridge_address_that_can_not_be_trusted_is_shown_to_nobody(
+async def test_untrusted_bridge_address_is_never_shown(
     api: V1Api, served: Served, change: dict[str, Any]
 ) -> None:
     api.change = change

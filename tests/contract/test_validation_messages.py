@@ -60,15 +60,15 @@ async def test_a_key_in_the_body_and_one_for_a_plan_learn_the_same(served: Serve
 @pytest.mark.parametrize(
     ("name", "near"), [("chunksizeusd", "chunkSizeUsd"), ("interval_ms", "intervalMs")]
 )
-async def test_an_unknown_property_within_another_is_named_with_the_nearest(
+async def test_unknown_nested_property_is_named_with_the_nearest(
     served: Served, name: str, near: str
 ) -> None:
     answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": {name: 1000}})
     assert answer.status == 400
-    told = problem(answer.body)
-    assert told["field"] == f"twapConfig.{name}"
-    assert f"Did you mean {near}?" in told["message"]
-    assert told["allowed"] == ["disabled", "chunkSizeUsd", "intervalMs"]
+    reported = problem(answer.body)
+    assert reported["field"] == f"twapConfig.{name}"
+    assert f"Did you mean {near}?" in reported["message"]
+    assert reported["allowed"] == ["disabled", "chunkSizeUsd", "intervalMs"]
 
 
 async def test_a_property_that_is_called_like_a_type_is_named_whole(served: Served) -> None:
@@ -85,12 +85,14 @@ async def test_a_property_that_is_called_like_a_type_is_named_whole(served: Serv
 async def test_all_that_is_wrong_within_a_property_is_told_at_once(served: Served) -> None:
     wrong = {"chunkSizeUsd": 249, "intervalMs": 60_001, "disabled": "no"}
     answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": wrong})
-    told = {p["field"]: p for p in answer.body["error"]["details"]["problems"]}
-    assert told["twapConfig.chunkSizeUsd"]["allowed"] == {"minimum": 250}
-    assert told["twapConfig.intervalMs"]["allowed"] == {"maximum": 60_000}
-    assert told["twapConfig.chunkSizeUsd"]["message"].endswith("at least 250.")
-    assert told["twapConfig.intervalMs"]["message"].endswith("at most 60000.")
-    assert told["twapConfig.disabled"]["message"] == "twapConfig.disabled must be true or false."
+    reported = {p["field"]: p for p in answer.body["error"]["details"]["problems"]}
+    assert reported["twapConfig.chunkSizeUsd"]["allowed"] == {"minimum": 250}
+    assert reported["twapConfig.intervalMs"]["allowed"] == {"maximum": 60_000}
+    assert reported["twapConfig.chunkSizeUsd"]["message"].endswith("at least 250.")
+    assert reported["twapConfig.intervalMs"]["message"].endswith("at most 60000.")
+    assert (
+        reported["twapConfig.disabled"]["message"] == "twapConfig.disabled must be true or false."
+    )
 
 
 @pytest.mark.parametrize("config", [[], "fast", 1, True])
@@ -98,9 +100,9 @@ async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
     served: Served, config: Any
 ) -> None:
     answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": config})
-    told = problem(answer.body)["message"]
-    assert "twapConfig must be an object" in told
-    assert '{"disabled": true}' in told
+    reported = problem(answer.body)["message"]
+    assert "twapConfig must be an object" in reported
+    assert '{"disabled": true}' in reported
     assert "TwapConfig" not in json.dumps(answer.body)
 
 
@@ -113,16 +115,16 @@ async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
 async def test_a_text_of_another_length_is_told_how_long_it_may_be(
     served: Served, message: str, lesson: str, allowed: Any
 ) -> None:
-    told = problem((await served.post(TICKETS, {"message": message})).body)
-    assert lesson in told["message"]
-    assert told["allowed"] == allowed
+    reported = problem((await served.post(TICKETS, {"message": message})).body)
+    assert lesson in reported["message"]
+    assert reported["allowed"] == allowed
 
 
-async def test_an_unknown_fault_is_told_the_nearest_and_a_missing_one_all(served: Served) -> None:
+async def test_unknown_fault_gets_the_nearest_and_a_missing_one_all(served: Served) -> None:
     every = [kind.value for kind in FaultKind]
-    told = problem((await served.post("/sandbox/fault", {"fault": "payout_fail"})).body)
-    assert told["allowed"] == every
-    assert "Did you mean payout_fails?" in told["message"]
+    reported = problem((await served.post("/sandbox/fault", {"fault": "payout_fail"})).body)
+    assert reported["allowed"] == every
+    assert "Did you mean payout_fails?" in reported["message"]
     missing = (await served.post("/sandbox/fault", {})).body["error"]["message"]
     assert all(kind in missing for kind in every)
 
@@ -133,18 +135,22 @@ async def test_an_unknown_fault_is_told_the_nearest_and_a_missing_one_all(served
 async def test_each_missing_input_of_the_bff_says_what_to_send(served: Served) -> None:
     for path in ("/quote", "/orders", "/support/tickets", "/bridge/deposit"):
         answer = await bff.post(served, path, {})
-        for told in answer.body["error"]["details"]["problems"]:
-            assert "Send" in told["message"] or "Ask" in told["message"] or "Say" in told["message"]
+        for reported in answer.body["error"]["details"]["problems"]:
+            assert (
+                "Send" in reported["message"]
+                or "Ask" in reported["message"]
+                or "Say" in reported["message"]
+            )
 
 
 async def test_what_may_be_null_has_to_be_sent_as_null(served: Served) -> None:
     ticket = {"category": "question", "message": "m"}
     answer = await bff.post(served, "/support/tickets", ticket)
-    told = answer.body["error"]["details"]["problems"]
-    assert [p["field"] for p in told] == ["orderId", "sessionId", "walletAddress"]
-    for one in told:
+    reported = answer.body["error"]["details"]["problems"]
+    assert [p["field"] for p in reported] == ["orderId", "sessionId", "walletAddress"]
+    for one in reported:
         assert one["message"] == f"{one['field']} is missing. Send null if there is none."
-    sent = {**ticket, **{one["field"]: None for one in told}}
+    sent = {**ticket, **{one["field"]: None for one in reported}}
     assert (await bff.post(served, "/support/tickets", sent)).status == 200
 
 
@@ -179,7 +185,7 @@ async def test_a_refused_destination_is_told_so_over_the_bff_too(served: Served)
         assert answer.body["error"]["details"]["allowed"]
 
 
-async def test_a_deposit_address_of_the_service_is_refused_with_what_is_allowed(
+async def test_deposit_address_of_the_service_is_refused_with_allowed(
     served: Served,
 ) -> None:
     made = await served.post("/agent/swap/execute", {**U2X, "to": MONERO})

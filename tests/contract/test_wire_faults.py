@@ -104,7 +104,7 @@ async def test_a_strange_target_is_a_client_s_error(served: Served, target: byte
     assert b"Traceback" not in body
 
 
-async def test_an_unknown_query_parameter_is_named_with_the_nearest_known_one(
+async def test_unknown_query_parameter_is_named_with_the_nearest(
     served: Served,
 ) -> None:
     path = "/agent/swap/status/ord_" + "0" * 26
@@ -165,7 +165,7 @@ async def test_a_fault_of_the_service_tells_nothing_of_itself(
             assert word not in json.dumps(answer.body)
 
 
-async def test_a_fault_outside_of_any_operation_tells_nothing_of_itself(
+async def test_fault_outside_any_operation_leaks_no_internals(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:
@@ -199,7 +199,7 @@ POSTS = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_is_sent_both_transports_judge_alike_and_neither_fails(
+async def test_both_transports_judge_any_input_alike_without_failing(
     served: Served, seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -227,8 +227,8 @@ class Caller:
             assert refused.code == "unavailable", refused
             self._keep(wish)
             return
-        told = orjson.loads(answer)
-        order_id = told["orderId"] if "orderId" in told else told["order"]["orderId"]
+        reported = orjson.loads(answer)
+        order_id = reported["orderId"] if "orderId" in reported else reported["order"]["orderId"]
         self.made.append(Made(wish, order_id, answer))
 
     def _keep(self, wish: OrderRequest) -> None:
@@ -285,7 +285,7 @@ class Caller:
                 walletAddress=BACK[made.wish.direction][number],
             )
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """An order that was made is there. Raises Gone."""
         known = [made for made in self.made if made.wish.session_id is not None]
         if known:

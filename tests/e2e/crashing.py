@@ -18,7 +18,12 @@ from rpcsvc.__main__ import main
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
+from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.sandbox import SqlSandboxLedger
+from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.webhook_sender import WebhookSender
 
 
 class Seam(NamedTuple):
@@ -47,6 +52,12 @@ SEAMS = {
     "prepare": Seam(SandboxEngine, "prepare"),
     "publish": Seam(SandboxEngine, "publish"),
     "look_up": Seam(SandboxEngine, "look_up"),
+    "send webhook": Seam(WebhookSender, "send"),
+    "record webhook": Seam(SqlWebhooks, "record"),
+    "authorize": Seam(SqlFundingStore, "add"),
+    "carry_out": Seam(SimulatedAuthorizations, "carry_out"),
+    "pool": Seam(SqlSandboxLedger, "broadcast"),
+    "resolve": Seam(SqlFundingStore, "resolve"),
 }
 
 

@@ -25,7 +25,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import BPS, Direction
-from rpcsvc.orders.reservations import Reservations
 from rpcsvc.orders.unfunded import ADDRESS, Client
 from tests.sandbox import EVM, MONERO, Sandbox, give_wallets, sandbox
 
@@ -194,11 +193,11 @@ class Market(RuleBasedStateMachine):
     def addresses_holding(self) -> int:
         """How many addresses have unfunded orders."""
         service = self.box.up.service
-        reservations = self.box.up.backend.reservations
-        assert isinstance(reservations, Reservations)
-        book = reservations.unfunded
         clients = (Client(ADDRESS, f"192.0.2.{number}") for number in range(1, 220))
-        return sum(book.orders(client.stored(service.client_secret)) > 0 for client in clients)
+        return sum(
+            self.run_(service.store.reserved("", client.stored(service.client_secret))).orders > 0
+            for client in clients
+        )
 
     def pay_and_be_paid(self, answer: dict[str, Any]) -> None:
         order_id = answer["data"]["order"]["orderId"]

@@ -57,7 +57,7 @@ async def test_a_part_that_came_in_time_while_its_node_was_down_counts(
 
 
 @BOTH
-async def test_an_order_that_was_paid_while_its_node_was_down_does_not_expire(
+async def test_order_paid_while_its_node_was_down_does_not_expire(
     box: Sandbox, direction: str
 ) -> None:
     paid, unpaid = await box.order(direction), await box.order(direction)

@@ -49,7 +49,7 @@ class User(Caller):
         """One deed after the other."""
         deeds = {
             self.order: 5, self.insist: 2, self.fund: 6, self.suffer: 3, self.replay: 2,
-            self.reuse_a_key: 1, self.ask_for_refund: 3, self.look: 2,
+            self.reuse_a_key: 1, self.ask_for_refund: 3, self.poll: 2,
         }  # fmt: skip
         while time.monotonic() < end:
             await self.service.up.wait()
@@ -117,13 +117,13 @@ async def check(data_dir: Path, made: Sequence[Made], forlorn: int) -> list[str]
     """All that does not add up; ``forlorn`` calls may have made an order that nobody knows."""
     found = [*audit(data_dir), *_db_check(data_dir)]
     found += [fault for order in await stored(data_dir) for fault in faults_of(order)]
-    told, there = [each.order_id for each in made], orders_of(data_dir)
-    if len(set(told)) < len(told):
+    reported, there = [each.order_id for each in made], orders_of(data_dir)
+    if len(set(reported)) < len(reported):
         found.append("two calls were told of one order")
-    if lost := set(told) - set(there):
+    if lost := set(reported) - set(there):
         found.append(f"acknowledged, and not there: {lost}")
-    if len(there) > len(told) + forlorn:
-        found.append(f"{len(there)} orders, of which {len(told)} were told of")
+    if len(there) > len(reported) + forlorn:
+        found.append(f"{len(there)} orders, of which {len(reported)} were told of")
     if count(data_dir, "idempotency_keys") != sum(each.wish.has_key for each in made):
         found.append("a key stands for an order that its caller was not told of")
     if count(data_dir, "effects"):

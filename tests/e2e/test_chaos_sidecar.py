@@ -52,7 +52,7 @@ class Patron(Caller):
         """One deed after the other."""
         deeds = {
             self.order: 5, self.insist: 4, self.fund: 6, self.suffer: 2, self.replay: 2,
-            self.reuse_a_key: 1, self.ask_for_refund: 2, self.look: 2,
+            self.reuse_a_key: 1, self.ask_for_refund: 2, self.poll: 2,
         }  # fmt: skip
         while time.monotonic() < end:
             await asyncio.gather(self.service.up.wait(), self._exchange.up.wait())
@@ -93,9 +93,11 @@ def relayed(data_dir: Path) -> list[tuple[str, str]]:
 def statuses(data_dir: Path) -> dict[str, str]:
     """What a service tells of each of its orders: the bridge has fewer words for it."""
     rows = _rows(data_dir, "SELECT order_id, status, chain FROM orders")
-    told = {order_id: OrderStatus(status) for order_id, status, _ in rows}
+    reported = {order_id: OrderStatus(status) for order_id, status, _ in rows}
     bridged = {order_id for order_id, _, chain in rows if chain == PERPS}
-    return {each: STATUS_OF[told[each]] if each in bridged else told[each] for each in told}
+    return {
+        each: STATUS_OF[reported[each]] if each in bridged else reported[each] for each in reported
+    }
 
 
 def _rows(data_dir: Path, query: str) -> list[Any]:
@@ -161,8 +163,10 @@ async def check(there: Path, here: Path, made: Sequence[Made], forlorn: int) -> 
     """All that does not add up; ``forlorn`` calls may have made an order that nobody knows."""
     found = [*audit(there), *check_database(here)]
     found += [fault for order in await stored(there) for fault in faults_of(order)]
-    told, ours = [each.order_id for each in made], relayed(here)
-    if len(set(told)) < len(told) or not set(told) <= {order_id for order_id, _ in ours}:
+    reported, ours = [each.order_id for each in made], relayed(here)
+    if len(set(reported)) < len(reported) or not set(reported) <= {
+        order_id for order_id, _ in ours
+    }:
         found.append("an order that was told of is not there, or was told of twice")
     theirs = {upstream_id for _, upstream_id in ours}
     if not theirs <= set(orders_of(there)):

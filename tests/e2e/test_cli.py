@@ -1,4 +1,7 @@
-"""The command line as processes: against a server's socket, against its URL, and without one."""
+"""The command line against a server's socket, against its URL, and without one.
+
+What is about the process itself (streams, signals, what a shell makes of it) runs in one.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.command_line import Done, clean_environ, logging_kept, run_here
 from tests.e2e.processes import SETTINGS, Server, call, free_port, server, until
 from tests.sandbox import EVM, MONERO
 
@@ -27,28 +31,21 @@ TOKEN = "correct-horse-battery-staple-of-some-length"
 SWAP = ["--direction", "x2u", "--chain", "arbitrum", "--amount", "0.8", "--to", EVM]
 BACK = ["--direction", "u2x", "--chain", "42161", "--amount", "150", "--to", MONERO]
 
-Done = subprocess.CompletedProcess[str]
-
 
 class Cli:
-    """Runs ``rpcsvc`` on a data directory, in a process of its own and a clean environment."""
+    """Runs ``rpcsvc`` on a data directory, in a clean environment."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        others = {k: v for k, v in os.environ.items() if not k.startswith(("RPCSVC", "AGENT_RPC"))}
-        self.environ = {**others, **SETTINGS, "RPCSVC_DATA_DIR": str(data_dir)}
+        self.environ = {**clean_environ(), **SETTINGS, "RPCSVC_DATA_DIR": str(data_dir)}
 
-    async def run(self, *arguments: str, stdin: str = "", **environ: str) -> Done:
-        return await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "rpcsvc", *arguments],
-            env={**self.environ, **environ},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-        )
+    async def run(self, *arguments: str, **environ: str) -> Done:
+        """A command in this process, with streams of its own."""
+        return await asyncio.to_thread(run_here, arguments, {**self.environ, **environ})
+
+    async def process(self, *arguments: str) -> Done:
+        """A command in a process of its own."""
+        return await self.in_shell("", *arguments)
 
     async def in_shell(self, redirection: str, *arguments: str) -> Done:
         """A command whose standard streams are not the usual ones."""
@@ -79,8 +76,9 @@ class Cli:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path / "data")
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    with logging_kept():
+        yield Cli(tmp_path / "data")
 
 
 @contextmanager
@@ -152,7 +150,7 @@ async def test_command_lines_in_the_documents_work_as_they_stand(cli: Cli, tmp_p
 
 
 def _command_lines(page: str) -> list[str]:
-    return re.findall(r"[^\n`]*rpcsvc [a-z:]+ --url [^\n`]*", page)
+    return re.findall(r"[^\n`]*rpcsvc agent:[a-z:]+ --url [^\n`]*", page)
 
 
 async def _typed(cli: Cli, line: str) -> dict[str, Any]:
@@ -193,10 +191,10 @@ async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
 
 async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:
     words = ["agent:swap:plan", *SWAP, "--request-id", "same", "--compact"]
-    in_process = await cli.run(*words)
+    in_process = await cli.process(*words)
     async with server(cli.data_dir) as up:
-        over_socket = await cli.run(*words)
-        over_url = await cli.run(*words, "--url", up.url)
+        over_socket = await cli.process(*words)
+        over_url = await cli.process(*words, "--url", up.url)
     assert in_process.stdout == over_socket.stdout == over_url.stdout
 
 
@@ -215,7 +213,7 @@ async def test_a_retry_with_its_key_finds_its_order_on_every_way(cli: Cli) -> No
         assert (await cli.ask(*words))["data"] == first["data"]
 
 
-async def test_a_key_of_another_transport_finds_its_one_order_whatever_is_remembered(
+async def test_key_of_another_transport_finds_its_order_despite_state(
     cli: Cli,
 ) -> None:
     async with server(cli.data_dir) as up:
@@ -256,7 +254,7 @@ async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-async def test_support_uses_the_remembered_order_and_session_for_a_refund(cli: Cli) -> None:
+async def test_support_uses_the_remembered_order_for_a_refund(cli: Cli) -> None:
     assert (await cli.ask("agent:swap:create", *SWAP))["ok"]
     assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]
     async with server(cli.data_dir):
@@ -275,13 +273,13 @@ async def test_support_uses_the_remembered_order_and_session_for_a_refund(cli: C
 
 
 @pytest.mark.slow
-async def test_a_data_directory_that_is_locked_without_a_socket_exits_with_3(cli: Cli) -> None:
+async def test_locked_data_directory_without_a_socket_exits_with_3(cli: Cli) -> None:
     with locked(cli.data_dir):
         for words in (["agent:capabilities"], ["demo", "--data-dir", str(cli.data_dir)]):
             done = await cli.run(*words)
             assert (done.returncode, done.stdout == "") == (3, words[0] == "demo")
             assert "does not answer on its socket" in done.stderr
-        second = await cli.run("serve", "--port", str(free_port()))
+        second = await cli.process("serve", "--port", str(free_port()))
     assert (second.returncode, second.stdout) == (2, "")
 
 
@@ -311,7 +309,7 @@ def _names() -> list[str]:
 async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
     async with server(cli.data_dir) as up:
         second = Cli(tmp_path / "second")
-        done = await second.run("serve", "--port", str(up.port))
+        done = await second.process("serve", "--port", str(up.port))
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"rpcsvc: can't serve on 127.0.0.1:{up.port}")
@@ -348,8 +346,8 @@ async def test_a_damaged_database_is_told_without_a_traceback(cli: Cli, tmp_path
         assert "Traceback" not in done.stderr
 
 
-async def test_the_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli) -> None:
-    done = await cli.run("demo")
+async def test_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli) -> None:
+    done = await cli.process("demo")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("--> swap.status: completed") == 2
     assert done.stdout.count("payout of") == 2
@@ -357,7 +355,7 @@ async def test_the_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli
     assert not cli.data_dir.exists()
 
 
-async def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing_behind(
+async def test_demo_interrupted_at_its_start_leaves_nothing_behind(
     cli: Cli, tmp_path: Path
 ) -> None:
     folder = tmp_path / "temporary"
@@ -418,7 +416,7 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (3, b"")
 
 
-async def test_an_order_whose_answer_can_t_be_written_is_not_called_refused(cli: Cli) -> None:
+async def test_order_with_an_unwritable_answer_is_not_called_refused(cli: Cli) -> None:
     """1 would say that there is no order, and a script would make another one."""
     words = ["agent:swap:execute", *SWAP, "--idempotency-key", "k-0123456789abcd"]
     done = await cli.in_shell(">/dev/full", *words)
@@ -452,12 +450,12 @@ async def test_a_closed_stream_is_an_empty_one(
 async def test_health_asks_a_running_server_and_never_becomes_one(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "data")
 
-    without = await cli.run("health")
+    without = await cli.process("health")
     assert (without.returncode, without.stdout) == (3, "")
     assert not cli.data_dir.exists()
 
     async with server(cli.data_dir):
         for check in ("health", "ready", "live"):
-            answer = await cli.run("health", "--check", check)
+            answer = await cli.process("health", "--check", check)
             assert answer.returncode == 0, answer.stderr
             assert json.loads(answer.stdout)["status"] == "ok"

@@ -172,8 +172,8 @@ PAYMENT_IN_SHORT = [
     pytest.param(("publish", "after", 1), marks=pytest.mark.slow),
 ]
 DEADLINE = both_sides(("DeadlinePassed", 1))
-# The deposit's transaction is the third; each later one is a step of settlement or of the chains.
-COMMITS = [(seam, "after", n) for n in range(3, 12) for seam in ("BEGIN", "COMMIT")]
+# The deposit's transaction is the fourth; each later one is a step of settlement or of the chains.
+COMMITS = [(seam, "after", n) for n in range(4, 13) for seam in ("BEGIN", "COMMIT")]
 
 
 def named(value: object) -> str | None:
@@ -222,7 +222,7 @@ async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
     ],
     ids=["u2x refund", "x2u refund", "expiry", "part"],
 )
-async def test_a_crash_in_a_refund_or_at_a_deadline_changes_nothing_of_the_end(
+async def test_crash_in_a_refund_or_at_a_deadline_keeps_the_outcome(
     tmp_path: Path, story: type[AnyStory], direction: str, crash: Crash
 ) -> None:
     await tell_through_a_crash(story(tmp_path / "data", direction), crash)
@@ -354,9 +354,9 @@ async def test_a_second_server_on_the_same_data_directory_is_refused(tmp_path: P
     async with server(data_dir) as first:
         second = Server(data_dir)
         assert await second.death() == 2
-        told = second.log.read_text()
-        assert "Another process already serves the data directory" in told
-        assert "Traceback" not in told
+        reported = second.log.read_text()
+        assert "Another process already serves the data directory" in reported
+        assert "Traceback" not in reported
         assert (await call(first, "swap.execute", SWAPS["x2u"]))["ok"]
 
 

@@ -169,7 +169,7 @@ def named(crash: Crash) -> str:
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
 @pytest.mark.parametrize("crash", [*CHUNK, *HALF_WRITTEN, *PAYOUT], ids=named)
-async def test_a_crash_around_a_chunk_fills_each_once_and_pays_their_sum_once(
+async def test_crash_around_a_chunk_fills_each_once_and_pays_once(
     tmp_path: Path, direction: str, crash: Crash
 ) -> None:
     await tell_through_a_crash(Client(tmp_path / "data", direction), crash)

@@ -29,7 +29,7 @@ def uses(answer: dict[str, Any]) -> list[str]:
 
 
 @BOTH
-async def test_what_is_still_due_is_sent_once_though_the_order_has_not_seen_it(
+async def test_remaining_due_is_sent_once_before_the_order_sees_it(
     box: Sandbox, direction: str
 ) -> None:
     order = await box.order(direction)
@@ -41,6 +41,29 @@ async def test_what_is_still_due_is_sent_once_though_the_order_has_not_seen_it(
     assert second["error"]["code"] == "invalid_input"
     await box.settle()
     assert (await order.status())["state"] == "completed"
+
+
+async def test_confirmations_needed_follow_what_has_arrived(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needed(_wallets: object, _network: str, units: int) -> int:
+        return 20 if units >= 5 * 10**11 else 10
+
+    monkeypatch.setattr(type(box.up.backend.engine), "required_confirmations", needed)
+    order = await box.order("x2u")
+
+    async def required() -> int:
+        found = await box.up.service.store.order(order.order_id)
+        assert found is not None
+        confirmations = await box.up.service.venue.confirmations(found)
+        assert confirmations is not None
+        return confirmations.required
+
+    assert await required() == 20, "of the order's amount, while nothing has arrived"
+    for amount, expected in (("0.3", 10), ("0.5", 20)):
+        await order.fund(amount)
+        await box.up.worker.tick()
+        assert await required() == expected
 
 
 async def test_an_exact_deposit_of_xmr_pays_out_the_quoted_usdc(box: Sandbox) -> None:
@@ -62,7 +85,7 @@ async def test_an_exact_deposit_of_usdc_pays_out_the_quoted_xmr(box: Sandbox) ->
     assert transfers(answer) == [("payout", "0.904445454544", "settled")]
 
 
-async def test_a_deposit_over_the_amount_is_swapped_whole_at_the_locked_rate(box: Sandbox) -> None:
+async def test_overpayment_is_swapped_whole_at_the_locked_rate(box: Sandbox) -> None:
     order = await box.order("x2u")
     await box.fault("set_rate", rate="100")
     await order.fund("1")
@@ -127,7 +150,7 @@ async def test_an_under_payment_above_the_minimum_is_swapped_at_expiry(
 
 
 @BOTH
-async def test_an_under_payment_below_the_minimum_is_refunded_at_expiry(
+async def test_underpayment_below_the_minimum_is_refunded_at_expiry(
     box: Sandbox, direction: str
 ) -> None:
     order = await box.order(direction)
@@ -226,7 +249,7 @@ async def test_a_usdc_deposit_after_the_end_goes_back_to_its_sender(
     assert transfers(answer)[-1] == ("refund", "59.95", "settled")
 
 
-async def test_an_xmr_deposit_after_the_end_waits_for_an_address_and_is_sent_there(
+async def test_xmr_deposit_after_the_end_waits_for_a_refund_address(
     box: Sandbox,
 ) -> None:
     order = await box.order("x2u")
@@ -245,7 +268,7 @@ async def test_an_xmr_deposit_after_the_end_waits_for_an_address_and_is_sent_the
 
 
 @BOTH
-async def test_a_deposit_that_is_dropped_takes_the_order_back_and_may_return(
+async def test_dropped_deposit_takes_the_order_back_and_may_return(
     box: Sandbox, direction: str
 ) -> None:
     order = await box.order(direction)
@@ -263,7 +286,7 @@ async def test_a_deposit_that_is_dropped_takes_the_order_back_and_may_return(
 
 
 @BOTH
-async def test_a_reorganised_deposit_is_confirmed_again_before_it_is_paid_out(
+async def test_reorganised_deposit_is_confirmed_again_before_payout(
     box: Sandbox, direction: str
 ) -> None:
     order = await box.order(direction)

@@ -30,7 +30,7 @@ def call(port: int, number: int) -> None:
         connection.sendall(head.encode() + body)
 
 
-async def test_a_caller_that_has_hung_up_is_not_taken_for_one_on_the_socket(
+async def test_disconnected_caller_is_not_mistaken_for_the_socket(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path / "data", environ={"AGENT_RPC_TOKEN": TOKEN})

@@ -18,7 +18,7 @@ async def deposits_of(box: Sandbox, placed: Placed) -> int:
     return len(order.deposits)
 
 
-async def test_an_order_with_many_deposits_has_its_turn_and_then_the_next_one_has(
+async def test_order_with_many_deposits_yields_to_the_next_order(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

@@ -183,7 +183,7 @@ def outage(box: Sandbox) -> Iterator[None]:
         yield
 
 
-async def test_without_a_rate_the_lock_holds_and_the_next_rate_breaks_it(box: Sandbox) -> None:
+async def test_lock_holds_without_a_rate_and_the_next_rate_breaks_it(box: Sandbox) -> None:
     paid, unpaid = await box.order("x2u"), await box.order("x2u")
     await box.fault("set_rate", rate=MUCH["x2u"])
     with outage(box):

@@ -39,7 +39,7 @@ def _take_back_claim(data_dir: Path, other: str) -> None:
         database.execute("DELETE FROM deposits WHERE order_id = ?", (other,))
 
 
-async def test_an_order_that_the_store_refuses_is_quarantined_and_all_others_go_on(
+async def test_refused_order_is_quarantined_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

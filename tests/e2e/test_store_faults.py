@@ -152,7 +152,7 @@ async def not_well(at: Server) -> bool:
     return health.get("status") == "degraded" and health["http"] == 503
 
 
-async def test_a_store_that_cannot_write_says_so_and_recovers_by_itself(
+async def test_store_that_cannot_write_reports_it_and_recovers(
     tmp_path: Path, trouble: Trouble
 ) -> None:
     async with server(trouble.data_dir, log_dir=tmp_path) as at:
@@ -236,7 +236,7 @@ async def test_a_log_on_the_full_disk_takes_nothing_else_down(small_disk: Path) 
     assert audit(trouble.data_dir) == []
 
 
-async def test_a_server_that_finds_the_disk_full_does_not_start_and_says_why(
+async def test_server_refuses_to_start_on_a_full_disk_and_says_why(
     tmp_path: Path, small_disk: Path
 ) -> None:
     trouble = FullDisk(small_disk)
@@ -246,9 +246,9 @@ async def test_a_server_that_finds_the_disk_full_does_not_start_and_says_why(
             file.write(bytes(4096))
     refused = Server(trouble.data_dir, log_dir=tmp_path)
     assert await refused.death() == 2
-    told = refused.log.read_text()
-    assert "database or disk is full" in told
-    assert "Traceback" not in told
+    reported = refused.log.read_text()
+    assert "database or disk is full" in reported
+    assert "Traceback" not in reported
     (small_disk / "ballast").unlink()
     async with server(trouble.data_dir, log_dir=tmp_path) as at:
         assert (await call(at, "swap.execute", SWAPS["x2u"]))["ok"]
@@ -257,9 +257,7 @@ async def test_a_server_that_finds_the_disk_full_does_not_start_and_says_why(
 
 
 @pytest.mark.parametrize("value", ["9223372036854775808", 1.5, "1e30", 2**63])
-def test_a_strict_column_refuses_what_a_loose_one_turns_into_a_real(
-    tmp_path: Path, value: object
-) -> None:
+def test_strict_column_refuses_what_a_loose_one_makes_a_real(tmp_path: Path, value: object) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as database:
         database.execute("CREATE TABLE loose (units INTEGER)")
         database.execute("CREATE TABLE strict (units INTEGER) STRICT")

@@ -105,20 +105,20 @@ async def test_agent_status_tells_the_chunks_as_the_bff_does(
 ) -> None:
     async with booth(tmp_path, ManualClock()) as box:
         placed = await make(box, direction, AMOUNTS[direction])
-        told: dict[str, set[int]] = {}
+        reported: dict[str, set[int]] = {}
         await placed.fund()
         for _ in range(60):
             progress = (await placed.status())["data"]["order"]["twap"]
             assert progress == (await seen(box, placed))["twap"]
-            told.setdefault(progress["status"], set()).add(progress["estimatedTimeRemainingMs"])
+            reported.setdefault(progress["status"], set()).add(progress["estimatedTimeRemainingMs"])
             await box.settle(1)
-        assert list(told) == ["pending", "active", "completed"]
+        assert list(reported) == ["pending", "active", "completed"]
         # A stored answer would tell the time as it was when the last chunk was swapped.
-        assert len(told["active"]) > 4
-        assert told["completed"] == {0}
+        assert len(reported["active"]) > 4
+        assert reported["completed"] == {0}
 
 
-async def test_agent_status_tells_that_no_chunk_of_an_order_was_swapped(tmp_path: Path) -> None:
+async def test_agent_status_reports_that_no_chunk_was_swapped(tmp_path: Path) -> None:
     async with booth(tmp_path, ManualClock()) as box:
         cancelled = await make(box, "u2x", AMOUNTS["u2x"])
         expired = await make(box, "u2x", AMOUNTS["u2x"])
@@ -135,7 +135,7 @@ async def test_agent_status_tells_that_no_chunk_of_an_order_was_swapped(tmp_path
         assert "twap" not in (await plain.status())["data"]["order"]
 
 
-async def test_a_restart_between_any_two_chunks_goes_on_with_the_next_one(tmp_path: Path) -> None:
+async def test_restart_between_chunks_continues_with_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock()
     async with booth(tmp_path, clock) as box:
         placed = await make(box, "x2u", AMOUNTS["x2u"], intervalMs=1_000)
@@ -155,7 +155,7 @@ async def test_a_restart_between_any_two_chunks_goes_on_with_the_next_one(tmp_pa
     assert audit(tmp_path) == []
 
 
-async def test_when_the_rate_falls_too_far_the_rest_waits_and_then_goes_back(
+async def test_remaining_chunks_wait_and_are_refunded_at_a_low_rate(
     tmp_path: Path,
 ) -> None:
     async with booth(tmp_path, ManualClock()) as box:
@@ -208,7 +208,7 @@ async def test_a_rate_that_comes_back_is_taken_up_again(tmp_path: Path) -> None:
         (900 * ONE_USDC, {"chunkSizeUsd": 449}, True),
     ],
 )
-async def test_more_than_two_chunks_are_swapped_in_chunks_unless_disabled(
+async def test_more_than_two_chunks_swap_in_chunks_unless_disabled(
     tmp_path: Path, amount: int, config: dict[str, Any], is_cut: bool
 ) -> None:
     async with booth(tmp_path, ManualClock()) as box:
@@ -223,7 +223,7 @@ async def test_more_than_two_chunks_are_swapped_in_chunks_unless_disabled(
             assert done["actualOutput"] == done["expectedOutput"]
 
 
-async def test_a_deposit_that_is_reorganised_away_takes_its_chunks_with_it(tmp_path: Path) -> None:
+async def test_deposit_that_is_reorged_out_takes_its_chunks_along(tmp_path: Path) -> None:
     async with booth(tmp_path, ManualClock()) as box:
         placed = await make(box, "u2x", AMOUNTS["u2x"])
         await placed.fund()

@@ -81,7 +81,7 @@ async def test_an_evm_address_with_a_blank_is_known_to_be_one(box: Sandbox) -> N
     ]
 
 
-async def test_an_amount_that_is_no_text_is_shown_without_breaking_the_answer(
+async def test_amount_that_is_no_string_does_not_break_the_answer(
     box: Sandbox,
 ) -> None:
     answer = await box.call("swap.plan", amount="\udcff")

@@ -32,6 +32,8 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
 from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
 
+_MINING_SECONDS: Final = 600.0
+
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"
 POLL_SECONDS: Final = 0.02
 _CALL_GAS: Final = 500_000
@@ -273,6 +275,21 @@ class Anvil(Daemon):
 # --- their chains ----------------------------------------------------------------------------
 
 
+async def generate_blocks(node: MonerodClient, count: int, address: str) -> tuple[str, ...]:
+    """Mine blocks that pay ``address``; their hashes."""
+    params = {"amount_of_blocks": count, "wallet_address": address, "starting_nonce": 0}
+    answer = await node.rpc.act("generateblocks", params, seconds=_MINING_SECONDS)
+    assert answer["status"] == "OK", answer
+    return tuple(answer.get("blocks", []))
+
+
+async def pop_blocks(node: MonerodClient, count: int) -> int:
+    """Take the newest blocks off the chain of an unrestricted node; the height after."""
+    answer = await node.rpc.act_path("/pop_blocks", {"nblocks": count})
+    assert answer["status"] == "OK", answer
+    return int(answer["height"])
+
+
 class Miner:
     """A monerod and the wallet that its blocks pay: where the tests' XMR comes from."""
 
@@ -294,7 +311,7 @@ class Miner:
         """Mine blocks; their hashes. What waits in the pool is mined with the first."""
         async with MonerodClient(self.monerod.endpoint) as node:
             await self._until_broadcast(node)
-            return await node.generate_blocks(blocks, self._address)
+            return await generate_blocks(node, blocks, self._address)
 
     async def _until_broadcast(self, node: MonerodClient) -> None:
         """A new transaction is not mined in the first moments (Dandelion++ keeps it back)."""

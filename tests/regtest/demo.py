@@ -74,7 +74,7 @@ async def follow(run: Exchange, at: Server, order_id: str) -> dict[str, Any]:
     """Say each status as it comes, with a block now and then, until the order is completed."""
     last = "awaiting_deposit"
 
-    async def look() -> dict[str, Any] | None:
+    async def poll() -> dict[str, Any] | None:
         nonlocal last
         data = await details(at, order_id)
         if data["order"]["status"] != last:
@@ -83,7 +83,7 @@ async def follow(run: Exchange, at: Server, order_id: str) -> dict[str, Any]:
         await run.mine_in_time()
         return data if data["outcome"] else None
 
-    return await until(look, seconds=STEP_SECONDS)
+    return await until(poll, seconds=STEP_SECONDS)
 
 
 async def demo(directory: Path) -> None:

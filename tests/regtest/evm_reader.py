@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, web
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
@@ -26,6 +26,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, Transa
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Submission
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from tests.recording import record_calls
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
 from tests.sandbox import ManualClock
@@ -57,13 +58,13 @@ class EvmReader:
     calls: list[str] = field(default_factory=list)
     is_open: bool = True
 
-    async def look(self) -> dict[DepositKey, DepositSighting]:
+    async def poll(self) -> dict[DepositKey, DepositSighting]:
         """One pass; nothing is committed."""
         return {item.key: item for item in await self.scanner.observe()}
 
     async def reconcile(self) -> States:
         """One pass, committed; what it showed."""
-        seen = await self.look()
+        seen = await self.poll()
         await self.scanner.acknowledge(list(seen.values()))
         return {key: item.state for key, item in seen.items()}
 
@@ -105,21 +106,11 @@ async def reader_on(
     reader = EvmReader(
         token, endpoint, network, data_dir, clock, database, ledger, pool, connection, scanner
     )  # fmt: skip
-    record(client.rpc, reader.calls)
+    record_calls(client.rpc, reader.calls)
     try:
         yield reader
     finally:
         await reader.kill()
-
-
-def record(rpc: Any, calls: list[str]) -> None:
-    send = rpc._send
-
-    async def counted(path: str, method: str, *rest: Any) -> Any:
-        calls.append(method)
-        return await send(path, method, *rest)
-
-    rpc._send = counted
 
 
 def network_of(token: Token, **options: Any) -> EvmNetwork:

@@ -141,7 +141,7 @@ class Exchange:
         return txid
 
     async def _from_user(self, to: str, units: int) -> str:
-        from rpcsvc.settlement.onchain.evm import usdc  # noqa: PLC0415
+        from rpcsvc.domain import usdc  # noqa: PLC0415
 
         await self.controls.impersonate(self.user.address)
         return await self.controls.send_from(
@@ -229,7 +229,7 @@ async def reaches(
 ) -> dict[str, Any]:
     """Wait, with a block now and then, until the order has a status."""
 
-    async def look() -> dict[str, Any] | None:
+    async def poll() -> dict[str, Any] | None:
         order = await status(at, order_id)
         if order["status"] == wanted:
             return order
@@ -237,7 +237,7 @@ async def reaches(
             await stack.mine_in_time()
         return None
 
-    return await until(look, seconds=STEP_SECONDS)
+    return await until(poll, seconds=STEP_SECONDS)
 
 
 async def swept(stack: Exchange) -> None:

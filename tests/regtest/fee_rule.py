@@ -17,8 +17,8 @@ from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
+from rpcsvc.domain.usdc import keccak256
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.usdc import keccak256
 
 UNDERPRICED: Final = "replacement transaction underpriced"
 KNOWN: Final = "already known"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import LogFilter, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

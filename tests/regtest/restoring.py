@@ -39,8 +39,8 @@ async def explain_sweeps(stack: Exchange) -> None:
         if item["kind"] == "ether":
             for txid in re.findall("0x[0-9a-f]{64}", item["hint"]):
                 note = ("--note", "a sweep since the copy")
-                told = await command(stack, "treasury", "explain", "arbitrum", txid, *note)
-                assert told.status == 0, told
+                reported = await command(stack, "treasury", "explain", "arbitrum", txid, *note)
+                assert reported.status == 0, reported
 
 
 @asynccontextmanager
@@ -112,10 +112,11 @@ def count_splits(stack: Exchange) -> int:
         return int(database.execute(sql).fetchone()[0])
 
 
-async def restore_wallet_from_words(stack: Exchange) -> None:
+async def restore_wallet_from_words(stack: Exchange, from_height: int | None = None) -> None:
     """The wallet's file is lost, too: the keys and recipients of its payments are gone."""
-    async with stack.node as node:
-        from_height = max((await node.info()).height - 400, 0)
+    if from_height is None:
+        async with stack.node as node:
+            from_height = max((await node.info()).height - 400, 0)
     async with stack.wallet as own:
         words = await own.seed()
         await own.close()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.processes import Gone, Server
-from tests.regtest.daemons import Daemon, Miner, Monerod, WalletRpc, new_wallet
+from tests.regtest.daemons import Daemon, Miner, Monerod, WalletRpc, new_wallet, pop_blocks
 from tests.regtest.exchange import CONFIRMATIONS, XMR, reaches
 from tests.regtest.faults import well
 from tests.regtest.ledger_of_chains import usdc_received
@@ -174,7 +174,7 @@ class Soak:
     async def _reorganise_monero(self) -> None:
         depth = self._random.randint(1, _DEEPEST)
         async with self.stack.node as node:
-            await node.pop_blocks(depth)
+            await pop_blocks(node, depth)
         await self.stack.miner.mine(depth + 1)
         await self.stack.miner.offer_anew()
 

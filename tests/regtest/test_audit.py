@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
@@ -29,10 +29,10 @@ OK, FAILED, UNREACHABLE = 0, 1, 3
 class Audited:
     """What ``rpcsvc audit`` said: exit status, and its JSON."""
 
-    def __init__(self, status: int, said: str, told: str) -> None:
+    def __init__(self, status: int, said: str, reported: str) -> None:
         self.status = status
         self.report: dict[str, Any] = orjson.loads(said) if said else {}
-        self.told = told
+        self.reported = reported
 
     @property
     def kinds(self) -> set[str]:
@@ -85,14 +85,14 @@ async def swap_both_ways(stack: Exchange, wallet: WalletClient) -> None:
         await swept(stack)
 
 
-async def test_after_a_swap_each_way_the_audit_is_clean_and_finds_what_is_planted(
+async def test_audit_is_clean_after_swaps_and_finds_a_planted_loss(
     stack: Exchange, wallet: WalletClient, tmp_path: Path
 ) -> None:
     stack.extra["RPCSVC_ONCHAIN__XMR_OUTPUTS"] = "16"  # the wallet pays itself, too
     await swap_both_ways(stack, wallet)
 
     clean = await audit(stack)
-    assert (clean.status, clean.report.get("differences")) == (OK, []), clean.told
+    assert (clean.status, clean.report.get("differences")) == (OK, []), clean.reported
     assert (clean.report["orders"], clean.report["payments"]) == (2, 4), "swaps, upkeep, sweep"
     assert clean.report["notes"] == []
 
@@ -134,7 +134,7 @@ async def test_after_a_swap_each_way_the_audit_is_clean_and_finds_what_is_plante
     }
     for name, (statement, wanted) in plants.items():
         found = await audit(stack, planted(stack, tmp_path / name, statement))
-        assert found.status == FAILED, (name, found.told)
+        assert found.status == FAILED, (name, found.reported)
         assert found.kinds == wanted, name
 
     everywhere = [
@@ -164,14 +164,14 @@ async def test_payments_behind_the_services_back_are_found(
 
     found = await audit(stack)
 
-    assert found.status == FAILED, found.told
+    assert found.status == FAILED, found.reported
     subjects = {(item["kind"], item["subject"]) for item in found.report["differences"]}
     assert ("unrecorded_payment", prepared.txid) in subjects
     assert ("unrecorded_payment", stolen) in subjects
     assert found.kinds == {"unrecorded_payment", "unrecorded_transaction", "ether"}
 
 
-async def test_the_running_service_pauses_payouts_when_it_finds_a_difference(
+async def test_running_service_pauses_payouts_on_a_difference(
     stack: Exchange,
 ) -> None:
     stack.extra["RPCSVC_ONCHAIN__AUDIT_SECONDS"] = "1"
@@ -202,4 +202,4 @@ async def test_a_node_that_is_down_is_no_difference(stack: Exchange) -> None:
     found = await audit(stack)
 
     assert found.status == UNREACHABLE
-    assert "No audit could be made" in found.told
+    assert "No audit could be made" in found.reported

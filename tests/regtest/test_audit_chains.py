@@ -18,8 +18,8 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
+from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
 from rpcsvc.settlement.onchain.evm.node import Block, EvmClient
@@ -121,7 +121,7 @@ async def test_transfers_of_nothing_are_nobodys(token: Token) -> None:
     assert (await looked(reader, books)).moves == ()
 
 
-async def test_more_addresses_than_one_question_holds_are_all_asked_about(token: Token) -> None:
+async def test_addresses_beyond_one_request_are_all_queried(token: Token) -> None:
     hot, last = fresh_address(), "0x" + "ff" * 20
     many = ["0x" + f"{number:040x}" for number in range(10**6, 10**6 + 600)]
     reader = EvmReader(network(token), token.client)
@@ -214,7 +214,7 @@ async def test_what_is_held_back_in_the_wallet_is_there(
     assert facts.balance == 3 * XMR
 
 
-async def test_what_the_wallet_holds_is_audited_though_it_can_not_be_listed(
+async def test_wallet_is_audited_though_its_outputs_cannot_be_listed(
     own_wallet: WalletClient, miner: Miner, node: MonerodClient
 ) -> None:
     primary = await own_wallet.primary_address()
@@ -236,7 +236,7 @@ async def test_what_the_wallet_holds_is_audited_though_it_can_not_be_listed(
     assert part.balance == 3 * XMR + 42 * (XMR // 1000)
 
 
-async def test_a_payment_recorded_with_another_address_has_paid_it_nothing(
+async def test_payment_recorded_with_another_address_paid_it_nothing(
     own_wallet: WalletClient, wallet: WalletClient, miner: Miner, node: MonerodClient
 ) -> None:
     primary, to = await own_wallet.primary_address(), await wallet.primary_address()

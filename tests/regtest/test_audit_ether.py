@@ -8,8 +8,8 @@ import pytest
 
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.records import Books, Ether, Opening, PaymentEntry, Watched
+from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Submission
@@ -59,8 +59,8 @@ class Hot:
 
     async def submit(self, *transactions: SignedTransaction) -> None:
         for item in transactions:
-            told = await self.token.client.submit(item.raw)
-            assert told.submission is Submission.ACCEPTED
+            reported = await self.token.client.submit(item.raw)
+            assert reported.submission is Submission.ACCEPTED
 
     def on_record(self, nonce: int, *attempts: SignedTransaction) -> None:
         entry = PaymentEntry(
@@ -80,7 +80,7 @@ class Hot:
         return receipt.gas_used * receipt.gas_price
 
 
-async def test_a_replaced_payment_and_a_failed_one_cost_what_is_mined_of_them(token: Token) -> None:
+async def test_replaced_and_failed_payments_cost_what_is_mined_of_them(token: Token) -> None:
     hot = Hot(token)
     await hot.begin()
     reader = EvmReader(hot.network, token.client)
@@ -162,7 +162,7 @@ async def by_hand(stack: Exchange, sender: str, to: str, wei: int) -> tuple[str,
     return txid, receipt.gas_used * receipt.gas_price
 
 
-async def test_a_wei_that_comes_and_a_wei_that_goes_are_found_and_explained(
+async def test_unexpected_wei_both_ways_is_found_and_annotated(
     stack: Exchange,
 ) -> None:
     hot, user = stack.treasury, stack.user.address
@@ -177,8 +177,8 @@ async def test_a_wei_that_comes_and_a_wei_that_goes_are_found_and_explained(
     assert (status, [*found], gap(found["ether_income"])) == (FAILED, ["ether_income"], 1)
     assert f"rpcsvc treasury explain {NAME} TXID" in found["ether_income"]["hint"]
 
-    told = await command(stack, "treasury", "explain", NAME, given, "--note", "for gas")
-    assert (told.status, "received 1 wei" in told.out) == (OK, True), told
+    reported = await command(stack, "treasury", "explain", NAME, given, "--note", "for gas")
+    assert (reported.status, "received 1 wei" in reported.out) == (OK, True), reported
     assert await audited(stack) == (OK, {}, [])
 
     taken, fee = await by_hand(stack, hot, user, 1)
@@ -187,8 +187,8 @@ async def test_a_wei_that_comes_and_a_wei_that_goes_are_found_and_explained(
     assert gap(found["ether"]) == -(fee + 1)
     assert PauseSwitch(stack.data_dir).reason() is None, "the command changes nothing"
 
-    told = await command(stack, "treasury", "explain", NAME, taken, "--note", "out again")
-    assert (told.status, "sent 1 wei" in told.out) == (OK, True), told
+    reported = await command(stack, "treasury", "explain", NAME, taken, "--note", "out again")
+    assert (reported.status, "sent 1 wei" in reported.out) == (OK, True), reported
     assert await audited(stack) == (OK, {}, [])
     said = await command(stack, "audit")
     assert f"{NAME} {taken}: sent {fee + 1} wei: out again" in said.out

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from rpcsvc.domain import usdc
+from rpcsvc.domain.usdc import Authorization, Permit
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent, TimedOut, TooLarge
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import (
     EvmCall,
@@ -22,7 +23,6 @@ from rpcsvc.settlement.onchain.evm.node import (
     Tag,
     _submission,
 )
-from rpcsvc.settlement.onchain.evm.usdc import Authorization, Permit
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token, deploy
 
@@ -321,7 +321,7 @@ async def test_a_paused_token_is_told_and_moves_nothing(funded: Token) -> None:
 # --- facts that payments rely on ---------------------------------------------------------------
 
 
-async def test_fact_a_payout_to_a_blacklisted_address_is_mined_fails_and_spends_its_nonce(
+async def test_fact_blacklisted_payout_is_mined_fails_and_uses_a_nonce(
     funded: Token,
 ) -> None:
     await funded.blacklist(USER.address)
@@ -331,7 +331,7 @@ async def test_fact_a_payout_to_a_blacklisted_address_is_mined_fails_and_spends_
     assert await funded.balance(HOT.address) == 1000 * USDC
 
 
-async def test_fact_the_same_bytes_again_are_known_in_the_pool_and_nonce_too_low_once_mined(
+async def test_fact_resent_bytes_are_known_then_nonce_too_low(
     funded: Token,
 ) -> None:
     evm = funded.client
@@ -346,7 +346,7 @@ async def test_fact_the_same_bytes_again_are_known_in_the_pool_and_nonce_too_low
     assert await funded.balance(USER.address) == USDC
 
 
-async def test_fact_another_transaction_on_a_mined_nonce_is_nonce_too_low(funded: Token) -> None:
+async def test_fact_other_transaction_on_a_mined_nonce_is_too_low(funded: Token) -> None:
     evm = funded.client
     first = await pay(funded, USER.address, 1, nonce=0)
     await evm.submit(first.raw)
@@ -376,7 +376,7 @@ async def test_fact_anvil_replaces_at_the_same_nonce(funded: Token) -> None:
     assert await funded.balance(USER.address) == USDC
 
 
-async def test_fact_a_reorganised_transaction_loses_its_receipt_and_does_not_return_to_the_pool(
+async def test_fact_reorged_transaction_loses_receipt_and_pool_place(
     funded: Token,
 ) -> None:
     evm = funded.client
@@ -397,7 +397,7 @@ async def test_fact_a_reorganised_transaction_loses_its_receipt_and_does_not_ret
     assert await funded.balance(USER.address) == USDC
 
 
-async def test_fact_a_dropped_transaction_is_unknown_and_taken_again_as_the_same_bytes(
+async def test_fact_dropped_transaction_is_accepted_as_the_same_bytes(
     funded: Token,
 ) -> None:
     evm = funded.client

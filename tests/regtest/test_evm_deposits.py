@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.node import Submission
@@ -60,13 +60,13 @@ async def reader(token: Token, tmp_path: Path) -> AsyncIterator[EvmReader]:
 # --- deposits ----------------------------------------------------------------------------------
 
 
-async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(reader: EvmReader) -> None:
+async def test_deposit_is_seen_and_confirmed_with_sender_and_time(reader: EvmReader) -> None:
     address = reader.pool.take()
     signed = await pay(reader.token, address, 25 * USDC)
     receipt = await mined(reader.token.client, signed.txid)
     block = await reader.token.client.block(receipt.block_number)
     assert block is not None
-    (sighting,) = (await reader.look()).values()
+    (sighting,) = (await reader.poll()).values()
     assert sighting == DepositSighting(
         reader.key(signed.txid), address, 25 * USDC, USER.address, block.timestamp * SECOND, SEEN
     )
@@ -80,7 +80,7 @@ async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(reader: 
     await reader.pool.close()
 
 
-async def test_several_deposits_in_one_transaction_are_told_apart_by_their_place(
+async def test_deposits_of_one_transaction_differ_by_log_index(
     reader: EvmReader,
 ) -> None:
     first, second = reader.pool.take(), reader.pool.take()
@@ -89,7 +89,7 @@ async def test_several_deposits_in_one_transaction_are_told_apart_by_their_place
         reader.token, (STRANGER, 9), (first, 1), (second, 2), (first, 3), (first, 0)
     )
     reader.calls.clear()
-    seen = await reader.look()
+    seen = await reader.poll()
     assert {(key.output_index, item.address, item.units) for key, item in seen.items()} == {
         (1, first, 1), (2, second, 2), (3, first, 3),
     }  # fmt: skip
@@ -110,14 +110,14 @@ async def test_our_own_transfers_and_those_of_others_are_no_deposits(reader: Evm
     await pay(reader.token, address, 0)
     assert await reader.reconcile() == {}
     minted = await reader.token.mint(address, USDC)
-    (sighting,) = (await reader.look()).values()
+    (sighting,) = (await reader.poll()).values()
     assert (sighting.key, sighting.sender) == (reader.key(minted), None)
 
 
 # --- blocks that are replaced --------------------------------------------------------------------
 
 
-async def test_a_reorganised_deposit_is_removed_and_comes_back_when_it_is_sent_again(
+async def test_reorged_deposit_is_removed_and_returns_when_resent(
     reader: EvmReader,
 ) -> None:
     address = reader.pool.take()
@@ -131,14 +131,14 @@ async def test_a_reorganised_deposit_is_removed_and_comes_back_when_it_is_sent_a
     assert await reader.reconcile() == {}
     first_seen = await reader.ledger.deposit(key)
     await resubmit(reader.token, signed)
-    seen = await reader.look()
+    seen = await reader.poll()
     assert first_seen is not None
     assert (seen[key].state, seen[key].first_seen_at) == (SEEN, first_seen.first_seen_at)
     await controls.mine(2)
     assert await reader.reconcile() == {key: CONFIRMED}
 
 
-async def test_a_confirmed_deposit_that_moves_to_another_block_is_confirmed_anew(
+async def test_confirmed_deposit_moved_to_another_block_reconfirms(
     reader: EvmReader,
 ) -> None:
     signed = await pay(reader.token, reader.pool.take())
@@ -174,7 +174,7 @@ async def sent_again_after_another(reader: EvmReader, signed: SignedTransaction)
     await mined(token.client, signed.txid)
 
 
-async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(
+async def test_deposit_replaced_during_downtime_is_found_gone(
     reader: EvmReader,
 ) -> None:
     signed = await pay(reader.token, reader.pool.take())
@@ -192,14 +192,14 @@ async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(
 # --- the service stops -----------------------------------------------------------------------
 
 
-async def test_killed_between_looking_and_committing_nothing_is_lost_or_doubled(
+async def test_kill_between_scan_and_commit_loses_and_doubles_nothing(
     reader: EvmReader,
 ) -> None:
     first = await pay(reader.token, reader.pool.take())
-    shown = await reader.look()
+    shown = await reader.poll()
     reader.clock.now += 10**9
     async with reader.again() as later:
-        assert await later.look() == shown
+        assert await later.poll() == shown
         second = await pay(later.token, later.pool.take())
         assert await later.reconcile() == {
             later.key(first.txid): SEEN, later.key(second.txid): SEEN,
@@ -208,7 +208,7 @@ async def test_killed_between_looking_and_committing_nothing_is_lost_or_doubled(
             assert await last.reconcile() == {}
             await last.token.controls.mine(2)
             confirmed = dict.fromkeys((last.key(first.txid), last.key(second.txid)), CONFIRMED)
-            assert set(await last.look()) == set(confirmed)
+            assert set(await last.poll()) == set(confirmed)
             async with last.again() as very_last:
                 assert await very_last.reconcile() == confirmed
                 assert await very_last.reconcile() == {}
@@ -263,9 +263,7 @@ async def test_a_first_start_may_begin_at_an_older_block(reader: EvmReader, tmp_
 # --- the node fails ----------------------------------------------------------------------------
 
 
-async def test_a_node_that_hangs_is_reported_and_its_return_loses_nothing(
-    reader: EvmReader, anvil: Anvil
-) -> None:
+async def test_hanging_node_is_reported_and_loses_nothing(reader: EvmReader, anvil: Anvil) -> None:
     await reader.kill()
     quick = replace(reader.endpoint, total_seconds=0.3)
     async with reader_on(
@@ -340,7 +338,7 @@ async def test_garbage_is_reported_and_moves_nothing(
         assert await behind.reconcile() == {behind.key(signed.txid): SEEN}
 
 
-async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(
+async def test_inconsistent_node_confirms_and_removes_nothing(
     reader: EvmReader,
 ) -> None:
     """As an address does behind which two nodes are, of which one is on a fork."""
@@ -369,7 +367,7 @@ async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(
 # --- what it costs ---------------------------------------------------------------------------
 
 
-async def test_watching_ten_thousand_addresses_costs_no_more_calls_than_a_hundred(
+async def test_watching_10000_addresses_costs_no_more_calls_than_100(
     reader: EvmReader,
 ) -> None:
     address = reader.pool.take()

@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.regtest.daemons import Anvil
@@ -89,7 +89,7 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPa
 
 async def l1_part(own: EvmPayer) -> int:
     """What the oracle's fee adds to the cost of a payout."""
-    await own.payments.look_at_gas()
+    await own.payments.refresh_gas()
     return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
 
 
@@ -113,7 +113,7 @@ async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(
     assert await l1_part(own) == 3 * part
 
 
-async def test_the_estimate_covers_what_the_signed_transaction_would_be_charged(
+async def test_estimate_covers_the_fee_of_the_signed_transaction(
     own: EvmPayer, oracle: Oracle
 ) -> None:
     await oracle.put(GWEI)
@@ -136,12 +136,12 @@ async def test_on_a_chain_without_an_oracle_nothing_changes(own: EvmPayer, oracl
 
 
 @pytest.mark.parametrize("fault", ["no contract", "it reverts"])
-async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
+async def test_nothing_is_signed_until_the_oracle_gives_the_fee(
     own: EvmPayer, oracle: Oracle, fault: str
 ) -> None:
     if fault == "it reverts":
         await oracle.put(0)
-    await own.payments.look_at_gas()
+    await own.payments.refresh_gas()
     assert ORACLE in (own.payments.gas_problem() or "")
     with pytest.raises(Unavailable, match="not known"):
         own.payments.gas_fee()
@@ -152,14 +152,12 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
-    await own.payments.look_at_gas()
+    await own.payments.refresh_gas()
     assert own.payments.gas_problem() is None
     assert await own.token.balance(USER) == USDC
 
 
-async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_followed(
-    own: EvmPayer, oracle: Oracle
-) -> None:
+async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(GWEI)
     await own.controls.automine(enabled=False)
     transfers = []
@@ -170,8 +168,8 @@ async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_f
     await oracle.remove()
     own.clock.now += MINUTE_MS
     await own.payments.maintain()
-    (told,) = own.payments.conditions()
-    assert (transfers[0].transfer_id in told, "gives no fee" in told) == (True, True)
+    (reported,) = own.payments.conditions()
+    assert (transfers[0].transfer_id in reported, "gives no fee" in reported) == (True, True)
     assert len((await own.payment(transfers[0])).attempts) == 1
     # The second was put back, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
@@ -191,7 +189,7 @@ async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_f
 
 async def test_ether_for_the_gas_alone_is_too_little(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(1000 * GWEI)
-    await own.payments.look_at_gas()
+    await own.payments.refresh_gas()
     cost, part = own.payments.gas_fee(), await l1_part(own)
     assert part > cost - part
     await own.controls.set_ether(HOT, 2 * (cost - part))
@@ -215,9 +213,7 @@ async def test_a_spike_on_l1_alone_stops_new_payouts(own: EvmPayer, oracle: Orac
 # --- what is quoted -----------------------------------------------------------------------------
 
 
-async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(
-    own: EvmPayer, oracle: Oracle
-) -> None:
+async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, oracle: Oracle) -> None:
     per_byte = 1000 * GWEI
     await oracle.put(per_byte)
     async with adapter_on(own, replace(own.network, l1_fee_oracle=None)) as plain:

@@ -28,7 +28,7 @@ async def spend_nonce(payer: EvmPayer, nonce: int) -> str:
     return result.txid
 
 
-async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_go_on(
+async def test_nonces_used_elsewhere_pause_payouts_and_are_skipped(
     payer: EvmPayer,
 ) -> None:
     await payer.paid(payer.transfer(USER))
@@ -37,7 +37,7 @@ async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_g
     for _ in range(2):
         with pytest.raises(Unavailable, match="not on record"):
             await payer.sign(transfer)
-    assert any("something else sends" in told for told in payer.payments.conditions())
+    assert any("something else sends" in reported for reported in payer.payments.conditions())
     reason = payer.switch.reason() or ""
     assert "hot wallet on arbitrum that the database does not know: run rpcsvc audit" in reason
     assert await payer.ledger.payment(transfer.transfer_id) is None
@@ -51,7 +51,7 @@ async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_g
     assert payer.switch.reason() is None
 
 
-async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_is_told_anew(
+async def test_acknowledged_nonces_are_remembered_new_ones_reported(
     payer: EvmPayer,
 ) -> None:
     await payer.paid(payer.transfer(USER))
@@ -88,7 +88,7 @@ async def test_during_the_operators_own_pause_nobody_was_told(payer: EvmPayer) -
         assert "does not know" in (later.switch.reason() or "")
 
 
-async def test_a_wallet_that_was_used_before_the_service_pays_and_pauses_nothing(
+async def test_wallet_used_before_the_service_pays_without_a_pause(
     payer: EvmPayer,
 ) -> None:
     for nonce in range(2):
@@ -105,7 +105,7 @@ async def test_a_copy_from_before_the_first_payout_is_seen_as_one(payer: EvmPaye
         await payer.sign(payer.transfer(USER))
 
 
-async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: EvmPayer) -> None:
+async def test_annotated_transaction_pauses_nothing(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER))
     txid = await spend_nonce(payer, 1)
     await mined(payer.token.client, txid)

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import Submission, SubmissionResult
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
@@ -137,7 +137,7 @@ async def test_nothing_is_signed_while_the_token_is_paused(payer: EvmPayer) -> N
     await payer.sign(payer.transfer(USER))
 
 
-async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(
+async def test_payout_waits_while_the_token_is_frozen_for_the_wallet(
     payer: EvmPayer,
 ) -> None:
     await payer.token.blacklist(HOT)
@@ -146,7 +146,7 @@ async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(
     assert await payer.live() == []
 
 
-async def test_paused_after_signing_it_is_published_when_the_token_moves_again(
+async def test_payout_frozen_after_signing_is_published_when_unfrozen(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -181,7 +181,7 @@ async def test_without_ether_nothing_is_signed_until_there_is_some(payer: EvmPay
     assert (await payer.settle(await payer.paid(transfer))).outcome is Outcome.SETTLED
 
 
-async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(
+async def test_ether_lost_after_signing_delays_the_payout_only(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -273,7 +273,7 @@ async def test_an_answer_that_was_never_true_pays_later(
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(
+async def test_kill_between_prepare_and_publish_pays_the_bytes_once(
     payer: EvmPayer,
 ) -> None:
     transfer = payer.transfer(USER)
@@ -292,7 +292,7 @@ async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(
         assert await later.token.balance(FRIEND) == USDC
 
 
-async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
+async def test_kill_after_the_node_took_it_repeats_no_payout(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -305,7 +305,7 @@ async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
         assert await later.token.balance(USER) == USDC
 
 
-async def test_a_dead_node_proves_nothing_and_the_payout_goes_on_when_it_is_back(
+async def test_dead_node_proves_nothing_and_the_payout_resumes(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -354,7 +354,7 @@ async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: EvmPayer) ->
 # --- refused by the token after it was published ------------------------------------------------
 
 
-async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(
+async def test_payout_blacklisted_before_mining_fails_once_deep(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -391,7 +391,7 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: EvmPayer) -> N
 # --- what is told ------------------------------------------------------------------------------
 
 
-async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer: EvmPayer) -> None:
+async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmPayer) -> None:
     async with adapter_on(payer, payer.network) as adapter:
         assert adapter.fee(NETWORK) > 0
         await payer.token.blacklist(HOT)
@@ -403,13 +403,13 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer:
         )
 
 
-async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(
+async def test_payout_cost_and_hot_balances_are_of_the_last_refresh(
     payer: EvmPayer,
 ) -> None:
     assert payer.payments.hot() is None
     with pytest.raises(Unavailable, match="not known yet"):
         payer.payments.gas_fee()
-    await payer.payments.look_at_gas()
+    await payer.payments.refresh_gas()
     held = payer.payments.hot()
     assert held is not None
     assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
@@ -422,7 +422,7 @@ async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_l
 
 async def test_an_empty_hot_wallet_still_has_fees(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER, 1000 * USDC))
-    await payer.payments.look_at_gas()
+    await payer.payments.refresh_gas()
     assert payer.payments.gas_fee() > 0
     held = payer.payments.hot()
     assert held is not None

@@ -81,7 +81,7 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: EvmPayer
     assert payer.payments.conditions() == []
 
 
-async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: EvmPayer) -> None:
+async def test_replaced_attempt_settles_the_payout_as_well(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
     await payer.payments.maintain()
     first, second = (await payer.payment(transfer)).attempts
@@ -146,7 +146,7 @@ def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return txids
 
 
-async def test_one_behind_the_stuck_one_is_handed_over_again_each_period(
+async def test_payment_behind_the_stuck_one_is_resent_each_period(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node has it; the block producers may not. The same bytes: it may never cost more."""
@@ -179,7 +179,7 @@ async def test_one_that_may_cost_no_more_is_handed_over_again(
     assert given == [(await payer.payment(transfer)).latest.txid] * 2
 
 
-async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_too(
+async def test_outgrown_fee_is_raised_behind_the_next_payment_too(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await stuck_payout(payer)
@@ -214,7 +214,7 @@ async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: EvmP
     assert await payer.token.balance(USER) == await payer.token.balance(FRIEND) == USDC
 
 
-async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_told(
+async def test_replacement_stays_below_the_fee_cap_and_warns(
     payer: EvmPayer,
 ) -> None:
     transfer = await stuck_payout(payer)
@@ -225,8 +225,8 @@ async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_t
     payment = await payer.payment(transfer)
     assert 2 < len(payment.attempts) < 30
     assert payment.most_fee <= payer.network.highest_fee
-    (told,) = payer.payments.conditions()
-    assert transfer.transfer_id in told
+    (reported,) = payer.payments.conditions()
+    assert transfer.transfer_id in reported
     assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in (
         await payer.payments.stuck() or ""
     )
@@ -256,7 +256,7 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_killed_between_a_replacement_and_its_publication_one_is_paid(
+async def test_kill_between_replacement_and_publish_pays_one(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await stuck_payout(payer)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt, PaymentState
@@ -51,7 +51,7 @@ async def spend_nonce(payer: EvmPayer, nonce: int, *, gwei: int = 50) -> str:
 # --- reorganisations and others with the same key -----------------------------------------------
 
 
-async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_bytes(
+async def test_reorged_payout_is_resent_with_the_same_bytes(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -66,7 +66,7 @@ async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_byt
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_again(
+async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -86,7 +86,7 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_aga
     assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
 
 
-async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_told(
+async def test_settled_payout_deep_again_before_a_check_is_silent(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -103,7 +103,7 @@ async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_t
 
 
 @pytest.mark.parametrize("by", ["another transaction", "the blacklist"])
-async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
+async def test_settled_payout_that_cannot_return_is_reported_for_good(
     payer: EvmPayer, by: str
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -128,8 +128,8 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
         await payer.payments.maintain()
-        told = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
-        assert told in payer.payments.conditions()[0]
+        reported = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
+        assert reported in payer.payments.conditions()[0]
     assert (await payer.payment(transfer)).state is PaymentState.SETTLED
     async with payer.again() as later:
         await later.payments.maintain()
@@ -162,7 +162,7 @@ async def without_funding(payer: EvmPayer, *, settled: bool) -> Transfer:
     return transfer
 
 
-async def test_a_payout_reorganised_away_with_its_usdc_fails_and_moves_nothing(
+async def test_payout_reorged_with_its_usdc_fails_and_moves_nothing(
     payer: EvmPayer,
 ) -> None:
     """Then its order refunds. The next payout has the next nonce."""
@@ -179,7 +179,7 @@ async def test_a_payout_reorganised_away_with_its_usdc_fails_and_moves_nothing(
 
 
 @pytest.mark.parametrize("settled", [False, True])
-async def test_a_payout_whose_usdc_is_back_first_pays_by_the_same_bytes(
+async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
     payer: EvmPayer, settled: bool
 ) -> None:
     transfer = await without_funding(payer, settled=settled)
@@ -192,7 +192,7 @@ async def test_a_payout_whose_usdc_is_back_first_pays_by_the_same_bytes(
     assert await payer.token.balance(USER) == 1500 * USDC
 
 
-async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer: EvmPayer) -> None:
+async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPayer) -> None:
     """Its nonce is spent: only the operator can pay."""
     transfer = await without_funding(payer, settled=True)
     await payer.payments.maintain()
@@ -232,7 +232,7 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(
+async def test_nonce_used_with_the_same_key_fails_the_payout_once_deep(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -250,7 +250,7 @@ async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_o
     assert await payer.token.balance(USER) == 0
 
 
-async def test_what_has_failed_is_never_published_again_whatever_becomes_of_the_chain(
+async def test_failed_payment_is_never_republished_after_a_reorg(
     payer: EvmPayer,
 ) -> None:
     """By then the deposit is on its way back."""
@@ -278,7 +278,7 @@ async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: EvmPayer) -
     assert await payer.token.balance(FRIEND) == USDC
 
 
-async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_is_used(
+async def test_taken_nonce_freed_by_a_reorg_is_used(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -292,7 +292,7 @@ async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_i
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
+async def test_transaction_that_moved_nothing_is_no_payout(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -301,9 +301,9 @@ async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
     verdict = await payer.payments.look_up(transfer)
     assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
     await payer.payments.maintain()
-    (told,) = payer.payments.conditions()
-    assert transfer.transfer_id in told
-    assert "the token shows no such transfer" in told
+    (reported,) = payer.payments.conditions()
+    assert transfer.transfer_id in reported
+    assert "the token shows no such transfer" in reported
     monkeypatch.undo()
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     await payer.payments.maintain()
@@ -313,7 +313,7 @@ async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
 # --- looked at in a bad moment ------------------------------------------------------------------
 
 
-async def test_mined_between_two_questions_it_is_not_taken_for_displaced(
+async def test_payment_mined_between_two_queries_is_not_displaced(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -333,7 +333,7 @@ async def test_mined_between_two_questions_it_is_not_taken_for_displaced(
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_a_receipt_of_a_block_that_is_not_in_the_chain_settles_nothing(
+async def test_receipt_of_a_block_off_the_chain_settles_nothing(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -363,7 +363,7 @@ async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(payer: EvmP
     assert (await payer.pay(transfer)).outcome is Outcome.FAILED
 
 
-async def test_a_nonce_used_long_before_it_is_noticed_is_found_in_its_block(
+async def test_old_use_of_a_nonce_is_found_in_its_block(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -397,7 +397,7 @@ def forgets(payer: EvmPayer, patched: pytest.MonkeyPatch, *, states: bool) -> No
 @pytest.mark.parametrize(
     ("states", "said"), [(False, "shows no receipt"), (True, "missing trie node")]
 )
-async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_it_away(
+async def test_mined_payout_survives_a_node_that_has_dropped_it(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch, states: bool, said: str
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
@@ -412,9 +412,9 @@ async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_i
             verdict = await payer.pay(transfer)
             assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
             await payer.payments.maintain()
-            (told,) = payer.payments.conditions()
-            assert transfer.transfer_id in told
-            assert said in told
+            (reported,) = payer.payments.conditions()
+            assert transfer.transfer_id in reported
+            assert said in reported
     assert len((await payer.payment(transfer)).attempts) == 1
     await payer.payments.maintain()
     assert payer.payments.conditions() == []
@@ -422,7 +422,7 @@ async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_i
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
+async def test_pruned_node_still_answers_what_was_asked_in_time(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -446,7 +446,7 @@ async def raised_elsewhere(payer: EvmPayer, transfer: Transfer) -> SignedTransac
     return raised
 
 
-async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(
+async def test_raised_attempt_unknown_to_an_older_copy_is_no_failure(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
@@ -454,8 +454,8 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(
     await payer.controls.mine(3 * payer.network.failed_after)
     verdict = await payer.pay(transfer)
     assert (verdict.outcome, raised.txid in verdict.reason) == (Outcome.UNKNOWN, True)
-    (told,) = payer.payments.conditions()
-    assert "makes the same payout" in told
+    (reported,) = payer.payments.conditions()
+    assert "makes the same payout" in reported
     attempt = Attempt(raised.txid, raised.raw.hex(), 50 * GWEI, 5 * GWEI, payer.clock.now)
     await payer.ledger.add_attempt(await payer.payment(transfer), attempt)  # as adopting it does
     assert (await payer.pay(transfer)).outcome is Outcome.SETTLED
@@ -463,7 +463,7 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_payout_that_can_not_be_proved_keeps_no_usdc_and_no_sweep_waiting(
+async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER, 600 * USDC))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import DepositSighting
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from tests.regtest.daemons import mined
 from tests.regtest.evm_reader import (
@@ -90,19 +90,19 @@ async def pays(offer: Offer, units: int = USDC) -> SignedTransaction:
 
 async def found(reader: EvmReader) -> dict[str, DepositSighting]:
     """One pass, committed; the deposits that it showed, by transaction."""
-    seen = await reader.look()
+    seen = await reader.poll()
     await reader.scanner.acknowledge(list(seen.values()))
     return {key.txid: item for key, item in seen.items()}
 
 
-async def test_a_payment_pending_before_expiry_and_mined_after_it_is_in_time(
+async def test_payment_pending_at_expiry_and_mined_later_is_in_time(
     offer: Offer,
 ) -> None:
     reader = offer.reader
     first = await pays(offer)
     seen_at = offer.at(50)
     reader.calls.clear()
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     assert reader.calls.count(METHOD) == 2, "the newest block, and the pending one"
     # One that no look sees before it is mined.
     second = await pays(offer, 2 * USDC)
@@ -131,7 +131,7 @@ async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Of
         await sent(token, usdc.transfer_with_authorization(authorization, signature)),
     ]
     seen_at = offer.at(10)
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     await offer.mined_at(70)
     deposits = await found(reader)
     assert {txid: item.first_seen_at for txid, item in deposits.items()} == {
@@ -139,13 +139,13 @@ async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Of
     }
 
 
-async def test_a_deposit_that_a_reorganisation_moves_keeps_the_time_of_its_first_sight(
+async def test_deposit_moved_by_a_reorg_keeps_its_first_seen_time(
     offer: Offer,
 ) -> None:
     reader, token = offer.reader, offer.reader.token
     signed = await pays(offer)
     seen_at = offer.at(10)
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     await offer.mined_at(70)
     await token.controls.reorganise(1)
     await offer.mined_at(80)
@@ -160,17 +160,17 @@ async def test_a_deposit_that_a_reorganisation_moves_keeps_the_time_of_its_first
     assert gone == replace(deposit, state=REMOVED)
 
 
-async def test_nobody_is_asked_for_pending_blocks_while_no_order_can_be_paid_in_time(
+async def test_pending_blocks_are_not_read_without_orders_to_pay(
     offer: Offer,
 ) -> None:
     reader = offer.reader
     reader.clock.now = offer.until + 1
     reader.calls.clear()
-    await reader.look()
+    await reader.poll()
     assert reader.calls.count(METHOD) == 1
 
 
-async def test_a_pending_block_too_large_for_an_answer_leaves_the_look_as_it_is(
+async def test_oversized_pending_block_leaves_the_scan_as_it_is(
     offer: Offer,
 ) -> None:
     reader = offer.reader
@@ -189,7 +189,7 @@ async def test_a_pending_block_too_large_for_an_answer_leaves_the_look_as_it_is(
             return answer
 
         node.twist = twist
-        assert await behind.look() == {}
+        assert await behind.poll() == {}
         assert len(blocks) == 1
         assert behind.scanner.problem is None
         mined_at = await offer.mined_at(70)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt
@@ -160,7 +160,7 @@ async def test_the_rule_answers_in_the_form_of_geth(node: Strict) -> None:
         assert (caught.value.code, caught.value.text) == (-32000, said)
 
 
-async def test_without_the_rule_one_wei_more_replaces_and_the_tip_may_fall(node: Strict) -> None:
+async def test_without_the_rule_one_wei_more_replaces(node: Strict) -> None:
     """Why it is needed; the day that Anvil has the rule itself, it can go."""
     own = node.payer
     await own.controls.automine(enabled=False)
@@ -185,7 +185,7 @@ async def test_what_is_mined_or_dropped_is_not_outbid(node: Strict) -> None:
 # --- a stuck payout ----------------------------------------------------------------------------
 
 
-async def test_a_stuck_payout_is_replaced_through_the_rule_and_the_second_settles_it(
+async def test_stuck_payout_is_replaced_by_the_rule_and_settles(
     node: Strict,
 ) -> None:
     transfer = await outpriced(node)
@@ -223,7 +223,7 @@ async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Str
 
 
 @pytest.mark.parametrize(("percent", "tries"), [(25, 1), (26, 2), (100, 4)])
-async def test_what_the_node_refuses_is_raised_further_until_it_is_enough(
+async def test_refused_replacement_is_raised_until_the_node_accepts(
     node: Strict, percent: int, tries: int
 ) -> None:
     own, node.rule.percent = node.payer, percent
@@ -233,9 +233,9 @@ async def test_what_the_node_refuses_is_raised_further_until_it_is_enough(
     for refusals in range(1, tries):
         await node.bump()
         assert len(await node.attempts(transfer)) == 1 + refusals
-        (told,) = own.payments.conditions()
-        assert (transfer.transfer_id in told, UNDERPRICED in told) == (True, True)
-        assert "the next attempt will offer more" in told
+        (reported,) = own.payments.conditions()
+        assert (transfer.transfer_id in reported, UNDERPRICED in reported) == (True, True)
+        assert "the next attempt will offer more" in reported
         assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
     await node.bump()
     assert own.payments.conditions() == []
@@ -261,7 +261,7 @@ async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> 
     assert len(await node.attempts(transfer)) == 3
 
 
-async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node: Strict) -> None:
+async def test_raising_ends_at_the_highest_fee_and_warns(node: Strict) -> None:
     own, node.rule.percent = node.payer, 10_000
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
@@ -271,8 +271,8 @@ async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node
     payment = await own.payment(transfer)
     assert 3 < len(payment.attempts) < 20
     assert payment.most_fee <= own.network.highest_fee < payment.most_fee * 11 // 10
-    (told,) = own.payments.conditions()
-    assert (UNDERPRICED in told, "highest_fee" in told) == (True, True)
+    (reported,) = own.payments.conditions()
+    assert (UNDERPRICED in reported, "highest_fee" in reported) == (True, True)
     assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
     # The operator lowers what the node asks for: the last one signed is enough.
     node.rule.percent = 10
@@ -313,7 +313,7 @@ async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Str
 # --- what a higher fee does not help -----------------------------------------------------------
 
 
-async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
+async def test_lost_replacement_is_resent_and_not_raised(
     node: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, transfer = node.payer, await outpriced(node)
@@ -324,8 +324,8 @@ async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
     with monkeypatch.context() as patched:
         patched.setattr(own.client, "submit", lose)
         await node.bump()
-        (told,) = own.payments.conditions()
-        assert ("no answer in time" in told, "handed over again" in told) == (True, True)
+        (reported,) = own.payments.conditions()
+        assert ("no answer in time" in reported, "handed over again" in reported) == (True, True)
     await node.bump()
     _, second = await node.attempts(transfer)
     assert own.payments.conditions() == []
@@ -334,7 +334,7 @@ async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
     await settles_once(node, transfer, second)
 
 
-async def test_without_ether_for_it_a_replacement_is_not_raised_until_there_is_some(
+async def test_replacement_waits_for_the_ether_that_it_costs(
     node: Strict,
 ) -> None:
     own, transfer = node.payer, await outpriced(node)
@@ -342,8 +342,8 @@ async def test_without_ether_for_it_a_replacement_is_not_raised_until_there_is_s
     for _ in range(3):
         await node.bump()
     _, second = await node.attempts(transfer)
-    (told,) = own.payments.conditions()
-    assert "insufficient_funds" in told
+    (reported,) = own.payments.conditions()
+    assert "insufficient_funds" in reported
     await own.controls.set_ether(HOT, ETHER)
     await node.bump()
     await settles_once(node, transfer, second)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import PaymentState, Sweep, SweepMethod
@@ -204,7 +204,7 @@ async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
     assert len(await own.ledger.sweeps_under_way(NETWORK)) == 1
 
 
-async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: EvmPayer) -> None:
+async def test_pending_sweep_does_not_reduce_what_can_be_paid(own: EvmPayer) -> None:
     await own.token.mint(HOT, 10 * USDC)
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
@@ -219,8 +219,8 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     await own.controls.set_ether(HOT, own.network.gas_reserve)
     await own.sweeps.maintain()
     assert await own.live() == []
-    (told,) = own.sweeps.conditions()
-    assert "lacks ether" in told
+    (reported,) = own.sweeps.conditions()
+    assert "lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
     await own.sweeps.maintain()
     assert own.sweeps.conditions() == []
@@ -238,8 +238,8 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer
     await own.sweeps.maintain()
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    (told,) = own.sweeps.conditions()
-    assert f"{bad} is on the token's blacklist" in told
+    (reported,) = own.sweeps.conditions()
+    assert f"{bad} is on the token's blacklist" in reported
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
     assert await own.live() == []  # it is looked at rarely
@@ -250,7 +250,7 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer
     assert await own.token.balance(HOT) == 10 * USDC
 
 
-async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_repeated_at_once(
+async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = await own.give(2, 5 * USDC)
@@ -286,7 +286,7 @@ async def test_a_condition_goes_with_what_there_was_to_sweep(own: EvmPayer) -> N
     assert own.sweeps.conditions() == []
 
 
-async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
+async def test_settled_sweep_with_unused_authorization_took_nothing(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
@@ -341,7 +341,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     assert own.sweeps.conditions() == []
 
 
-async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_back(
+async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     own: EvmPayer,
 ) -> None:
     """Its end was not recorded yet: the service was stopped, or its node was down."""
@@ -398,7 +398,7 @@ async def test_an_address_of_another_mnemonic_is_told(
 # --- with the same keys elsewhere ---------------------------------------------------------------
 
 
-async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: EvmPayer) -> None:
+async def test_authorization_used_elsewhere_counts_as_swept(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.give(3, 4 * USDC)
     await steal(own, 2, 5 * USDC)
@@ -409,7 +409,7 @@ async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: Evm
     assert await own.token.balance(HOT) == 9 * USDC
 
 
-async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorization(
+async def test_deposit_after_an_outside_sweep_is_swept_next(
     own: EvmPayer,
 ) -> None:
     await own.give(2, 5 * USDC)
@@ -445,7 +445,7 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
 
 
 @pytest.mark.parametrize("units", [5 * USDC, 3 * USDC])
-async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_and_balance(
+async def test_sweep_displaced_by_another_counts_by_balance(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch, units: int
 ) -> None:
     await failed_by_another(own, monkeypatch, units)
@@ -468,7 +468,7 @@ async def test_no_more_counts_as_swept_than_was_to_be(
 
 
 @pytest.mark.parametrize("was_signed", [True, False])
-async def test_what_came_since_another_took_it_keeps_no_sweep_from_its_end(
+async def test_deposit_after_an_outside_sweep_does_not_block_its_end(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch, was_signed: bool
 ) -> None:
     if was_signed:
@@ -524,7 +524,7 @@ async def test_units_that_are_missing_are_told(own: EvmPayer) -> None:
 
 
 @pytest.mark.parametrize("before", ["it was marked", "it was sent"])
-async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
+async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     await own.give(2, 5 * USDC)
@@ -593,7 +593,7 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
         assert await token.balance(HOT) == 5 * USDC
 
 
-async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
+async def test_failed_second_attempt_took_nothing_and_is_retried(
     anvil: Anvil, evm: EvmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = await deploy(evm, without_receive(tmp_path))
@@ -743,7 +743,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
 
 
 @pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone for good"])
-async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
+async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     own: EvmPayer, comes_back: bool
 ) -> None:
     """It was mined and not settled yet. Refused once, it is made anew after an hour."""

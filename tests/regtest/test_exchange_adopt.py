@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
-from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
 from tests.regtest.exchange import USDC, XMR, Exchange, create, details, reaches
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
 from tests.regtest.restoring import (
@@ -21,6 +20,7 @@ from tests.regtest.restoring import (
     explain_sweeps,
     has_looked,
     restore,
+    restore_wallet_from_words,
     started,
 )
 
@@ -42,7 +42,7 @@ async def funded(stack: Exchange, at: Server, to_xmr: str) -> list[str]:
     return [first["orderId"], second["orderId"]]
 
 
-async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
+async def test_payments_after_the_copy_are_adopted_and_not_repeated(
     stack: Exchange, wallet: WalletClient, tmp_path: Path
 ) -> None:
     to = await wallet.primary_address()
@@ -94,7 +94,7 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
     assert await differences(stack) == []
 
 
-async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
+async def test_external_tx_key_proves_what_a_restored_wallet_forgot(
     stack: Exchange, wallet: WalletClient, tmp_path: Path
 ) -> None:
     to = await wallet.primary_address()
@@ -114,7 +114,7 @@ async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
         await stop(at)
     paid = await xmr_received(wallet, to)
     await restore(stack, copy)
-    await forget_keys(stack, start)
+    await restore_wallet_from_words(stack, start)
     await command(stack, "payouts", "pause", "--reason", "restored")
 
     (found,) = [item for item in await differences(stack) if item["kind"] == "unrecorded_payment"]
@@ -139,17 +139,6 @@ async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
     assert await xmr_received(wallet, to) == paid
     await explain_sweeps(stack)
     assert await differences(stack) == []
-
-
-async def forget_keys(stack: Exchange, from_height: int) -> None:
-    """Restore the wallet from its words, too: the keys of its payments are gone."""
-    async with stack.wallet as own:
-        words = await own.seed()
-        await own.close()
-        for file in stack.wallet_rpc.directory.glob(f"{WALLET_NAME}*"):
-            file.unlink()
-        await own.restore(WALLET_NAME, WALLET_PASSWORD, words, from_height)
-        await own.refresh()
 
 
 async def test_addresses_of_lost_orders_are_not_handed_out_again(
@@ -208,10 +197,10 @@ async def test_a_withdrawal_is_a_difference_until_it_is_explained(
 
     async with started(stack):
         for network, txid in (("monero", txids[0]), ("arbitrum", txids[2])):
-            told = await command(
+            reported = await command(
                 stack, "treasury", "explain", network, txid, "--note", "to the cold wallet"
             )
-            assert told.status == 0, told
+            assert reported.status == 0, reported
         none = await command(stack, "treasury", "explain", "monero", "ab" * 32, "--note", "no")
         assert none.status == 1, none
         said = await command(stack, "audit", "--json")

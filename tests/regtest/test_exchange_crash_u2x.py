@@ -60,9 +60,7 @@ async def test_a_service_that_is_killed_again_and_again_pays_xmr_once(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_service_and_wallet_killed_together_at_the_relay_pay_once(
-    trader: Trader, when: str
-) -> None:
+async def test_kill_of_service_and_wallet_at_the_relay_pays_once(trader: Trader, when: str) -> None:
     async with trader.stack.serving(("monero relay", when, 1)) as at:
         deal = await trader.deal(at, "u2x")
         with suppress(Gone):

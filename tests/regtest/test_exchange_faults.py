@@ -98,7 +98,7 @@ async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, nam
 @pytest.mark.parametrize(
     ("name", "direction"), [("anvil", "u2x"), ("monerod", "x2u"), ("wallet", "x2u")]
 )
-async def test_an_order_that_was_paid_while_a_daemon_was_out_is_swapped_though_its_time_ran_out(
+async def test_order_paid_during_an_outage_is_swapped_past_expiry(
     lines: Lines, name: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trader = lines.trader
@@ -133,7 +133,7 @@ async def test_a_daemon_that_never_answers(lines: Lines, name: str) -> None:
         daemon.freeze()
         try:
             # Monero's wallet hangs with its node: which of them it is can't be told.
-            await degraded(at, "a look for deposits has taken")
+            await degraded(at, "the deposit scan has run for")
             await both_refused(at)
         finally:
             daemon.thaw()

@@ -10,7 +10,7 @@ import resource
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
@@ -131,7 +131,7 @@ async def send_with(stack: Exchange, signer: EvmSigner, nonce: int, max_fee: int
     assert answer.submission.value == "accepted", answer
 
 
-async def test_a_nonce_that_someone_else_used_pauses_payouts_until_the_operator_resumes(
+async def test_nonce_used_elsewhere_pauses_payouts_until_resumed(
     trader: Trader,
 ) -> None:
     stack = trader.stack
@@ -158,7 +158,7 @@ async def test_a_nonce_that_someone_else_used_pauses_payouts_until_the_operator_
     await trader.check()
 
 
-async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_soon(
+async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
     trader: Trader,
 ) -> None:
     """The user's money is not lost: it goes back, once the other transaction is deep."""

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
@@ -60,7 +60,7 @@ async def was_refused(stack: Exchange) -> bool:
     return receipt is not None and not receipt.ok
 
 
-async def test_a_deposit_reorganised_away_with_its_sweep_is_swept_again(
+async def test_deposit_reorged_with_its_sweep_is_swept_again(
     stack: Exchange, wallet: WalletClient
 ) -> None:
     stack.extra["RPCSVC_ONCHAIN__AUDIT_SECONDS"] = "1"

@@ -26,7 +26,7 @@ async def stop(at: Server) -> None:
     assert await asyncio.to_thread(at.stop) == 0
 
 
-async def test_a_deposit_that_was_left_out_is_credited_once_it_is_read_again(
+async def test_skipped_deposit_is_credited_once_it_is_reread(
     stack: Exchange, wallet: WalletClient
 ) -> None:
     to = await wallet.primary_address()
@@ -48,10 +48,10 @@ async def test_a_deposit_that_was_left_out_is_credited_once_it_is_read_again(
         await stop(at)
     assert [item["kind"] for item in await differences(stack)] == ["deposit_missing"]
 
-    told = await command(stack, *again)
-    assert told.status == 0, told
-    told = await command(stack, *again)
-    assert told.status == 2, "the service has yet to read from there on"
+    reported = await command(stack, *again)
+    assert reported.status == 0, reported
+    reported = await command(stack, *again)
+    assert reported.status == 2, "the service has yet to read from there on"
     async with stack.serving() as at:
         await reaches(stack, at, order["orderId"], "completed")
         await stop(at)

@@ -55,7 +55,7 @@ async def ordered(stack: Exchange, at: Server, direction: str, to: str) -> str:
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
+async def test_payments_unknown_to_the_copy_pause_payouts(
     stack: Exchange, wallet: WalletClient, tmp_path: Path, direction: str
 ) -> None:
     to = stack.user.address if direction == "x2u" else await wallet.primary_address()
@@ -84,10 +84,10 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
             return switch.reason() is not None
 
         await until(is_paused)
-        told = f"{WALLETS[direction]} that the database does not know: run rpcsvc audit, then"
+        reported = f"{WALLETS[direction]} that the database does not know: run rpcsvc audit, then"
 
         async def is_told() -> bool:
-            return told in str(await at.health("/health"))
+            return reported in str(await at.health("/health"))
 
         await until(is_told)
         assert (await status(at, second))["status"] == "deposit_confirmed"

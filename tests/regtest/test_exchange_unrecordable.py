@@ -109,7 +109,7 @@ async def test_unrecordable_order_is_not_paid_and_others_are(
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-async def test_what_a_broken_order_has_committed_is_paid_once_and_keeps_nobody_waiting(
+async def test_signed_payment_of_a_broken_order_is_paid_once(
     trader: Trader, direction: str
 ) -> None:
     stack = trader.stack

@@ -21,6 +21,7 @@ from tests.regtest.daemons import (
     WalletRpc,
     kill_and_reopen,
     new_wallet,
+    pop_blocks,
     run_apart,
 )
 from tests.regtest.treasury import (
@@ -106,7 +107,7 @@ async def test_a_wallet_of_another_network_is_refused(
             assert await other.ledger.wallet() is None
 
 
-async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Treasury) -> None:
+async def test_swapped_wallet_is_refused_at_start_and_while_running(own: Treasury) -> None:
     await new_wallet(own.rpc, "another")
     with pytest.raises(Unavailable):
         await own.sign(own.transfer(await own.wallet.primary_address()))
@@ -169,7 +170,7 @@ async def test_addresses_run_out_with_a_reason_and_are_refilled(adapter: Treasur
             adapter.adapter.deposit_address()
 
 
-async def test_a_database_older_than_the_wallet_gives_no_address_out_again(
+async def test_database_older_than_the_wallet_reuses_no_address(
     adapter: Treasury,
 ) -> None:
     (unknown,) = await adapter.wallet.create_addresses(1)
@@ -225,7 +226,7 @@ async def test_a_larger_deposit_takes_longer_also_in_parts(adapter: Treasury, mi
     assert await states(adapter) == [CONFIRMED, CONFIRMED]
 
 
-async def test_what_was_not_acknowledged_is_shown_again_with_its_first_time(
+async def test_unacknowledged_deposit_reappears_with_its_first_time(
     adapter: Treasury, miner: Miner
 ) -> None:
     await miner.pay(adapter.adapter.deposit_address(), XMR)
@@ -245,14 +246,14 @@ async def test_a_cold_start_catches_up(adapter: Treasury, miner: Miner) -> None:
         assert await states(later) == [CONFIRMED]
 
 
-async def test_a_deposit_in_another_block_after_a_reorganisation_goes_back_to_seen(
+async def test_deposit_in_another_block_after_a_reorg_is_seen_again(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     txid = await miner.pay(adapter.adapter.deposit_address(), XMR)
     await miner.mine(3)
     (confirmed,) = await adapter.reconcile()
     assert confirmed.state is CONFIRMED
-    await node.pop_blocks(3)
+    await pop_blocks(node, 3)
     assert await states(adapter) == [SEEN]
     await miner.mine(5)
     assert await states(adapter) == [CONFIRMED]
@@ -262,14 +263,14 @@ async def test_a_deposit_in_another_block_after_a_reorganisation_goes_back_to_se
     )
 
 
-async def test_a_deposit_that_is_gone_for_good_is_removed_before_the_next_block(
+async def test_deposit_gone_for_good_is_removed_before_the_next_block(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     await miner.mine()
     await miner.pay(adapter.adapter.deposit_address(), XMR)
     await miner.mine(3)
     assert await states(adapter) == [CONFIRMED]
-    await node.pop_blocks(3)
+    await pop_blocks(node, 3)
     await node.flush_pool()
     # The wallet still shows it, with its old confirmations.
     await adapter.wallet.refresh()
@@ -279,7 +280,7 @@ async def test_a_deposit_that_is_gone_for_good_is_removed_before_the_next_block(
     assert await states(adapter) == []
 
 
-async def test_a_deposit_that_comes_back_is_seen_again_with_its_first_time(
+async def test_returning_deposit_is_seen_with_its_first_time(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     async with bank_of(miner) as bank:
@@ -313,7 +314,7 @@ async def test_a_deposit_spent_twice_in_the_pool_is_removed(
     assert (won.key.txid, won.state, won.units) == (paid.txid, CONFIRMED, XMR)
 
 
-async def test_a_deposit_that_its_sender_locked_waits_for_its_unlocking(
+async def test_deposit_with_a_lock_time_waits_for_its_unlock(
     adapter: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     until = (await node.info()).height + 12
@@ -342,7 +343,7 @@ async def test_watching_costs_the_same_for_any_number_of_open_orders(adapter: Tr
 # --- the wallet's outputs ----------------------------------------------------------------------
 
 
-async def test_the_wallet_is_split_into_outputs_and_says_what_it_can_pay(
+async def test_wallet_is_split_into_outputs_and_reports_capacity(
     adapter: Treasury, miner: Miner
 ) -> None:
     await miner.fund(await adapter.wallet.primary_address(), 10 * XMR)

@@ -27,6 +27,7 @@ from tests.regtest.daemons import (
     Monerod,
     WalletRpc,
     new_wallet,
+    pop_blocks,
     run_apart,
 )
 from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, treasury
@@ -189,15 +190,15 @@ async def test_two_deposits_with_one_key_in_one_block_count_once(
     assert {item.key.txid for item in seen} == {one.txid, two.txid}
     assert sum(item.units for item in seen) == one.amount + two.amount
     await miner.mine(OPTIONS.required_confirmations(6 * XMR) + 1)
-    told = {item.state: item for item in await adapter.reconcile()}
-    assert set(told) == {CONFIRMED, REMOVED}
-    assert told[CONFIRMED].units == await spendable(adapter)
+    reported = {item.state: item for item in await adapter.reconcile()}
+    assert set(reported) == {CONFIRMED, REMOVED}
+    assert reported[CONFIRMED].units == await spendable(adapter)
     async with adapter.again() as later:
         await miner.mine(2)
         assert await later.reconcile() == []
 
 
-async def test_a_second_deposit_with_the_key_of_a_confirmed_one_is_not_counted(
+async def test_second_deposit_with_a_confirmed_output_key_is_void(
     adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
     one, two = await attacker.twins(adapter.adapter.deposit_address())
@@ -229,7 +230,7 @@ async def test_of_a_larger_second_one_the_difference_is_counted(
     assert confirmed.units + difference.units == await spendable(adapter) == larger.amount
 
 
-async def test_two_deposits_with_one_key_that_a_reorganisation_mines_anew_count_once(
+async def test_two_deposits_with_one_key_count_once_after_a_reorg(
     adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
     one, two = await attacker.twins(adapter.adapter.deposit_address())
@@ -239,16 +240,16 @@ async def test_two_deposits_with_one_key_that_a_reorganisation_mines_anew_count_
     await miner.mine(6)
     (confirmed,) = await adapter.reconcile()
     assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
-    await node.pop_blocks(7)
+    await pop_blocks(node, 7)
     await adapter.reconcile()
     await node.flush_pool()
     await node.submit(two.raw)
     await miner.mine(1)
     await node.submit(one.raw)
     await miner.mine(7)
-    told = {item.key.txid: item for item in await adapter.reconcile()}
-    assert {txid: item.state for txid, item in told.items()} == {
+    reported = {item.key.txid: item for item in await adapter.reconcile()}
+    assert {txid: item.state for txid, item in reported.items()} == {
         one.txid: REMOVED,
         two.txid: CONFIRMED,
     }
-    assert told[two.txid].units == await spendable(adapter)
+    assert reported[two.txid].units == await spendable(adapter)

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.database import StoreConflict
 from tests.recording import Recorder
-from tests.regtest.daemons import SPENDABLE_AGE, Miner
+from tests.regtest.daemons import SPENDABLE_AGE, Miner, pop_blocks
 from tests.regtest.payees import Payee, pay, sent, settle
 from tests.regtest.treasury import (
     OPTIONS,
@@ -66,7 +66,7 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
     assert await own.adapter.receipt(transfer) == receipt
 
 
-async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
+async def test_republishing_in_pool_and_chain_pays_once_without_ghost(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
@@ -111,7 +111,7 @@ async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: P
 # --- one at a time -----------------------------------------------------------------------------
 
 
-async def test_a_second_payment_is_not_signed_before_the_first_is_published(
+async def test_second_payment_is_signed_after_the_first_is_published(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     first = await own.prepared(own.transfer(payee.address, UNITS))
@@ -130,7 +130,7 @@ async def test_a_second_payment_is_not_signed_before_the_first_is_published(
         assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
 
 
-async def test_the_database_itself_refuses_a_second_one_and_a_key_image_twice(
+async def test_database_refuses_second_payment_and_reused_key_image(
     own: Treasury, payee: Payee
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address))
@@ -145,7 +145,7 @@ async def test_the_database_itself_refuses_a_second_one_and_a_key_image_twice(
     await own.ledger.add_payment(second)
 
 
-async def test_two_transfers_at_the_same_time_get_different_money_one_after_the_other(
+async def test_concurrent_transfers_spend_different_outputs_in_turn(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfers = [own.transfer(payee.address, UNITS + n) for n in range(2)]
@@ -169,7 +169,7 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
 # --- killed between any two steps --------------------------------------------------------------
 
 
-async def test_killed_after_prepare_was_committed_the_same_bytes_are_paid(
+async def test_kill_after_prepare_committed_pays_the_same_bytes(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     """The order layer had not heard of them yet: it asks for the transfer again."""
@@ -183,7 +183,7 @@ async def test_killed_after_prepare_was_committed_the_same_bytes_are_paid(
     assert await payee.received() == [UNITS]
 
 
-async def test_killed_after_signing_and_before_the_commit_nothing_is_lost(
+async def test_kill_between_signing_and_commit_loses_nothing(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfer = own.transfer(payee.address, UNITS)
@@ -193,7 +193,7 @@ async def test_killed_after_signing_and_before_the_commit_nothing_is_lost(
     assert await payee.received() == [UNITS]
 
 
-async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
+async def test_kill_between_relay_and_store_pays_once(
     own: Treasury, payee: Payee, miner: Miner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wallet forgets the payment and offers its inputs again: the next one takes others."""
@@ -222,7 +222,7 @@ async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
 
 
 @pytest.mark.parametrize("reached", [False, True], ids=["request lost", "reply lost"])
-async def test_a_relay_of_unknown_outcome_is_paid_once_and_relayed_once(
+async def test_relay_of_unknown_outcome_pays_once_and_relays_once(
     own: Treasury,
     payee: Payee,
     miner: Miner,
@@ -267,14 +267,14 @@ async def test_killed_after_publishing_it_is_known_at_the_restart(
 # --- reorganisations ---------------------------------------------------------------------------
 
 
-async def test_a_payout_reorganised_away_is_published_again_with_the_same_bytes(
+async def test_reorged_payout_is_republished_with_the_same_bytes(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await own.adapter.publish(transfer)
     await miner.mine(2)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
-    await node.pop_blocks(2)
+    await pop_blocks(node, 2)
     await node.flush_pool()
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.ABSENT
     calls = own.count_calls()
@@ -284,12 +284,12 @@ async def test_a_payout_reorganised_away_is_published_again_with_the_same_bytes(
     assert len(await node.transactions([transfer.txid or ""])) == 1
 
 
-async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
+async def test_settled_payout_lost_to_a_deep_reorg_returns(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await settle(own, miner, transfer)
-    await node.pop_blocks(OPTIONS.settled_after)
+    await pop_blocks(node, OPTIONS.settled_after)
     await node.flush_pool()
     await own.adapter.maintain()
     assert transfer.transfer_id in ((await own.adapter.health()).detail or "")
@@ -310,7 +310,7 @@ async def outrun(own: Treasury, payee: Payee, node: MonerodClient) -> tuple[Tran
     return transfer, payment
 
 
-async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
+async def test_payment_fails_only_when_a_deep_one_spent_its_input(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     transfer, payment = await outrun(own, payee, node)
@@ -332,7 +332,7 @@ async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
     transfer, _ = await outrun(own, payee, node)
     await miner.mine(2)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.UNKNOWN
-    await node.pop_blocks(2)
+    await pop_blocks(node, 2)
     await node.flush_pool()
     await miner.mine(OPTIONS.failed_after)
     await settle(own, miner, transfer)
@@ -344,7 +344,7 @@ async def test_a_wallet_ahead_of_its_node_signs_nothing(
 ) -> None:
     await miner.mine(2)
     await own.wallet.refresh()
-    await node.pop_blocks(2)
+    await pop_blocks(node, 2)
     with pytest.raises(Unavailable, match="same block"):
         await own.sign(own.transfer(payee.address))
     assert "out of sync" in ((await own.adapter.health()).detail or "")

@@ -53,7 +53,7 @@ def once(transfers: Sequence[Transfer]) -> dict[str, list[int]]:
     return {item.address: [item.units] for item in transfers}
 
 
-async def test_as_many_as_a_transaction_takes_are_paid_and_proved_one_by_one(
+async def test_full_batch_is_paid_and_proved_one_by_one(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfers = await prepared(own, await due(own, payee, MOST_DESTINATIONS + 2))
@@ -74,7 +74,7 @@ async def test_as_many_as_a_transaction_takes_are_paid_and_proved_one_by_one(
         assert (by_proof.valid, by_proof.received) == (True, item.units)
 
 
-async def test_killed_after_signing_the_same_bytes_pay_the_same_transfers(
+async def test_kill_after_signing_pays_the_same_batch(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfers = await due(own, payee, 3)
@@ -99,7 +99,7 @@ async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, paye
     assert signed.transfer_ids == (good.transfer_id,)
 
 
-async def test_an_integrated_address_is_paid_alone_and_keeps_no_others_apart(
+async def test_integrated_address_is_paid_alone_and_splits_no_others(
     own: Treasury, payee: Payee
 ) -> None:
     """The wallet makes no transaction with a payment id for several: all would be paid alone."""

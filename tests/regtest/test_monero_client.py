@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TimedOut,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient, look_at_held
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Destination,
     OutputFilter,
@@ -35,6 +35,7 @@ from tests.regtest.daemons import (
     Miner,
     WalletRpc,
     kill_and_reopen,
+    pop_blocks,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -150,7 +151,7 @@ async def test_transfers_from_a_height_include_that_block(
     assert await wallet.transfers(found.height + 1) == []
 
 
-async def test_two_outputs_to_one_address_are_one_transfer_with_their_sum(
+async def test_two_outputs_to_one_address_sum_to_one_transfer(
     wallet: WalletClient, miner: Miner
 ) -> None:
     await miner.fund(await wallet.primary_address(), XMR, 2 * XMR)
@@ -160,7 +161,7 @@ async def test_two_outputs_to_one_address_are_one_transfer_with_their_sum(
     assert sorted(item.amount for item in await wallet.outputs()) == [XMR, 2 * XMR]
 
 
-async def test_what_the_wallet_holds_is_known_though_it_can_not_be_listed(
+async def test_wallet_balance_is_known_though_outputs_are_unlistable(
     wallet: WalletClient, miner: Miner
 ) -> None:
     customers = await subaddress(wallet)
@@ -171,10 +172,10 @@ async def test_what_the_wallet_holds_is_known_though_it_can_not_be_listed(
     await miner.mine(2)
     await wallet.refresh()
     height = await wallet.height()
-    whole = await look_at_held(wallet, height)
+    whole = await read_held(wallet, height)
     endpoint = replace(wallet.rpc.endpoint, max_response_bytes=8000)
     async with WalletClient(endpoint, account=wallet.account) as small:
-        part = await look_at_held(small, height)
+        part = await read_held(small, height)
     assert sorted(item.amount for item in part.outputs) == [XMR, 2 * XMR, 4 * XMR]
     assert (whole.is_whole, part.is_whole) == (True, False)
     assert part == replace(whole, outputs=part.outputs, is_whole=False)
@@ -205,7 +206,7 @@ async def test_balances_say_what_is_locked_and_for_how_long(
     assert (await wallet.balance()).unlocked == XMR
 
 
-async def test_a_payment_to_fifteen_is_one_transaction_and_sixteen_are_refused(
+async def test_fifteen_recipients_fit_one_transaction_and_sixteen_fail(
     wallet: WalletClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)
@@ -302,7 +303,7 @@ async def test_fact_prepared_payments_reserve_nothing(wallet: WalletClient, mine
     assert len({payment.key_images for payment in payments}) == 1
 
 
-async def test_fact_of_two_prepared_payments_on_the_same_inputs_only_one_can_be_sent(
+async def test_fact_one_of_two_payments_on_the_same_inputs_can_be_sent(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)
@@ -331,7 +332,7 @@ async def test_fact_the_same_bytes_may_be_sent_again_in_pool_and_chain(
     assert len(await sent(wallet, payment.txid)) == 1
 
 
-async def test_fact_the_wallet_learns_from_the_chain_of_a_payment_that_it_did_not_send(
+async def test_fact_wallet_learns_of_an_unsent_spend_from_the_chain(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR, XMR)
@@ -346,7 +347,7 @@ async def test_fact_the_wallet_learns_from_the_chain_of_a_payment_that_it_did_no
     assert unspent.isdisjoint(payment.key_images)
 
 
-async def test_fact_relaying_a_mined_payment_leaves_a_ghost_that_inflates_the_balance(
+async def test_fact_relaying_a_mined_payment_inflates_the_balance(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)
@@ -374,7 +375,7 @@ async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     assert payment.txid in await node.transactions([payment.txid])
 
 
-async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
+async def test_fact_kill_before_store_forgets_what_was_relayed(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(own_wallet, miner, XMR)
@@ -406,7 +407,7 @@ async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     assert pending.kind is TransferKind.PENDING
 
 
-async def test_fact_a_kill_before_store_gives_the_same_address_out_again(
+async def test_fact_kill_before_store_hands_the_address_out_again(
     own_wallet: WalletClient, wallet_rpc: WalletRpc
 ) -> None:
     await own_wallet.store()
@@ -442,7 +443,7 @@ async def test_fact_bytes_that_are_no_transaction_are_refused(
     assert (await node.submit(raw)).submission is Submission.REFUSED
 
 
-async def test_fact_popped_blocks_put_their_transactions_back_into_the_pool(
+async def test_fact_popped_blocks_return_transactions_to_the_pool(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)
@@ -450,21 +451,21 @@ async def test_fact_popped_blocks_put_their_transactions_back_into_the_pool(
     await node.submit(payment.raw)
     await miner.mine(3)
     before = (await node.info()).height
-    assert await node.pop_blocks(3) == before - 3
+    assert await pop_blocks(node, 3) == before - 3
     assert [item.txid for item in await node.pool()] == [payment.txid]
     assert (await node.submit(payment.raw)).submission is Submission.KNOWN
     await miner.mine()
     assert not (await node.transactions([payment.txid]))[payment.txid].in_pool
 
 
-async def test_fact_a_payment_popped_and_flushed_is_taken_again_as_the_same_bytes(
+async def test_fact_popped_and_flushed_payment_is_accepted_again(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
     await node.submit(payment.raw)
     await miner.mine()
-    await node.pop_blocks(1)
+    await pop_blocks(node, 1)
     await node.flush_pool([payment.txid])
     image = payment.key_images[0]
     assert await node.transactions([payment.txid]) == {}
@@ -472,27 +473,27 @@ async def test_fact_a_payment_popped_and_flushed_is_taken_again_as_the_same_byte
     assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
 
 
-async def test_fact_after_a_deep_reorganisation_the_bytes_are_refused_now_and_taken_later(
+async def test_fact_deep_reorg_refuses_the_bytes_now_and_not_later(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     """The inputs left the chain with their blocks; a naive rebuild would pay from others."""
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
-    await node.pop_blocks(SPENDABLE_AGE)
+    await pop_blocks(node, SPENDABLE_AGE)
     refused = await node.submit(payment.raw)
     assert refused.submission is Submission.INVALID
     await miner.mine(SPENDABLE_AGE)
     assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
 
 
-async def test_fact_after_pop_blocks_the_wallet_keeps_its_count_until_the_next_block(
+async def test_fact_wallet_keeps_its_height_until_the_next_block(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await miner.mine()
     txid = await miner.fund(await wallet.primary_address(), XMR)
     await wallet.refresh()
     (seen,) = await wallet.transfers(0)
-    await node.pop_blocks(SPENDABLE_AGE + 1)
+    await pop_blocks(node, SPENDABLE_AGE + 1)
     await node.flush_pool()
     await wallet.refresh()
     (still,) = await wallet.transfers(0)
@@ -524,7 +525,7 @@ async def test_a_dead_daemon_is_never_reached(
             await other.create_addresses(1)
 
 
-async def test_a_daemon_killed_during_a_call_leaves_the_outcome_unknown(
+async def test_daemon_killed_during_a_call_leaves_it_unknown(
     own_wallet: WalletClient, wallet_rpc: WalletRpc
 ) -> None:
     async def is_idle() -> bool:

@@ -15,7 +15,7 @@ import pytest_asyncio
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
 from tests.e2e.processes import until
-from tests.regtest.daemons import COINBASE_LOCK, Monerod, WalletRpc, new_wallet
+from tests.regtest.daemons import COINBASE_LOCK, Monerod, WalletRpc, generate_blocks, new_wallet
 from tests.regtest.payees import pay
 from tests.regtest.treasury import OPTIONS, Treasury, treasury
 
@@ -40,7 +40,7 @@ class Pair:
     async def mine(self, blocks: int = 1) -> None:
         """Mine on the peer; the service's node follows."""
         address = await self.own.wallet.primary_address()
-        await self.peer.generate_blocks(blocks, address)
+        await generate_blocks(self.peer, blocks, address)
         await until(self._is_level)
 
     async def _is_level(self) -> bool:

@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from tests.logs import captured
-from tests.regtest.daemons import SPENDABLE_AGE, Miner
+from tests.regtest.daemons import SPENDABLE_AGE, Miner, pop_blocks
 from tests.regtest.payees import Payee, pay, settle
 from tests.regtest.treasury import OPTIONS, XMR, Treasury
 
@@ -36,7 +36,7 @@ async def abandoned(own: Treasury, payee: Payee, miner: Miner, node: MonerodClie
     await miner.mine(SPENDABLE_AGE)  # the change has its tenth block with the newest
     transfer = await own.prepared(own.transfer(payee.address, MORE))
     await pay(own, transfer)
-    await node.pop_blocks(2)
+    await pop_blocks(node, 2)
     await miner.mine(5)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
     assert [item.abandoned for item in await node.pool() if item.txid == transfer.txid] == [True]
@@ -80,7 +80,7 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
     assert sorted(await payee.received()) == [UNITS, MORE]
 
 
-async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_again(
+async def test_outputs_held_for_an_impossible_payment_are_freed(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     """A payment of both outputs fails since one of them was spent otherwise."""
@@ -106,7 +106,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
     assert await payee.received() == [MORE]
 
 
-async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
+async def test_settled_payout_that_cannot_return_is_reported_for_good(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the other branch something else has spent its input: nobody but the operator can pay."""
@@ -117,16 +117,16 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     address = await own.wallet.primary_address()
     rival = await own.wallet.prepare_sweep(payment.key_images[0], address)
     await settle(own, miner, transfer)
-    await node.pop_blocks(OPTIONS.settled_after)
+    await pop_blocks(node, OPTIONS.settled_after)
     await node.flush_pool()
     await node.submit(rival.raw)
     ending, payment = gone(own), await settled_one(own, transfer)
     for blocks in (1, 1, OPTIONS.tracked_blocks):
         await miner.mine(blocks)
         await own.adapter.maintain()
-        told = (await own.adapter.health()).detail or ""
-        assert f"payment {transfer.transfer_id} was settled" in told
-        assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in told
+        reported = (await own.adapter.health()).detail or ""
+        assert f"payment {transfer.transfer_id} was settled" in reported
+        assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in reported
         first = await ending.end(payment) if blocks == 1 else None
         assert first in (rival.txid, None), "it is not deep yet"
     assert await ending.end(payment) is None
@@ -134,7 +134,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
         assert "a reorganisation of monero took it away" in (
             (await later.adapter.health()).detail or ""
         )
-    assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
+    assert [item["event"] for item in logs.entries].count("monero_settled_payment_dropped") == 1
     assert await payee.received() == []
 
 
@@ -162,7 +162,7 @@ async def test_end_refuses_a_payout_that_may_be_mined_yet(
     payment = await settled_one(own, transfer)
     with pytest.raises(NotAdopted, match=r"is in block \d+"):
         await gone(own).end(payment)
-    await node.pop_blocks(OPTIONS.settled_after)
+    await pop_blocks(node, OPTIONS.settled_after)
     with pytest.raises(NotAdopted, match="is in the node's pool"):
         await gone(own).end(payment)
     await node.flush_pool()
@@ -172,7 +172,7 @@ async def test_end_refuses_a_payout_that_may_be_mined_yet(
     assert await payee.received() == [UNITS]
 
 
-async def test_end_spends_the_inputs_of_a_payout_that_nothing_displaced(
+async def test_end_spends_the_inputs_of_an_undisplaced_payout(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     """Its node refuses the bytes for good, as when an output that it hides among is gone."""
@@ -203,7 +203,7 @@ async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
     await miner.mine(blocks)
     outcome = (await own.adapter.look_up(transfer)).outcome
     assert outcome is (Outcome.SETTLED if settled else Outcome.PENDING)
-    await node.pop_blocks(blocks + 2)
+    await pop_blocks(node, blocks + 2)
     await node.flush_pool()
     if settled:
         await own.adapter.maintain()

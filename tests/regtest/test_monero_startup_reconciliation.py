@@ -53,13 +53,13 @@ async def loss(
     await database.close()
 
 
-async def test_a_wallet_that_knows_what_it_sent_names_it_while_it_is_in_the_pool(
+async def test_wallet_that_knows_its_payment_names_it_from_the_pool(
     loss: Loss,
 ) -> None:
     assert await loss.outgoing.unknown() == [loss.txid]
 
 
-async def test_a_wallet_restored_while_its_payment_is_in_the_pool_signs_none_before_it_is_listed(
+async def test_restored_wallet_signs_nothing_while_its_payment_pends(
     loss: Loss, miner: Miner
 ) -> None:
     await loss.wallet.close()

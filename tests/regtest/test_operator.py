@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -28,29 +26,12 @@ from tests.regtest.exchange import (
     status,
     swept,
 )
+from tests.regtest.restoring import started
 
 pytestmark = pytest.mark.slow
 
-UP_SECONDS = 180
 PREPARE_SECONDS = 2
 LOOKAHEAD = 200
-
-
-@asynccontextmanager
-async def started(stack: Exchange) -> AsyncIterator[Server]:
-    """A service that is up, whether it takes orders or not: paused, or with much to catch up."""
-    at = Server(stack.data_dir, environ=stack.environ())
-
-    async def is_up() -> bool:
-        assert not at.is_dead, at.log.read_text()[-2000:]
-        return (await at.health("/livez")).get("http") == 200
-
-    try:
-        await until(is_up, seconds=UP_SECONDS)
-        yield at
-    finally:
-        if not at.is_dead:
-            at.kill()
 
 
 async def paid_order(stack: Exchange, at: Server) -> dict[str, Any]:
@@ -114,7 +95,7 @@ async def test_init_finds_nodes_that_are_down_or_of_another_network(stack: Excha
     assert "42161" in found["arbitrum node"]["do"]
 
 
-async def test_beside_a_running_service_init_passes_and_opens_no_wallet(stack: Exchange) -> None:
+async def test_init_beside_a_running_service_opens_no_wallet(stack: Exchange) -> None:
     async with stack.serving():
         assert (await command(stack, "onchain", "init")).status == 0
         async with stack.wallet as wallet:
@@ -164,7 +145,7 @@ async def test_the_treasury_s_sums_are_those_of_the_chains(
 # --- the switch --------------------------------------------------------------------------------
 
 
-async def test_a_pause_holds_a_payout_and_resume_lets_it_through_exactly_once(
+async def test_pause_holds_a_payout_and_resume_releases_it_once(
     stack: Exchange,
 ) -> None:
     async with stack.serving() as at:
@@ -216,7 +197,7 @@ async def too_late() -> None:
     await until(is_over)
 
 
-async def test_an_xmr_deposit_goes_back_to_the_address_that_the_operator_gives(
+async def test_xmr_deposit_returns_to_the_address_the_operator_gives(
     stack: Exchange, wallet: WalletClient
 ) -> None:
     stack.extra["RPCSVC_ORDERS__PREPARE_TIMEOUT_SECONDS"] = str(PREPARE_SECONDS)
@@ -254,7 +235,7 @@ async def test_an_xmr_deposit_goes_back_to_the_address_that_the_operator_gives(
 # --- restore -----------------------------------------------------------------------------------
 
 
-async def test_a_wallet_restored_from_its_words_finds_a_deposit_beyond_the_lookahead(
+async def test_wallet_restored_from_seed_finds_a_far_subaddress(
     stack: Exchange,
 ) -> None:
     async with stack.node as node:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 STEPS = 20
 
 
-async def test_orders_among_faults_are_paid_once_and_all_money_is_there(
+async def test_orders_under_faults_are_paid_once_and_money_balances(
     tmp_path: Path, miner: Miner, shared_wallet_rpc: WalletRpc
 ) -> None:
     tally = await soak(tmp_path, miner, shared_wallet_rpc, 5, lambda steps: steps >= STEPS)

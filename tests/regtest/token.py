@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
@@ -25,7 +24,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
-from tests.recording import sign
+from tests.recording import record_calls, sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 from tests.sandbox import ManualClock
 
@@ -96,7 +95,7 @@ class Treasury:
         """From now on, the methods that the adapter calls."""
         calls: list[str] = []
         for rpc in (self.node.rpc, self.adapter_wallet.rpc):
-            _record(rpc, calls)
+            record_calls(rpc, calls)
         return calls
 
     async def end(self, *, in_order: bool = True) -> None:
@@ -125,16 +124,6 @@ class Treasury:
         ) as later:
             later.transfers = self.transfers
             yield later
-
-
-def _record(rpc: Any, calls: list[str]) -> None:
-    send = rpc._send
-
-    async def counted(path: str, method: str, *rest: Any) -> Any:
-        calls.append(method)
-        return await send(path, method, *rest)
-
-    rpc._send = counted
 
 
 @asynccontextmanager

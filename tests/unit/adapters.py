@@ -12,6 +12,7 @@ from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,
+    NetworkState,
     Observation,
     PreparedTransfer,
     Verdict,
@@ -50,6 +51,9 @@ class FakeAdapter:
 
     def holdings(self, _network: str) -> Holdings:
         return Holdings(self.held, 0, 0)
+
+    def states(self) -> dict[str, NetworkState]:
+        return {self.network: NetworkState(self.held)}
 
     def total(self) -> int:
         return self.held

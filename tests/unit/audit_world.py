@@ -106,8 +106,8 @@ class World:
 
     def ether(self) -> Ether:
         """As the chain has it: the explained transactions have happened."""
-        told = sum(item.wei for item in self.annotations)
-        held = WEI - sum(self.spent.values()) + sum(self.came.values()) + told
+        reported = sum(item.wei for item in self.annotations)
+        held = WEI - sum(self.spent.values()) + sum(self.came.values()) + reported
         done = frozenset(item.txid for item in self.annotations)
         return Ether(held, dict(self.spent), dict(self.came), done)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.ledger import (
@@ -163,7 +163,7 @@ class Reader:
         self.connection = Link(self.chain, self.network)
         self.scanner = EvmDepositScanner(self.connection, self.ledger, self.clock)
 
-    async def look(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:
+    async def poll(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:
         """One pass; what it shows."""
         sightings = await self.scanner.observe()
         for item in sightings:

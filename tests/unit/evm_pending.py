@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -22,7 +22,7 @@ async def reading(database: Database) -> Reader:
     made = Reader(ledger)
     made.chain.mine(count=50)
     made.clock.now = (made.chain.genesis + 10 * made.chain.head) * 1000
-    assert await made.look() == {}
+    assert await made.poll() == {}
     return made
 
 
@@ -48,7 +48,7 @@ async def mined(reader: Reader, name: str, *, at: int) -> None:
     reader.chain.genesis = at // 1000 - 10 * (reader.chain.head + 1)
     reader.chain.mine((name, pays(5)))
     reader.clock.now = at
-    assert await reader.look() == {key(name): SEEN}
+    assert await reader.poll() == {key(name): SEEN}
 
 
 async def held(reader: Reader) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from tests.unit.evm_chain import TOKEN, USER
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
@@ -65,15 +64,3 @@ async def pool_of(wallet: Any, ledger: SqlMoneroLedger) -> AddressPool:
     await pool.reconcile()
     await pool.refill()
     return pool
-
-
-async def take(pool: AddressPool, count: int) -> list[str]:
-    """As orders do, at their own pace."""
-    taken: list[str] = []
-    while len(taken) < count:
-        try:
-            taken.append(pool.take())
-        except Unavailable:
-            await pool.refill()
-        await asyncio.sleep(0)
-    return taken

@@ -105,10 +105,10 @@ class Rig:
     ledger: SqlMoneroLedger
     recovery: MoneroReorgRecovery
 
-    async def look(self, blocks: int = 0) -> None:
+    async def poll(self, blocks: int = 0) -> None:
         self.node.top += blocks
         height, top = self.node.top + 1, f"h{self.node.top}"
-        await self.recovery.look(
+        await self.recovery.poll(
             NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
         )
 

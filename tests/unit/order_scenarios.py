@@ -177,8 +177,8 @@ class Accountant:
     def looks_at_leftover(self, order: Order) -> None:
         require(order.leftover >= 0, "the leftover is below zero")
         require(live_payouts(order) or not order.leftover, "it is left over from no payout")
-        told = all(d.state is self.chain[d.key].state for d in order.deposits)
-        if order.status is not OrderStatus.COMPLETED or not order.fills or not told:
+        reported = all(d.state is self.chain[d.key].state for d in order.deposits)
+        if order.status is not OrderStatus.COMPLETED or not order.fills or not reported:
             return
         (payout,) = self.live(TransferKind.PAYOUT)
         there = self.units(payout.keys, *ON_CHAIN)

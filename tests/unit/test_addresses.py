@@ -18,6 +18,7 @@ from nacl.bindings import crypto_core_ed25519_add
 from rpcsvc.domain.addresses import (
     NETWORK_BYTES,
     MoneroNetwork,
+    encode_base58,
     evm_address_from_seed,
     evm_checksum,
     monero_pattern,
@@ -117,7 +118,7 @@ def test_sandbox_addresses_are_good_and_differ() -> None:
     assert {parse_evm_address(text) for text in evm} == evm
 
 
-def test_evm_addresses_compare_without_case_and_monero_ones_to_the_letter() -> None:
+def test_evm_addresses_ignore_case_and_monero_ones_do_not() -> None:
     assert same_address(EIP55[0], EIP55[0].lower())
     assert not same_address(EIP55[0], EIP55[1])
     assert same_address(DONATION, DONATION)
@@ -168,7 +169,7 @@ def monero_text(network_byte: int, keys: bytes) -> str:
 
 
 @pytest.mark.parametrize(("network", "kind", "text"), PUBLISHED)
-def test_addresses_of_real_wallets_are_good_on_their_network_only(
+def test_real_wallet_addresses_are_valid_on_their_network_only(
     network: MoneroNetwork, kind: str, text: str
 ) -> None:
     assert parse_monero_address(text, networks=[network]) == (text, network, kind)
@@ -199,8 +200,13 @@ def test_a_block_that_spells_2_to_the_64_is_not_taken_for_zeros() -> None:
 
 
 @given(st.binary(min_size=8, max_size=8))
-def test_every_block_that_the_package_writes_is_within_the_largest(block: bytes) -> None:
+def test_blocks_that_the_package_encodes_are_within_the_largest(block: bytes) -> None:
     assert base58.encode(block.hex()) <= "jpXCZedGfVQ"
+
+
+@given(st.binary(max_size=80))
+def test_base58_agrees_with_the_package(data: bytes) -> None:
+    assert encode_base58(data) == base58.encode(data.hex())
 
 
 def test_a_key_with_a_part_outside_the_main_subgroup_is_refused() -> None:
@@ -270,7 +276,7 @@ def test_an_address_of_the_other_side_is_told_the_direction() -> None:
         parse_monero_address(EIP55[0], networks=ALL)
 
 
-def test_a_refund_address_of_the_other_side_is_told_nothing_of_payouts() -> None:
+def test_refund_address_of_the_other_asset_mentions_no_payout() -> None:
     # The refund of u2x goes to an EVM address: the words for payouts would mislead.
     for parse in (
         lambda: parse_evm_address(STANDARD, field="walletAddress"),
@@ -321,7 +327,7 @@ def test_the_same_seed_makes_the_same_address() -> None:
 @pytest.mark.parametrize("network", MoneroNetwork)
 @pytest.mark.parametrize("kind", range(3), ids=["standard", "subaddress", "integrated"])
 @given(rest=st.binary(min_size=76, max_size=76))
-def test_the_pattern_of_a_network_takes_its_addresses_and_no_others(
+def test_network_pattern_accepts_its_own_addresses_only(
     network: MoneroNetwork, kind: int, rest: bytes
 ) -> None:
     raw = bytes([NETWORK_BYTES[network][kind]]) + rest[: 76 if kind == 2 else 68]

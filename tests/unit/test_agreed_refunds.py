@@ -51,7 +51,7 @@ def test_overpaid_orders_are_refunded_to_the_agreed_address() -> None:
         after(order, ev.RefundAddressGiven("thief"))
 
 
-def test_nobody_signs_a_refund_to_another_address_than_the_agreed_one() -> None:
+def test_refund_is_signed_to_the_agreed_address_only() -> None:
     order = _late(_expired(Direction.USDC_TO_XMR, "agreed"), 0, XMR_UNIT, "payer")
     tampered = replace(order, refund_address="thief")
 

@@ -91,7 +91,7 @@ def test_hint_for_an_open_transfer_names_the_adopt_command() -> None:
     )
 
 
-def test_it_is_named_on_an_evm_network_too_in_whatever_case_the_address_is() -> None:
+def test_evm_annotation_matches_the_address_in_any_case() -> None:
     at, order = world_with(X2U)
     (transfer,) = order.transfers
     at.moves("0xpaid", transfer.address.upper().replace("0X", "0x"), transfer.units)
@@ -128,7 +128,7 @@ def test_hint_for_an_abandoned_transfer_warns_of_its_refund() -> None:
     at.world.payments[:] = [p for p in at.world.payments if not p.is_transfer]
     at.leaves("paid", transfer.units, (order.to_address, transfer.units))
     (hint,) = [d.hint for d in at.report().differences if d.kind == "unrecorded_payment"]
-    assert "given up" in hint
+    assert "abandoned" in hint
     assert "adopt" not in hint
 
 
@@ -147,7 +147,7 @@ def test_a_wallet_that_forgot_whom_it_paid_is_asked_for_a_key() -> None:
     assert at.only().hint.endswith(f"adopt {order.transfers[0].transfer_id} paid --tx-key KEY")
 
 
-def test_a_batch_that_a_wallet_forgot_is_named_as_the_sum_of_its_transfers() -> None:
+def test_forgotten_batch_is_named_as_the_sum_of_its_transfers() -> None:
     world = World()
     orders = [
         world.keep(world.pay_out(world.deposit(world.order(U2X), units * USDC), OPEN))
@@ -188,7 +188,7 @@ def test_payment_is_named_without_a_recorded_scan_start() -> None:
     assert [item.subject for item in found] == ["paid", "forgotten"]
 
 
-def test_a_second_event_of_a_payment_on_record_is_not_offered_for_adoption() -> None:
+def test_second_event_of_a_recorded_payment_is_not_adoptable() -> None:
     at, order = world_with(X2U, TransferState.PREPARED)
     (transfer,) = order.transfers
     for _ in range(2):
@@ -248,11 +248,11 @@ def test_a_transaction_of_ether_alone_is_explained_by_its_nonce() -> None:
     assert at.only().kind == "unrecorded_transaction"
     at.explain(ARBITRUM, "0xether", at.world.nonce - 1)
     assert at.report().differences == ()
-    (told,) = at.report().annotated
-    assert (told.sent, told.received) == (0, 0)
+    (reported,) = at.report().annotated
+    assert (reported.sent, reported.received) == (0, 0)
 
 
-def test_an_explanation_does_not_hide_what_would_be_paid_once_more() -> None:
+def test_annotation_does_not_hide_a_possible_second_payment() -> None:
     for way, network in ((U2X, MONERO), (X2U, ARBITRUM)):
         at, order = world_with(way)
         (transfer,) = order.transfers
@@ -266,14 +266,14 @@ def test_an_explanation_does_not_hide_what_would_be_paid_once_more() -> None:
         assert "payouts adopt" in at.only().hint
 
 
-def test_nor_what_a_wallet_has_forgotten_and_would_be_paid_once_more() -> None:
+def test_annotated_forgotten_payment_still_needs_its_tx_key() -> None:
     at, order = world_with(U2X)
     at.leaves("paid", order.transfers[0].units)
     at.explain(MONERO, "paid")
     assert "--tx-key" in at.only().hint
 
 
-def test_a_sweep_of_a_lost_database_is_explained_recorded_since_or_not() -> None:
+def test_sweep_of_a_lost_database_is_annotated_recorded_or_not() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(U2X), 5 * USDC)))
     world.fill()
@@ -302,7 +302,7 @@ def test_an_explanation_of_what_no_chain_shows_is_a_note() -> None:
     assert len(at.report().notes) == 2
 
 
-def test_a_batch_may_have_paid_orders_that_are_lost_if_that_is_explained() -> None:
+def test_annotated_batch_may_have_paid_lost_orders() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(U2X), 165 * USDC)))
     (departure,) = world.departures

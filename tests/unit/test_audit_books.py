@@ -80,7 +80,7 @@ def test_books_are_of_one_moment_whatever_is_written_meanwhile(
     assert len(read_books(tmp_path).evm_addresses) == reader.commits > 10
 
 
-def test_the_service_may_begin_its_log_anew_while_records_are_made(
+def test_service_may_restart_its_log_while_records_are_made(
     tmp_path: Path, service: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, busy = books._books, []

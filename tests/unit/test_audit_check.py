@@ -241,7 +241,7 @@ def test_a_deep_deposit_that_is_not_on_its_order_is_missing() -> None:
     assert kinds(audited(world)) == {"deposit_missing"}
 
 
-def test_blocks_that_the_service_has_not_looked_at_yet_are_pending() -> None:
+def test_unscanned_blocks_are_pending() -> None:
     world = World()
     order = world.keep(world.order(X2U))
     world.deposit(order, XMR, block=DEEP)
@@ -295,7 +295,7 @@ def test_a_payout_that_is_signed_and_not_mined_is_pending(state: TransferState) 
     assert len(report.pending) == 1
 
 
-def test_a_settled_payout_that_waits_in_the_pool_again_is_pending() -> None:
+def test_settled_payout_back_in_the_pool_is_pending() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
     world.departures.clear()
@@ -316,7 +316,7 @@ def test_a_settled_payout_that_stays_in_the_pool_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize("state", [DepositState.SEEN, DepositState.CONFIRMED])
-def test_a_deposit_back_in_the_pool_that_was_paid_out_for_is_a_difference(
+def test_paid_out_deposit_back_in_the_pool_is_a_difference(
     state: DepositState,
 ) -> None:
     """A reorganisation was deeper than what confirms a deposit."""
@@ -335,7 +335,7 @@ def test_a_settled_payout_that_is_nowhere_is_a_difference() -> None:
     assert kinds(audited(world)) == {"not_on_chain"}
 
 
-def test_what_was_in_replaced_blocks_that_nobody_noted_is_pending() -> None:
+def test_contents_of_unnoticed_replaced_blocks_are_pending() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
     swept = world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
@@ -375,7 +375,7 @@ def test_a_payout_that_was_given_up_and_is_mined_is_found() -> None:
     assert kinds(audited(world)) == {"paid_though_given_up"}
 
 
-def test_a_payout_to_the_same_address_that_no_transfer_accounts_for_is_found() -> None:
+def test_unrecorded_payout_to_the_same_address_is_found() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
     world.moves.append(Move("other", HOT, order.to_address, 1, TOP))
@@ -389,7 +389,7 @@ def test_a_second_event_within_a_recorded_payment_is_found() -> None:
     assert {"unrecorded_payment", "paid_on_chain"} <= kinds(audited(world))
 
 
-def test_unrecorded_xmr_transaction_is_found_since_the_first_block() -> None:
+def test_unrecorded_xmr_transaction_is_found_since_block_one() -> None:
     world = World()
     world.top_up(XMR)
     assert kinds(audited(world)) == set()
@@ -419,7 +419,7 @@ def test_a_payment_whose_nonce_another_transaction_has_is_found() -> None:
     assert kinds(audited(world)) == {"unrecorded_transaction"}
 
 
-def test_an_xmr_payment_that_pays_more_than_its_recipient_is_found() -> None:
+def test_xmr_payment_beyond_its_recipient_is_found() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
     world.departures[0] = replace(world.departures[0], units=world.departures[0].units + 9)
@@ -432,7 +432,7 @@ def test_a_payment_of_a_transfer_that_no_order_has_is_found() -> None:
     assert "payment_without_order" in kinds(audited(world))
 
 
-def test_a_signed_payment_to_somebody_else_is_found_before_it_is_mined() -> None:
+def test_payment_signed_to_somebody_else_is_found_before_mining() -> None:
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR), TransferState.PREPARED)
     world.keep(replace(order, status="executing_swap"))
@@ -440,7 +440,7 @@ def test_a_signed_payment_to_somebody_else_is_found_before_it_is_mined() -> None
     assert kinds(audited(world)) == {"recipient"}
 
 
-def test_what_the_wallet_says_a_payment_cost_is_what_is_on_record() -> None:
+def test_payment_cost_from_the_wallet_matches_the_record() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
     world.departures[0] = replace(world.departures[0], fee=world.departures[0].fee + 1)
@@ -450,7 +450,7 @@ def test_what_the_wallet_says_a_payment_cost_is_what_is_on_record() -> None:
 # --- sweeps -----------------------------------------------------------------------------------
 
 
-def test_more_than_a_sweep_takes_is_found_even_while_blocks_are_replaced() -> None:
+def test_oversized_sweep_is_found_even_while_blocks_are_replaced() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.moves.append(Move("other", order.deposit_address, HOT, 1, DEEP))
@@ -458,7 +458,7 @@ def test_more_than_a_sweep_takes_is_found_even_while_blocks_are_replaced() -> No
     assert kinds(report) == {"sweep"}
 
 
-def test_a_sweep_under_way_is_pending_before_and_after_it_is_mined() -> None:
+def test_running_sweep_is_pending_before_and_after_mining() -> None:
     for mined in (False, True):
         world = World()
         order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
@@ -473,7 +473,7 @@ def test_a_sweep_under_way_is_pending_before_and_after_it_is_mined() -> None:
         assert report.pending == (f"sweep sweep-{order.order_id} is under way",)
 
 
-def test_a_settled_sweep_off_the_chain_is_pending_until_it_has_failed() -> None:
+def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
     """A deep reorganisation took deposit and sweep; the sweep is refused, and made anew."""
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
@@ -491,7 +491,7 @@ def test_a_settled_sweep_off_the_chain_is_pending_until_it_has_failed() -> None:
     assert (report.differences, report.pending) == ((), ())
 
 
-def test_a_sweep_by_another_copy_of_the_keys_is_what_its_address_lost() -> None:
+def test_sweep_by_another_key_copy_is_what_its_address_lost() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.sweep(order)
@@ -504,7 +504,7 @@ def test_a_sweep_by_another_copy_of_the_keys_is_what_its_address_lost() -> None:
 # --- refunds and chunks -----------------------------------------------------------------------
 
 
-def test_a_refund_to_an_address_that_was_replaced_since_is_accepted_once() -> None:
+def test_refund_to_a_since_replaced_address_is_accepted_once() -> None:
     world = World()
     order = world.give_back(world.deposit(world.order(X2U), XMR), "4first")
     world.keep(replace(order, refund_address="4second", replaced=1))
@@ -534,7 +534,7 @@ def chunked(output: int, leftover: int = 0) -> World:
     return world
 
 
-def test_a_payout_of_chunks_is_their_sum_and_the_rest_is_left_over() -> None:
+def test_chunked_payout_is_their_sum_and_the_rest_is_left_over() -> None:
     gross = 3 * RATE // 2
     output = gross - (gross * 50 + 9_999) // 10_000 - 1_000 * 3 // 4
     assert kinds(audited(chunked(output, XMR // 2))) == set()
@@ -545,7 +545,7 @@ def test_a_payout_of_chunks_is_their_sum_and_the_rest_is_left_over() -> None:
 # --- what could not be asked ------------------------------------------------------------------
 
 
-def test_a_hot_wallet_of_unknown_opening_is_noted_and_not_compared() -> None:
+def test_hot_wallet_without_opening_is_noted_and_not_compared() -> None:
     world = World()
     world.top_up(USDC)
     evm = replace(world.evm(), opening=None)
@@ -575,7 +575,7 @@ def test_a_network_without_a_node_is_noted() -> None:
     assert note.startswith(f"{ARBITRUM} has orders, and was not compared")
 
 
-def test_a_failed_transaction_of_a_failed_transfer_is_no_difference() -> None:
+def test_failed_transaction_of_a_failed_transfer_is_expected() -> None:
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR), TransferState.PUBLISHED)
     failed = replace(order.transfers[0], state=TransferState.FAILED)

@@ -67,7 +67,7 @@ def test_a_missing_wei_says_what_to_do() -> None:
     assert not found.is_income
 
 
-def test_a_word_counts_when_its_transaction_is_mined_and_not_before() -> None:
+def test_annotation_counts_once_its_transaction_is_mined() -> None:
     world = World()
     world.ether_by_hand(5, 3, 2)
     held = world.ether().balance
@@ -191,7 +191,7 @@ def made(txid: str, sender: str, to: str | None, value: int) -> EvmTransaction:
         (OPERATOR, OPERATOR, True, (None, 0, 0)),
     ],
 )
-async def test_what_a_transaction_sends_along_goes_where_the_chain_says(
+async def test_ether_sent_along_goes_where_the_chain_says(
     sender: str, to: str | None, ok: bool, wanted: tuple[int | None, int, int]
 ) -> None:
     node = Node(receipt("a", 80, ok=ok))
@@ -218,7 +218,7 @@ async def test_a_failure_is_told_when_all_questions_have_ended() -> None:
     assert await each("ac" * 20, ask) == [("a", "a"), ("c", "c")] * 20
 
 
-def test_facts_without_ether_are_of_a_network_without_an_opening_balance() -> None:
+def test_facts_without_ether_belong_to_a_network_without_opening() -> None:
     assert EvmFacts(ARBITRUM, 1, 1, (), {}, 0, 0).ether is None
     assert Ether(1).spent == {}
 

@@ -65,7 +65,7 @@ def test_deposit_that_is_back_counts_though_it_was_written_off() -> None:
     assert "deposit_units" in {item.kind for item in report(world).differences}
 
 
-def test_deposit_that_nothing_was_paid_for_can_not_be_written_off() -> None:
+def test_deposit_without_a_payment_cannot_be_written_off() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(X2U), XMR))
     world.arrivals.clear()
@@ -74,7 +74,7 @@ def test_deposit_that_nothing_was_paid_for_can_not_be_written_off() -> None:
 
 
 @pytest.mark.parametrize("block", [500, None])
-def test_xmr_that_the_operator_brought_counts_while_it_is_in_a_block(block: int | None) -> None:
+def test_xmr_top_up_counts_while_it_is_in_a_block(block: int | None) -> None:
     world = World()
     world.arrivals.append(Arrival("brought", "primary", XMR, block))
     assert report(world).differences == ()
@@ -100,7 +100,7 @@ def test_xmr_payout_that_is_gone_ends_with_the_command_it_names() -> None:
     assert report(world, frozenset({name})).differences == ()
 
 
-def test_usdc_payout_that_is_gone_ends_with_what_took_its_nonce_explained() -> None:
+def test_lost_usdc_payout_ends_once_its_nonce_is_annotated() -> None:
     world, order = paid(X2U)
     name, (payment,) = order.transfers[0].transfer_id, world.payments
     world.moves.clear()
@@ -115,7 +115,7 @@ def test_usdc_payout_that_is_gone_ends_with_what_took_its_nonce_explained() -> N
 
 
 @pytest.mark.parametrize("direction", [X2U, U2X])
-def test_payout_that_is_mined_though_it_was_closed_is_a_difference(direction: Direction) -> None:
+def test_closed_payout_that_is_mined_is_a_difference(direction: Direction) -> None:
     world, order = paid(direction)
     closed = frozenset({order.transfers[0].transfer_id})
     assert {item.kind for item in report(world, closed).differences} == {"paid_though_closed"}

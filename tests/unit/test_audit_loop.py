@@ -76,7 +76,7 @@ async def test_a_difference_pauses_payouts_once(tmp_path: Path) -> None:
     assert "other" in (switch.reason() or "")
 
 
-async def test_a_difference_that_is_found_during_another_pause_pauses_after_it(
+async def test_difference_found_during_another_pause_pauses_after_it(
     tmp_path: Path,
 ) -> None:
     auditor, switch = Told(), PauseSwitch(tmp_path)
@@ -166,8 +166,8 @@ async def test_ether_that_anyone_can_send_pauses_nothing(
     auditor.found = (ether(5, 6, ETHER_INCOME),)
     await loop.once()
     assert switch.reason() is None
-    (told,) = [item for item in logs.entries if item["event"] == "audit_income"]
-    assert (told["expected"], told["found"], told["log_level"]) == ("5", "6", "warning")
+    (reported,) = [item for item in logs.entries if item["event"] == "audit_income_found"]
+    assert (reported["expected"], reported["found"], reported["log_level"]) == ("5", "6", "warning")
 
 
 async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: P
     assert switch.reason() is not None, "what was explained is no measure of the next"
 
 
-async def test_ether_that_goes_missing_during_another_pause_pauses_after_it(
+async def test_ether_lost_during_another_pause_pauses_after_it(
     tmp_path: Path,
 ) -> None:
     auditor, switch = Told(), PauseSwitch(tmp_path)

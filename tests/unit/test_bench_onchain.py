@@ -19,7 +19,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
     return report
 
 
-def test_where_the_daemons_are_missing_the_report_says_what_was_not_measured(found: Report) -> None:
+def test_report_lists_what_missing_daemons_left_unmeasured(found: Report) -> None:
     assert "not measured: create-onchain, watching (not installed: anvil, monerod;" in table(found)
 
 

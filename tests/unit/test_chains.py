@@ -101,7 +101,7 @@ def test_an_unknown_chain_is_offered_near_names_and_all_names(chains: ChainRegis
     assert caught.value.allowed == [chain.name for chain in chains.all()]
 
 
-def test_a_number_that_python_will_not_write_is_refused_like_any_other(
+def test_number_too_long_for_python_is_refused_like_any_other(
     chains: ChainRegistry,
 ) -> None:
     with pytest.raises(UnsupportedChain, match="more than 64 bits"):
@@ -126,7 +126,7 @@ def test_no_test_network_is_a_network_where_funds_are_real(chains: ChainRegistry
     assert contracts.isdisjoint(chain.test_usdc_contract.lower() for chain in chains.all())
 
 
-def test_the_op_stack_chains_and_no_others_name_the_oracle_of_l1_fees(
+def test_only_op_stack_chains_name_the_l1_fee_oracle(
     chains: ChainRegistry,
 ) -> None:
     oracles = {chain.name: chain.l1_fee_oracle for chain in chains.all()}

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.agent.call import KEPT_SERVICES, CliState, load_state, read_params, save_state
-from rpcsvc.cli.client import endpoint_of
 from rpcsvc.cli.main import build_parser, run
+from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.dispatch import LocalService
@@ -30,7 +30,8 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.store.backends.sqlite.database import DataDirInUse
-from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
+from rpcsvc.store.schema import UnknownSchema
+from tests.operator_cli import Envelopes
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -80,7 +81,7 @@ class FakeService(LocalService):
         return envelope(operation.name, {**data, "note": self.note}, ok=self.ok)
 
 
-class Cli:
+class Cli(Envelopes):
     """The command line with a fake service behind it, on a data directory."""
 
     def __init__(self, data_dir: Path, output: pytest.CaptureFixture[bytes]) -> None:
@@ -95,7 +96,9 @@ class Cli:
     def __call__(self, *arguments: str) -> int:
         environ = {"RPCSVC_DATA_DIR": str(self.data_dir), **self.environ}
         try:
-            return run(arguments, environ, serve=self._serve, local=self._local)
+            return run(
+                arguments, environ, serve=self._serve, local=self._local, private=NotImplemented
+            )
         except SystemExit as usage:
             assert isinstance(usage.code, int)
             return usage.code
@@ -113,19 +116,6 @@ class Cli:
         if self.opening is not None:
             raise self.opening
         yield self.service
-
-    @property
-    def refusal(self) -> Json:
-        """The envelope of a call that got no answer, held against the schema of envelopes."""
-        error = self.answer["error"]
-        assert list(self.answer)[-2:] == ["requestId", "error"]
-        assert error["message"] in str(self.err).replace("\n", " ")
-        return self.answer
-
-    @property
-    def answer(self) -> Json:
-        answer: Json = json.loads(self.out)
-        return answer
 
     @property
     def sent(self) -> Json:
@@ -155,6 +145,12 @@ def test_the_commands_are_those_that_the_specification_names() -> None:
         "agent:swap:execute",
         "agent:swap:status",
         "agent:swap:cancel",
+        "agent:swap:events",
+        "agent:swap:list",
+        "agent:swap:check",
+        "agent:swap:fund",
+        "agent:swap:refund-address",
+        "agent:swap:webhook-deliveries",
         "agent:support:create",
         "sandbox:fund",
         "sandbox:fault",
@@ -304,13 +300,13 @@ def test_single_options_win_over_params(cli: Cli) -> None:
     "text",
     ["[]", "1", "", "{", '{"a": 1, "a": 2}', '{"a": NaN}', "[" * 100_000, '{"a": "\\ud800"}'],
 )
-def test_params_that_are_not_one_sound_json_object_are_a_usage_error(cli: Cli, text: str) -> None:
+def test_params_other_than_one_json_object_are_a_usage_error(cli: Cli, text: str) -> None:
     assert cli("agent:swap:plan", "--params", text) == 2
     assert cli.refusal["ok"] is False
     assert "--params" in cli.err
 
 
-def test_params_can_come_from_standard_input_and_have_to_be_utf_8(tmp_path: Path) -> None:
+def test_params_from_standard_input_must_be_utf_8(tmp_path: Path) -> None:
     def plan(given: bytes) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [sys.executable, "-m", "rpcsvc", "agent:swap:plan", "--params", "-"],
@@ -363,7 +359,7 @@ def test_the_remembered_session_goes_beside_the_params(cli: Cli, command: str) -
     assert cli.service.sessions == [OTHER]
 
 
-def test_a_given_session_is_used_as_it_is_and_becomes_the_last_one(cli: Cli) -> None:
+def test_given_session_is_used_verbatim_and_becomes_the_last(cli: Cli) -> None:
     save_state(cli.data_dir, CliState(SESSION, "ord_before"))
     assert cli("agent:swap:create", *SWAP, "--session-id", OTHER) == 0
     assert cli.sent["sessionId"] == OTHER
@@ -386,7 +382,7 @@ def test_the_last_order_is_meant_where_none_is_named(cli: Cli) -> None:
     assert cli.sent == {}
 
 
-def test_looking_at_another_order_does_not_change_which_is_the_last(cli: Cli) -> None:
+def test_status_of_another_order_does_not_change_the_last(cli: Cli) -> None:
     save_state(cli.data_dir, CliState(SESSION, ORDER))
     cli("agent:swap:status", "--order-id", "ord_named")
     cli("agent:support:create", "--message", "m", "--session-id", OTHER)
@@ -431,7 +427,7 @@ def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_a_broken_state_file_is_a_usage_error_that_says_what_to_do(cli: Cli, text: str) -> None:
+def test_broken_state_file_is_a_usage_error_with_advice(cli: Cli, text: str) -> None:
     cli.data_dir.mkdir(mode=0o700)
     (cli.data_dir / "cli-state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert cli("agent:swap:status") == 2
@@ -493,7 +489,7 @@ def test_an_answer_is_printed_even_if_it_cannot_be_remembered(cli: Cli) -> None:
 # --- what comes out --------------------------------------------------------------------------
 
 
-def test_the_answer_is_one_line_when_nobody_watches_and_indented_on_request(cli: Cli) -> None:
+def test_answer_is_one_line_without_a_terminal_unless_pretty(cli: Cli) -> None:
     cli("agent:capabilities")
     compact = cli.out
     assert compact.count(b"\n") == 1
@@ -518,7 +514,7 @@ def test_an_operation_that_answers_not_ok_exits_with_1(cli: Cli) -> None:
     assert cli.answer["ok"] is False
 
 
-def test_a_good_request_id_is_passed_on_and_a_bad_one_is_replaced(cli: Cli) -> None:
+def test_good_request_id_is_passed_on_and_a_bad_one_replaced(cli: Cli) -> None:
     cli("agent:capabilities", "--request-id", "mine:1")
     assert cli.service.calls[-1][2] == "mine:1"
     for bad in ("", "a b", "é", "x" * 129):
@@ -545,7 +541,7 @@ def test_a_service_error_before_the_operation_is_an_envelope(cli: Cli) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_data_directory_that_cannot_be_opened_is_told_in_one_line(
+def test_unopenable_data_directory_is_reported_in_one_line(
     cli: Cli, error: Exception, status: int, text: str
 ) -> None:
     cli.opening = error
@@ -599,7 +595,7 @@ def stub() -> Iterator[Stub]:
     made.server.server_close()
 
 
-def test_a_call_to_a_url_is_json_rpc_with_key_token_and_request_id(cli: Cli, stub: Stub) -> None:
+def test_url_call_is_json_rpc_with_key_token_and_request_id(cli: Cli, stub: Stub) -> None:
     arguments = [
         "--idempotency-key",
         "k-0123456789abcd",
@@ -742,7 +738,7 @@ def test_an_answer_that_is_not_the_services_exits_with_3(cli: Cli, stub: Stub, b
     assert "(HTTP 404) is not this service's /rpc" in cli.err
 
 
-def test_a_server_that_hangs_up_exits_with_3_and_says_that_the_call_may_have_run(cli: Cli) -> None:
+def test_server_that_hangs_up_exits_3_and_warns_it_may_have_run(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up() -> None:
@@ -892,7 +888,7 @@ _UPSTREAM = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": "https://a.exa
         ({"RPCSVC_CHAINS_FILE": __file__}, "chains_file"),
     ],
 )
-def test_config_check_refuses_what_the_engines_would_at_the_start(
+def test_config_check_refuses_what_the_engines_would_refuse(
     cli: Cli, environ: dict[str, str], named: str
 ) -> None:
     cli.environ = environ
@@ -931,6 +927,12 @@ def test_asking_a_server_loads_no_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_command_that_calls_a_service_loads_no_aiohttp() -> None:
+    code = "import sys, rpcsvc.cli.agent.operations; print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 # --- engine onchain --------------------------------------------------------------------------

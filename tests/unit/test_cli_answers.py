@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.cli import client
 from rpcsvc.cli.agent import call
 from rpcsvc.cli.agent.call import CliState, load_state
-from rpcsvc.cli.client import call_rpc, endpoint_of
 from rpcsvc.cli.main import run
+from rpcsvc.client import endpoint as client
+from rpcsvc.client.endpoint import call_rpc, endpoint_of
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
+from tests.operator_cli import Envelopes
 
 SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0xabc"]
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
@@ -82,7 +83,7 @@ def upstream() -> Iterator[Upstream]:
     made.server.server_close()
 
 
-class Cli:
+class Cli(Envelopes):
     """The command line, with what it wrote."""
 
     def __init__(self, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,22 +92,9 @@ class Cli:
 
     def __call__(self, *words: str, **settings: str) -> int:
         environ = {"RPCSVC_DATA_DIR": str(self.data_dir), **settings}
-        status = run(words, environ, serve=_never, local=_never)
+        status = run(words, environ, serve=_never, local=_never, private=_never)
         self.out, self.err = self._capsys.readouterr()
         return status
-
-    @property
-    def refusal(self) -> Json:
-        """The envelope of a call that got no answer, held against the schema of envelopes."""
-        error = self.answer["error"]
-        assert list(self.answer)[-2:] == ["requestId", "error"]
-        assert error["message"] in str(self.err).replace("\n", " ")
-        return self.answer
-
-    @property
-    def answer(self) -> Json:
-        answer: Json = json.loads(self.out)
-        return answer
 
 
 def _never(*_: Any) -> Any:
@@ -147,7 +135,7 @@ GATEWAYS = [
 
 @pytest.mark.parametrize("status", [200, 408, 500, 502, 503, 504])
 @pytest.mark.parametrize("body", GATEWAYS, ids=str)
-def test_a_gateways_error_is_not_the_services_answer_and_the_order_may_be_made(
+def test_gateway_error_says_that_the_order_may_exist(
     cli: Cli, upstream: Upstream, body: Json, status: int
 ) -> None:
     upstream.answer(body, status=status)
@@ -202,9 +190,7 @@ def test_a_call_to_the_base_url_of_the_agent_api_arrives(cli: Cli, upstream: Ups
 # --- what the service refused as a message, as an envelope -------------------------------------
 
 
-def test_what_may_be_repeated_says_so_as_the_services_own_envelopes_do(
-    cli: Cli, upstream: Upstream
-) -> None:
+def test_repeatable_failure_is_retryable_as_in_the_envelopes(cli: Cli, upstream: Upstream) -> None:
     upstream.answer(refusal("rate_limited", retryable=True), status=429)
     assert cli("agent:capabilities", "--url", upstream.url) == 1
     own = json.loads(failure("capabilities", RateLimited("Why."), "theirs", cli.answer["data"]))
@@ -218,9 +204,7 @@ def test_what_may_not_be_repeated_has_no_retry(cli: Cli, upstream: Upstream) -> 
     assert cli.answer["nextActions"] == []
 
 
-def test_the_network_of_a_url_is_not_known_from_the_settings_here(
-    cli: Cli, upstream: Upstream
-) -> None:
+def test_network_of_a_url_is_not_read_from_local_settings(cli: Cli, upstream: Upstream) -> None:
     upstream.answer(refusal("unauthorized", retryable=False), status=401)
     assert cli("agent:capabilities", "--url", upstream.url) == 1
     assert list(cli.answer["data"]) == ["network", "sessionId", "sessionSource"]
@@ -236,7 +220,7 @@ def test_the_network_of_a_url_is_not_known_from_the_settings_here(
     ],
     ids=["sandbox", "upstream", "onchain"],
 )
-def test_the_server_of_the_data_directory_has_the_network_of_its_settings(
+def test_server_of_the_data_directory_uses_its_network(
     cli: Cli,
     upstream: Upstream,
     settings: dict[str, str],
@@ -253,9 +237,7 @@ def test_the_server_of_the_data_directory_has_the_network_of_its_settings(
 # --- what goes out ---------------------------------------------------------------------------
 
 
-def test_a_message_of_eight_thousand_signs_fits_whatever_they_are(
-    cli: Cli, upstream: Upstream
-) -> None:
+def test_message_of_8000_characters_fits_in_any_script(cli: Cli, upstream: Upstream) -> None:
     upstream.answer(result({}))
     message = "\U0001f980" * 8_000
     assert cli("agent:support:create", "--message", message, "--url", upstream.url) == 0
@@ -263,7 +245,7 @@ def test_a_message_of_eight_thousand_signs_fits_whatever_they_are(
     assert upstream.sent(0)["params"]["message"] == message
 
 
-def test_half_a_pair_goes_out_as_its_escape_for_the_service_to_refuse(upstream: Upstream) -> None:
+def test_lone_surrogate_is_sent_escaped_to_be_refused(upstream: Upstream) -> None:
     upstream.answer(result({}))
     endpoint = endpoint_of(upstream.url)
     call_rpc(endpoint, "service.x", {"sessionId": "\ud83e"}, request_id=None, token=None)
@@ -301,7 +283,7 @@ def test_an_answer_that_is_no_json_is_not_shown(
     assert cli.refusal["state"] == "unavailable"
 
 
-def test_an_answer_larger_than_any_of_the_service_is_not_read_to_its_end(
+def test_oversized_answer_is_not_read_to_its_end(
     cli: Cli, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "LARGEST_ANSWER", 1000)

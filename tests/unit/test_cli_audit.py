@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
 from rpcsvc.cli.main import run
-from rpcsvc.cli.operator import checks as cli_audit
+from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
 from rpcsvc.store.database import BooksUnreadable
 
@@ -38,10 +38,10 @@ def audit(
             raise made
         return made
 
-    monkeypatch.setattr(cli_audit, "_made", fake)
+    monkeypatch.setattr(cli_audit, "audited", fake)
     environ = {"RPCSVC_ENGINE": "onchain"}
     argv = ["audit", "--data-dir", str(tmp_path), *flags]
-    return run(argv, environ, serve=nothing, local=NotImplemented)
+    return run(argv, environ, serve=nothing, local=NotImplemented, private=NotImplemented)
 
 
 def test_differences_are_a_table_and_status_1(
@@ -124,5 +124,5 @@ def test_another_engine_has_nothing_to_audit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["audit", "--data-dir", str(tmp_path)]
-    assert run(argv, {}, serve=nothing, local=NotImplemented) == USAGE
+    assert run(argv, {}, serve=nothing, local=NotImplemented, private=NotImplemented) == USAGE
     assert "The engine is sandbox" in capsys.readouterr().err

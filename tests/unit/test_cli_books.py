@@ -106,7 +106,7 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_the_note_stays(
         ("relays", "close", "ord_0", "--note", "x", "--data-dir", "/there"),
     ],
 )
-def test_the_data_directory_may_stand_before_the_action_or_after_it(words: Sequence[str]) -> None:
+def test_data_dir_option_may_precede_or_follow_the_action(words: Sequence[str]) -> None:
     assert build_parser().parse_args(words).data_dir == "/there"
 
 

@@ -274,7 +274,7 @@ def test_close_wants_a_note(cli: Cli, order: Order, word: tuple[str, ...]) -> No
     assert cli("payouts", "close", order.transfers[0].transfer_id, TXID, *word) == USAGE
 
 
-def test_what_may_have_paid_an_open_transfer_is_not_explained_away(
+def test_possible_payment_of_an_open_transfer_is_not_annotated(
     cli: Cli, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (transfer,) = order.transfers
@@ -299,7 +299,7 @@ def test_what_may_have_paid_an_open_transfer_is_not_explained_away(
     async def moved(*_: object) -> str:
         return "sent it"
 
-    monkeypatch.setattr(Annotations, "look", moved)
+    monkeypatch.setattr(Annotations, "poll", moved)
     explain = ("treasury", "explain", "monero", TXID, "--note", "to the cold wallet")
     assert cli(*explain) == FAILED
     assert f"may have paid {transfer.transfer_id}" in cli.err

@@ -55,7 +55,9 @@ class Cli:
     def __call__(self, *arguments: str) -> int:
         environ = {"RPCSVC_DATA_DIR": str(self.data_dir)}
         try:
-            return run(arguments, environ, serve=_not_served, local=_not_local)
+            return run(
+                arguments, environ, serve=_not_served, local=_not_local, private=NotImplemented
+            )
         except SystemExit as usage:
             assert isinstance(usage.code, int)
             return usage.code
@@ -421,7 +423,7 @@ def attested(
         refund_address=refund_to,
         session_sha256=session_sha256(SESSION),
     )
-    return ResponseSigner(ring, SystemClock()).attest(terms)
+    return ResponseSigner(ring, SystemClock()).attest(terms.canonical())
 
 
 @pytest.fixture
@@ -464,7 +466,7 @@ def test_an_order_of_the_verifiers_session_is_verified(ring: KeyRing, check: Che
         (None, ["--session", SESSION[:-1] + "5"], "terms_mismatch"),
     ],
 )
-def test_an_order_whose_refunds_are_somebody_elses_is_not_verified(
+def test_order_that_refunds_somebody_else_is_not_verified(
     cli: Cli, ring: KeyRing, check: Check, refund_to: str | None, more: list[str], code: str
 ) -> None:
     assert check(attested(ring, refund_to=refund_to), *ORDER, *more) == 1
@@ -531,7 +533,7 @@ def test_an_attestation_of_another_issuer_is_not_verified(
     assert cli.answer["error"]["fields"] == ["issuer"]
 
 
-def test_an_order_that_can_not_be_paid_any_more_is_not_verified_unless_allowed(
+def test_unpayable_order_is_verified_only_when_allowed(
     cli: Cli, ring: KeyRing, check: Check
 ) -> None:
     token = attested(ring, expires="2026-01-02T04:04:05Z")

@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rpcsvc.app import Running
+from rpcsvc.errors import Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import treasury_operations
 from rpcsvc.operations.service import Operation
+from rpcsvc.orders.ports.venue import Rate
+from rpcsvc.rates.sources import FixedRate, rate_source
 from rpcsvc.settings import load_settings
+from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.readiness import MoneroFound, XmrHeld
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
-from rpcsvc.treasury.wallets import OnchainTreasury
+from rpcsvc.treasury.wallets import Found, OnchainTreasury
 from tests.operator_cli import Cli, listening, served
 from tests.rows import statement
 
@@ -163,7 +170,8 @@ def treasury_of(cli: Setup) -> Callable[[Running], tuple[Operation, ...]]:
 
     def made(up: Running) -> tuple[Operation, ...]:
         switch = PauseSwitch(settings.data_dir)
-        treasury = OnchainTreasury(settings, up.database, up.service.clock, switch.reason)
+        rates = rate_source(settings.rates, up.service.clock).source
+        treasury = OnchainTreasury(settings, up.database, up.service.clock, switch.reason, rates)
         return treasury_operations(treasury)
 
     return made
@@ -174,7 +182,7 @@ def test_the_treasury_needs_a_service(cli: Setup) -> None:
     assert "rpcsvc serve" in cli.err
 
 
-async def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Setup) -> None:
+async def test_treasury_without_nodes_names_gaps_and_shows_the_rest(cli: Setup) -> None:
     async with served(cli.data_dir, treasury_of(cli)) as box:
         database = box.up.database
         await SqlEvmDepositLedger(database).adopt_wallet("0xFirst")
@@ -210,13 +218,94 @@ async def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: S
     assert cli.out.count("not asked: ") == 2
 
 
+async def test_plan_without_nodes_names_the_gaps(cli: Setup) -> None:
+    async with served(cli.data_dir, treasury_of(cli)):
+        assert await cli.ask("treasury", "plan", "--json") == 1, cli.err
+        said = json.loads(cli.out)
+        assert await cli.ask("treasury", "plan") == 1
+    assert (said["networks"], said["moves"], len(said["problems"])) == ([], [], 2)
+    assert cli.out.count("not asked: ") == 2
+    assert "nothing to move" in cli.out
+
+
+def wallets_hold(monkeypatch: pytest.MonkeyPatch, xmr: XmrHeld, usdc: int) -> None:
+    """Have the nodes answer that the wallets hold this; USDC on arbitrum."""
+    read = wallets.read_wallets
+
+    async def answered(*given: Any, **more: Any) -> Found:
+        found = await read(*given, **more)
+        (network,) = found.networks
+        full = replace(network, problem=None, hot=HotBalances(1, usdc, 9))
+        return replace(found, monero=MoneroFound(held=xmr), networks=(full,))
+
+    monkeypatch.setattr(wallets, "read_wallets", answered)
+
+
+async def test_plan_proposes_moves_to_the_targets(
+    cli: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.environ["RPCSVC_INVENTORY__TARGETS"] = "monero=10,arbitrum=1000"
+    wallets_hold(monkeypatch, XmrHeld(30 * 10**12, 10**12, 3, 3, 10), 10_000_000)
+    async with served(cli.data_dir, treasury_of(cli)) as box:
+        paid = await box.order("x2u")
+        await paid.fund()
+        await box.settle(8)
+        said = await cli.json("treasury", "plan", "--json")
+        assert await cli.json("treasury", "--json", "plan") == said
+        assert await cli.ask("treasury", "plan") == 0
+    monero, arbitrum = said["networks"]
+    assert (monero["held"], monero["spendable"], monero["free"]) == ("31", "30", "31")
+    assert (monero["received"], monero["sent"], monero["runsDryAt"]) == ("0.8", "0", None)
+    assert (arbitrum["received"], arbitrum["target"], arbitrum["uncovered"]) == ("0", "1000", "0")
+    assert 0 < float(arbitrum["sent"]) < 165
+    (move,) = said["moves"]
+    why = move.pop("why")
+    assert move == {
+        "from": "monero", "amount": "6", "asset": "XMR", "to": "arbitrum", "arrives": "990",
+        "arrivesAsset": "USDC",
+    }  # fmt: skip
+    assert why.startswith("arbitrum has 10 USDC free of its target 1000, and runs dry at 20")
+    assert said["problems"] == []
+    assert "\nmove 6 XMR from monero to arbitrum, where 990 USDC arrive before fees: " in cli.out
+
+
+async def test_plan_without_a_rate_exchanges_nothing(
+    cli: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.environ["RPCSVC_INVENTORY__TARGETS"] = "monero=10,arbitrum=1000"
+    wallets_hold(monkeypatch, XmrHeld(30 * 10**12, 0, 3, 3, 0), 10_000_000)
+
+    def stale(_self: FixedRate) -> Rate:
+        raise Unavailable("No fresh rate.")
+
+    monkeypatch.setattr(FixedRate, "rate", stale)
+    async with served(cli.data_dir, treasury_of(cli)):
+        said = await cli.json("treasury", "plan", "--json")
+    assert (said["usdcPerXmr"], said["moves"]) == (None, [])
+    assert said["networks"][1]["uncovered"] == "990"
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ("base=5", "received 'base'; allowed: monero, arbitrum"),
+        ("arbitrum=0.0000001", "at most 6 decimals of USDC"),
+        ("monero=-1", "name=value"),
+    ],
+)
+def test_targets_are_checked_as_a_start_does(cli: Setup, targets: str, says: str) -> None:
+    cli.environ["RPCSVC_INVENTORY__TARGETS"] = targets
+    assert cli("config", "check") == 2
+    assert says in cli.err
+
+
 async def test_annotate_asks_the_running_service(
     cli: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look(*_: Any) -> str:
+    async def poll(*_: Any) -> str:
         return "sent 2.5 XMR"
 
-    monkeypatch.setattr(Annotations, "look", look)
+    monkeypatch.setattr(Annotations, "poll", poll)
     txid = "ab" * 32
     async with served(cli.data_dir, treasury_of(cli)) as box:
         say = ("treasury", "explain", "monero", txid.upper())

@@ -20,7 +20,9 @@ TREE = build_parser()
 def ended(words: list[str], data_dir: Path) -> int:
     """The exit status of a command line that never gets as far as a service."""
     try:
-        return run(words, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never)
+        return run(
+            words, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never, private=_never
+        )
     except SystemExit as usage:
         assert isinstance(usage.code, int)
         return usage.code
@@ -38,9 +40,9 @@ def test_what_directs_a_call_is_given_once(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(["agent:capabilities", flag, "a", flag, "b"], tmp_path) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["ok"] is False
-    assert f"argument {flag}: is given twice" in told.err
+    reported = capsys.readouterr()
+    assert json.loads(reported.out)["ok"] is False
+    assert f"argument {flag}: is given twice" in reported.err
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -61,7 +63,7 @@ def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
         if not isinstance(option, Once)
         for name in option.option_strings
     }
-    assert free == {"--check", "--state", "--limit", "--internal-wei", "--journal"}
+    assert free == {"--check", "--every", "--state", "--limit", "--internal-wei", "--journal"}
 
 
 # --- text ------------------------------------------------------------------------------------
@@ -93,14 +95,14 @@ def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_an_option_that_is_not_utf_8_is_a_usage_error_that_names_it(
+def test_option_that_is_not_utf_8_is_named_in_a_usage_error(
     words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(words, tmp_path) == 2
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     has_envelope = words[0].startswith(("agent:", "sandbox:", "receipt", "verify"))
-    assert (told.out != "") is has_envelope
-    assert f"argument {name}: holds a byte that is not UTF-8" in told.err.replace("|-:", ":")
+    assert (reported.out != "") is has_envelope
+    assert f"argument {name}: holds a byte that is not UTF-8" in reported.err.replace("|-:", ":")
 
 
 @pytest.mark.parametrize("flag", ["--data-dir", "--config"])

@@ -68,7 +68,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
         await ledger.add_payment(signed)
         there = Inclusion("0xaa", BlockPoint(9, "0x9"), 45_000, 2, 0, 3)
-        for inclusion, told in (
+        for inclusion, reported in (
             (there, "it is paid"),
             (None, f"rpcsvc payouts close {name} --note TEXT"),
         ):
@@ -76,7 +76,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
             await ledger.put_payment(
                 replace(signed, state=state, published_at=2000, inclusion=inclusion)
             )
-            assert told in (await cli.json("payouts", "show", name))["next"]
+            assert reported in (await cli.json("payouts", "show", name))["next"]
 
 
 async def test_addresses_are_shortened_unless_asked_for_in_full(tmp_path: Path, cli: Cli) -> None:
@@ -189,7 +189,7 @@ async def test_payouts_of_a_service_that_is_stopped_are_paused(tmp_path: Path, c
     assert await cli.ask("payouts", "pause", "--reason", "why") == 0
 
 
-def test_a_pause_where_no_service_ever_ran_stops_none_and_says_so(cli: Cli) -> None:
+def test_pause_without_any_service_says_that_it_stops_none(cli: Cli) -> None:
     cli.environ["RPCSVC_ENGINE"] = "onchain"
     assert cli("payouts", "pause", "--reason", "why") == 1
     assert cli.out == ""
@@ -255,7 +255,8 @@ async def _executing(box: Sandbox) -> Placed:
 
 
 async def _reconcile_only(box: Sandbox) -> None:
-    await box.up.worker._steps[0]()
+    (reconcile,) = (step for step in box.up.worker._steps if step.__name__ == "reconcile")
+    await reconcile()
 
 
 async def _waiting(box: Sandbox) -> Placed:

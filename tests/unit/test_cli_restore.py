@@ -53,9 +53,7 @@ CHANGING = [
 
 
 @pytest.mark.parametrize("command", CHANGING)
-def test_what_changes_the_books_is_not_done_beside_a_running_service(
-    cli: Cli, command: tuple[str, ...]
-) -> None:
+def test_recovery_is_refused_beside_a_running_service(cli: Cli, command: tuple[str, ...]) -> None:
     make_database(cli.data_dir)
     with listening(cli.data_dir):
         assert cli(*command) == USAGE
@@ -111,10 +109,10 @@ def test_from_where_deposits_are_read_again_is_a_block(cli: Cli, block: str) -> 
 
 
 def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
-    async def look(*_: Any) -> str | None:
+    async def poll(*_: Any) -> str | None:
         return said
 
-    monkeypatch.setattr(Annotations, "look", look)
+    monkeypatch.setattr(Annotations, "poll", poll)
 
 
 def annotated(data_dir: Path) -> list[tuple[str, str, str]]:
@@ -190,7 +188,7 @@ def test_what_another_wallet_did_is_not_explained(
 
 
 @pytest.mark.parametrize("state", [TransferState.PUBLISHED, TransferState.PLANNED])
-def test_a_deposit_that_is_gone_is_written_off_once_its_payout_is_signed(
+def test_lost_deposit_is_written_off_once_its_payout_is_signed(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, state: TransferState
 ) -> None:
     make_database(cli.data_dir)
@@ -212,8 +210,8 @@ def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.Mon
     wei = 10**20 + 7  # more than an integer of SQLite holds
     say = ("treasury", "explain", "arbitrum", TXID, "--note", "x", "--internal-wei")
     assert cli(*say, str(wei)) == OK
-    (told,) = read_books(cli.data_dir).annotations
-    assert told == Annotation("arbitrum", "0x" + TXID, "x", wei)
+    (reported,) = read_books(cli.data_dir).annotations
+    assert reported == Annotation("arbitrum", "0x" + TXID, "x", wei)
 
 
 def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +256,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
     assert not (cli.data_dir / DATABASE_NAME).exists()
 
 
-async def test_an_explanation_is_not_changed_behind_the_operator_s_back(
-    tmp_path: Path, database: Database
-) -> None:
+async def test_annotation_is_not_changed_silently(tmp_path: Path, database: Database) -> None:
     books = SqlOperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)

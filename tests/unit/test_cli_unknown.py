@@ -11,9 +11,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What stderr says of a command line that can't be read; stdout stays empty."""
     with pytest.raises(SystemExit) as ended:
         build_parser().parse_args(words)
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    return told.err
+    reported = capsys.readouterr()
+    assert (ended.value.code, reported.out) == (2, "")
+    return reported.err
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_an_unknown_option_is_named_with_the_nearest_known_one(
     capsys: pytest.CaptureFixture[str], command: str, words: list[str], near: str
 ) -> None:
-    told = refusal(capsys, command, *words)
-    assert f"unrecognized arguments: {' '.join(words)}." in told
-    assert f"Did you mean {near}?" in told
-    assert f"usage: rpcsvc {command}" in told, "the usage of this command, not of all"
+    reported = refusal(capsys, command, *words)
+    assert f"unrecognized arguments: {' '.join(words)}." in reported
+    assert f"Did you mean {near}?" in reported
+    assert f"usage: rpcsvc {command}" in reported, "the usage of this command, not of all"
 
 
 def test_a_key_where_none_is_taken_is_told_where_one_is(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k-0123456789abcd")
-    assert "Only calls that create an order take --idempotency-key." in told
+    reported = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k-0123456789abcd")
+    assert "Only calls that create an order take --idempotency-key." in reported
 
 
-def test_every_unknown_option_has_its_hint_and_plain_words_have_none() -> None:
-    told = unknown_words(["--amout", "1", "--cain", "base"], "[--amount VALUE] [--chain VALUE]")
-    assert told == (
+def test_unknown_option_has_a_hint_and_a_plain_word_none() -> None:
+    reported = unknown_words(["--amout", "1", "--cain", "base"], "[--amount VALUE] [--chain VALUE]")
+    assert reported == (
         "unrecognized arguments: --amout 1 --cain base."
         " Did you mean --amount? Did you mean --chain?"
     )

@@ -99,7 +99,7 @@ def test_longest_idle_makes_room_for_the_next(stack: ExitStack) -> None:
     assert len(world.connections) == 16
 
 
-def test_with_all_busy_the_next_is_refused_and_counted_in_the_log(stack: ExitStack) -> None:
+def test_connection_beyond_the_limit_is_refused_and_logged(stack: ExitStack) -> None:
     world = World(stack)
     for _ in range(16):
         world.open(speaker=Speaker(idle=False))

@@ -81,7 +81,7 @@ async def test_an_error_is_the_nodes_own_also_with_another_http_status() -> None
 
 
 @pytest.mark.parametrize("status", [204, 301, 404, 429, 500, 503])
-async def test_an_http_error_without_a_json_rpc_error_is_an_unknown_outcome(status: int) -> None:
+async def test_http_error_without_json_rpc_error_is_unknown(status: int) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=status, headers={"location": "/json_rpc"})
 

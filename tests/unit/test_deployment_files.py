@@ -55,7 +55,7 @@ def test_the_service_may_not_write_where_others_read() -> None:
     assert "StateDirectoryMode=0700" in UNIT
 
 
-def test_the_service_has_a_user_that_is_there_while_it_is_stopped() -> None:
+def test_service_user_exists_while_the_service_is_stopped() -> None:
     (user,) = re.findall(r"^User=(.*)$", UNIT, re.MULTILINE)
     assert "DynamicUser" not in UNIT
     (made,) = re.findall(r"^#   useradd --system .* (\S+)$", UNIT, re.MULTILINE)
@@ -81,7 +81,7 @@ def test_the_service_comes_back_and_keeps_its_memory_to_itself(line: str) -> Non
     assert f"\n{line}\n" in UNIT
 
 
-def test_whoever_stops_the_service_gives_it_the_time_that_it_takes() -> None:
+def test_stop_timeouts_cover_the_time_the_service_needs() -> None:
     """Requests in flight, then payouts in hand, then the database: or it is killed in between."""
     (unit,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     (pod,) = re.findall(r"terminationGracePeriodSeconds: (\d+)$", SIDECAR, re.MULTILINE)
@@ -90,7 +90,7 @@ def test_whoever_stops_the_service_gives_it_the_time_that_it_takes() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_finds_little_that_the_service_could_still_give_up() -> None:
+def test_systemd_finds_little_left_to_restrict() -> None:
     asked = ["systemd-analyze", "security", "--offline=yes", str(CONFIG / "rpcsvc.service")]
     done = subprocess.run([*asked, "--threshold=25"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -167,7 +167,7 @@ def test_the_pinned_packages_are_what_the_project_asks_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
-def test_the_pinned_packages_come_from_no_place_that_is_written_down(name: str) -> None:
+def test_pinned_packages_name_no_registry(name: str) -> None:
     text = (CONFIG / name).read_text()
     assert "://" not in text
     assert "index" not in text

@@ -29,7 +29,7 @@ class Book:
     networks = frozenset({key(1).network})
 
     def __init__(self, refusals: int) -> None:
-        self.whole = True
+        self.complete = True
         self.shown = [DepositSighting(key(1), "deposit here", 7, None, NOW, DepositState.CONFIRMED)]
         self.order_now = open_order(terms())
         self.refusals = refusals
@@ -54,7 +54,7 @@ class Book:
         return Rate(1, NOW, "the book")
 
     async def observe(self) -> Observation:
-        return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.whole else {})
+        return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.complete else {})
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         self.acknowledged += sightings
@@ -70,7 +70,7 @@ def test_what_is_on_record_as_the_chain_shows_it_is_no_event(state: DepositState
     assert events_of(order, sighting) == []
 
 
-def test_a_deposit_that_is_seen_and_not_confirmed_yet_is_an_event_alone() -> None:
+def test_unconfirmed_deposit_is_a_single_event() -> None:
     sighting = replace(Book(0).shown[0], state=DepositState.SEEN)
     assert [type(each) for each in events_of(open_order(terms()), sighting)] == [DepositSeen]
 
@@ -93,7 +93,7 @@ async def test_an_order_that_changed_in_between_is_looked_at_again(refusals: int
     assert quarantine.health().ok
 
 
-async def test_a_sighting_that_can_be_recorded_does_not_hide_that_another_could_not() -> None:
+async def test_recordable_observation_hides_no_unrecordable_one() -> None:
     book, quarantine = Book(0), Quarantine()
     with quarantine.isolate("ord_1", key(2)):
         raise ZeroDivisionError
@@ -105,7 +105,7 @@ async def test_a_sighting_that_can_be_recorded_does_not_hide_that_another_could_
     assert not quarantine.health().ok
 
 
-async def test_a_sighting_that_can_not_be_recorded_is_not_acknowledged_but_shown_again() -> None:
+async def test_unrecordable_observation_is_retried_not_acknowledged() -> None:
     book, quarantine = Book(100), Quarantine()
     watcher = watcher_of(book, quarantine)
 
@@ -120,18 +120,18 @@ async def test_a_sighting_that_can_not_be_recorded_is_not_acknowledged_but_shown
 
 
 @pytest.mark.parametrize(
-    ("now", "whole", "applied"),
+    ("now", "complete", "applied"),
     [
         (NOW + HOUR - 1, False, [DepositSeen, DepositConfirmed]),
         (NOW + HOUR, False, [DepositSeen]),
         (NOW + HOUR, True, [DepositSeen, DepositConfirmed]),
     ],
 )
-async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_yet(
-    now: int, whole: bool, applied: list[type]
+async def test_expired_order_is_decided_with_all_deposits_or_waits(
+    now: int, complete: bool, applied: list[type]
 ) -> None:
     book = Book(0)
-    book.whole = whole
+    book.complete = complete
     watcher = watcher_of(book, Quarantine(), now)
 
     await watcher.reconcile()

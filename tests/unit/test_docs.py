@@ -59,7 +59,7 @@ def test_every_method_that_the_architecture_page_names_exists() -> None:
 VALUES = {"completed", "prepared", "effects", "onchain", "upstream"}
 
 
-def test_every_function_and_class_that_the_architecture_page_names_exists() -> None:
+def test_architecture_page_names_existing_functions_and_classes() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     defined = {
         name
@@ -69,7 +69,7 @@ def test_every_function_and_class_that_the_architecture_page_names_exists() -> N
     assert set(re.findall(r"`([A-Za-z_]\w*)`", text)) - defined - VALUES == set()
 
 
-def test_every_module_that_the_architecture_page_names_in_a_folder_exists() -> None:
+def test_architecture_page_names_existing_modules_of_folders() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     there = {file.name for file in (ROOT / "rpcsvc" / "settlement" / "onchain").rglob("*.py")}
     assert set(re.findall(r"`(\w+\.py)`", text)) <= there

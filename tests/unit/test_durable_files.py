@@ -26,9 +26,7 @@ def test_a_file_and_its_name_are_synced_in_this_order(tmp_path: Path, disk: Disk
     assert ((tmp_path / "a").read_bytes(), names(tmp_path)) == (b"text", ["a"])
 
 
-def test_a_file_that_can_not_be_written_leaves_the_old_one_and_nothing_else(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_unwritable_file_leaves_the_old_one_and_nothing_else(tmp_path: Path, disk: Disk) -> None:
     replace_file(tmp_path / "a", b"old")
     disk.is_full = True
     with pytest.raises(OSError, match="No space"):
@@ -38,7 +36,7 @@ def test_a_file_that_can_not_be_written_leaves_the_old_one_and_nothing_else(
     assert ((tmp_path / "a").read_bytes(), names(tmp_path)) == (b"old", ["a"])
 
 
-def test_a_directory_in_the_place_of_the_file_stays_and_nothing_else_is_left(
+def test_directory_in_the_files_place_stays_untouched(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -47,7 +45,7 @@ def test_a_directory_in_the_place_of_the_file_stays_and_nothing_else_is_left(
     assert names(tmp_path) == ["a"]
 
 
-def test_two_that_replace_one_file_at_once_are_not_in_each_others_way(
+def test_concurrent_replacements_of_one_file_do_not_collide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace: Callable[..., None] = os.replace
@@ -63,7 +61,7 @@ def test_two_that_replace_one_file_at_once_are_not_in_each_others_way(
     assert ((tmp_path / "a").read_bytes(), names(tmp_path)) == (b"first", ["a"])
 
 
-def test_a_new_file_is_of_this_user_alone_and_never_in_anothers_place(tmp_path: Path) -> None:
+def test_new_file_is_private_and_replaces_no_one_elses(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         write_new(tmp_path / "a", b"secret")

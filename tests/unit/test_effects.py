@@ -8,7 +8,7 @@ from tests.sandbox import HOUR_MS, ManualClock, sandbox
 from tests.unit.effect_runners import Stuck, runner
 
 
-async def test_a_clock_that_is_set_back_makes_no_effect_wait_for_longer(tmp_path: Path) -> None:
+async def test_clock_set_back_makes_no_effect_wait_longer(tmp_path: Path) -> None:
     clock, payouts = ManualClock(), Stuck()
     payouts.gate.set()
     async with sandbox(tmp_path) as box:
@@ -25,7 +25,7 @@ async def test_a_clock_that_is_set_back_makes_no_effect_wait_for_longer(tmp_path
         assert payouts.calls == 2
 
 
-async def test_the_pause_between_tries_doubles_every_eight_tries_up_to_a_minute(
+async def test_retry_pause_doubles_every_eight_tries_up_to_a_minute(
     tmp_path: Path,
 ) -> None:
     clock, payouts = ManualClock(), Stuck()

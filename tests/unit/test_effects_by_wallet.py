@@ -17,6 +17,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
@@ -68,7 +69,7 @@ class RunnerDriver:
         self.fake, clock = FakeWallets(), ManualClock()
         clock.now = NOW
         anything = cast("Any", self.fake)
-        payouts = Payouts(anything, anything, anything, clock, Quarantine())
+        payouts = Payouts(anything, anything, anything, clock, Quarantine(), Lease(SETTLER, 1))
         self.effects = EffectRunner(
             anything,
             anything,
@@ -108,7 +109,7 @@ async def test_a_wallet_that_hangs_keeps_no_other_waiting() -> None:
     await driver.effects.stop()
 
 
-async def test_what_waits_for_its_wallet_goes_on_in_turn_without_another_beat() -> None:
+async def test_queued_effect_starts_without_another_tick() -> None:
     driver = RunnerDriver()
     for number in range(3):
         driver.due(f"xmr_{number}", XMR)
@@ -133,7 +134,7 @@ async def test_payouts_alternate_with_any_number_of_waiting_refunds() -> None:
     ]  # fmt: skip
 
 
-async def test_to_stop_begins_nothing_more_and_waits_for_no_wallet_that_hangs() -> None:
+async def test_stop_starts_nothing_and_waits_for_no_hanging_wallet() -> None:
     driver = RunnerDriver()
     for number in range(3):
         driver.due(f"xmr_{number}", XMR)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.engines import ENGINES, engine_of
+from tests.sandbox import sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ROOT / "rpcsvc" / "settlement"
@@ -67,3 +68,8 @@ def test_engine_module_connects_and_checks(engine: str) -> None:
     module = engine_of(engine)
     assert callable(module.connected)
     assert callable(module.check)
+
+
+async def test_sandbox_network_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    async with sandbox(tmp_path) as box:
+        assert ENGINES["sandbox"].network(box.up.settings) == box.up.service.views.network

@@ -33,7 +33,7 @@ def test_deposits_behind_a_failed_refund_go_to_the_next_address() -> None:
     assert _is_agreed(given.order, refund)
 
 
-def test_what_a_failed_refund_frees_is_priced_with_what_waits_for_its_price() -> None:
+def test_amount_of_a_failed_refund_is_priced_with_the_unpriced() -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     half = agreed.deposit_amount // 2
     order = funded(agreed, agreed.deposit_amount, half, sender="sender")

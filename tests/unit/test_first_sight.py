@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger

@@ -26,7 +26,7 @@ def gate() -> Gate:
     return Gate(Settings(), bytes, lambda: 0.0)
 
 
-def test_a_caller_without_an_address_is_not_taken_for_one_on_the_socket() -> None:
+def test_caller_without_an_address_is_not_the_socket() -> None:
     request = request_over(socket.AF_INET, None)
     context = gate().admit(request)
     assert not context.is_local
@@ -35,7 +35,7 @@ def test_a_caller_without_an_address_is_not_taken_for_one_on_the_socket() -> Non
 
 
 @pytest.mark.parametrize("peer", ["", "/run/client.sock", "127.0.0.1"])
-def test_the_socket_is_known_by_its_family_whatever_its_client_is_called(peer: str) -> None:
+def test_socket_is_known_by_family_not_by_peer_name(peer: str) -> None:
     assert gate().admit(request_over(socket.AF_UNIX, peer)).address == SOCKET_CLIENT
 
 

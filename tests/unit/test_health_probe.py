@@ -19,7 +19,7 @@ from socketserver import ThreadingUnixStreamServer
 import pytest
 
 from rpcsvc import health_probe
-from rpcsvc.cli import client
+from rpcsvc.client import endpoint as client
 from rpcsvc.health_probe import probe
 
 # Runs a command line, then writes its exit status and what it imported.
@@ -102,14 +102,24 @@ def test_a_probe_imports_no_library(tmp_path: Path, check: str, environ: dict[st
     assert named(modules, "asyncio", "sqlite3", "rpcsvc.settings", "rpcsvc.operations") == set()
 
 
-def test_the_probe_of_a_service_that_is_not_there_imports_no_library_either(tmp_path: Path) -> None:
+def test_probe_of_a_missing_service_imports_no_library(tmp_path: Path) -> None:
     status, out, modules = carried_out(tmp_path, "health", "--data-dir", "nowhere")
 
     assert (status, out) == (3, "")
     assert foreign(modules) == set()
 
 
-def test_what_the_probe_does_not_read_is_left_to_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["agent:swap:plan"], ["payouts", "list"], ["treasury"], ["health"]]
+)
+def test_command_that_asks_a_service_imports_none(tmp_path: Path, words: list[str]) -> None:
+    status, _, modules = carried_out(tmp_path, *words, "--help")
+
+    assert status == 0
+    assert named(modules, "aiohttp", "jsonrpcserver", "rpcsvc.app", "rpcsvc.audit") == set()
+
+
+def test_probe_leaves_options_it_does_not_read_to_the_cli(tmp_path: Path) -> None:
     data_dir = tmp_path / "d"
     (tmp_path / "rpcsvc.toml").write_text(f'data_dir = "{data_dir}"\n')
     with listening(data_dir):
@@ -194,7 +204,7 @@ def test_no_token_is_sent_over_the_socket(tmp_path: Path, monkeypatch: pytest.Mo
         sent.append(headers)
         raise client.Unreachable("enough")
 
-    monkeypatch.setattr(client, "_post", post)
+    monkeypatch.setattr(client, "post", post)
     with listening(tmp_path / "data"):
         by_socket = client.socket_endpoint(tmp_path / "data")
     assert by_socket is not None

@@ -28,7 +28,7 @@ def limiter(
     return RateLimiter(per_minute, now=now or Time(), max_clients=max_clients)
 
 
-def test_a_new_client_may_spend_a_whole_minute_at_once_and_no_more() -> None:
+def test_new_client_may_spend_one_whole_minute_at_once() -> None:
     limit = limiter(30)
 
     verdicts = [limit.take("a") for _ in range(31)]
@@ -39,7 +39,7 @@ def test_a_new_client_may_spend_a_whole_minute_at_once_and_no_more() -> None:
     assert verdicts[30] == Verdict(False, 30, 0, reset_seconds=60, retry_after=2)
 
 
-def test_a_refused_client_is_admitted_after_retry_after_and_not_before() -> None:
+def test_refused_client_is_admitted_only_after_retry_after() -> None:
     now = Time()
     limit = limiter(30, now=now)
     limit.take("a", 30)
@@ -63,7 +63,7 @@ def test_refusals_cost_nothing() -> None:
     assert limit.take("a").allowed
 
 
-def test_the_budget_is_whole_after_a_minute_and_never_more_than_whole() -> None:
+def test_budget_is_full_after_a_minute_and_never_more() -> None:
     now = Time()
     limit = limiter(7, now=now)
     limit.take("a", 7)
@@ -105,7 +105,7 @@ def test_a_cost_above_the_whole_budget_is_always_refused() -> None:
     per_minute=st.integers(1, 100),
     steps=st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 5)), max_size=60),
 )
-def test_no_span_of_time_admits_more_than_a_burst_and_what_was_earned(
+def test_any_time_span_admits_at_most_a_burst_plus_refill(
     per_minute: int, steps: list[tuple[int, int]]
 ) -> None:
     now = Time()
@@ -128,7 +128,7 @@ def test_no_span_of_time_admits_more_than_a_burst_and_what_was_earned(
             assert total * 60_000 <= per_minute * (60_000 + end - start + 1)
 
 
-def test_memory_is_bounded_and_the_longest_unseen_client_goes_first() -> None:
+def test_memory_is_bounded_by_evicting_the_longest_idle_client() -> None:
     limit = limiter(1, max_clients=3)
     for client in ("limited", "b", "c"):
         limit.take(client)
@@ -166,7 +166,7 @@ def test_headers_of_an_admitted_request_name_policy_and_budget() -> None:
     }
 
 
-def test_headers_of_a_refused_request_say_when_the_budget_is_whole_again() -> None:
+def test_refusal_headers_say_when_the_budget_is_full_again() -> None:
     limit = limiter(30)
     limit.take("a", 30)
 
@@ -221,7 +221,7 @@ def test_a_client_key_is_an_ipv4_address_or_an_ipv6_64(address: str, key: str) -
         ("", "198.51.100.1", ""),
     ],
 )
-def test_the_client_address_is_believed_as_far_as_trusted_proxies_wrote_it(
+def test_client_address_is_trusted_as_far_as_proxies_wrote_it(
     peer: str, forwarded_for: str | None, client: str
 ) -> None:
     assert client_address(peer, forwarded_for, PROXIES) == client

@@ -54,7 +54,7 @@ async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
     assert rig.watch.health().ok
 
 
-async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> None:
+async def test_hanging_check_blocks_no_pass_and_is_not_repeated() -> None:
     rig = Rig()
     assert await rig.watch.observe() == NOTHING
     assert await rig.watch.observe() == NOTHING
@@ -78,7 +78,7 @@ async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
     assert rig.watch.health().ok
     rig.now += 1
     assert rig.watch.hangs()
-    assert "a look for deposits has taken 15 s" in (rig.watch.health().detail or "")
+    assert "the deposit scan has run for 15 s" in (rig.watch.health().detail or "")
     rig.adapter.answers.set()
     await rig.watch.observe()
     assert rig.watch.health().ok
@@ -93,7 +93,7 @@ async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
         assert rig.adapter.looks == looks
         assert not rig.watch.has_looked
         assert rig.watch.is_blind()
-        assert rig.watch.health().detail == "a look for deposits has failed (RuntimeError)"
+        assert "the deposit scan has failed (RuntimeError)" in (rig.watch.health().detail or "")
     rig.adapter.error = None
     assert await rig.watch.observe() == FOUND
     assert rig.watch.health().ok

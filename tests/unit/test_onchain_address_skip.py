@@ -19,7 +19,8 @@ from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
-from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of, take
+from tests.unit.address_pools import take
+from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
 
 WORDS = "test test test test test test test test test test test junk"
 OTHER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
@@ -82,7 +83,7 @@ async def test_xmr_addresses_of_lost_orders_are_skipped(
     assert known >= {*given}, "what comes to them is seen"
 
 
-async def test_xmr_addresses_are_skipped_when_the_wallet_is_as_old_as_the_copy(
+async def test_xmr_addresses_are_skipped_when_the_wallet_is_a_copy_too(
     databases: tuple[Database, Database],
 ) -> None:
     lost, copy = await ledgers(databases)

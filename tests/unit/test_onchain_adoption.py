@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import signed_fields
@@ -62,7 +62,7 @@ def test_what_is_no_transaction_id_is_told_so(text: str) -> None:
         bare_txid(text, "0x")
 
 
-def test_a_transaction_id_may_have_its_prefix_or_not_and_any_case() -> None:
+def test_transaction_id_may_be_prefixed_and_in_any_case() -> None:
     assert bare_txid("0x" + TXID.upper(), "") == TXID
     assert bare_txid(TXID, "0x") == f"0x{TXID}"
 
@@ -160,7 +160,7 @@ async def adopt_xmr(
 WANTED = transfer("ord_1", "monero", "4user", 50)
 
 
-async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
+async def test_proven_payment_is_recorded_as_published(
     database: Database,
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
@@ -179,7 +179,7 @@ async def test_node_and_wallet_are_checked_before_anything_is_believed(database:
 
 
 @pytest.mark.parametrize("method", ["get_tx_key", "check_tx_key"])
-async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
+async def test_silent_wallet_proves_nothing_about_the_payment(
     database: Database, method: str
 ) -> None:
     at = Xmr({"4user": 50}, broken=method)
@@ -233,9 +233,9 @@ async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: Databas
     first = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     again = await adopt_xmr(Xmr({}), database, WANTED)
     assert (again.txid, again.transfers) == (first.txid, first.transfers)
-    told = transfer("ord_1", "monero", "4user", 50, state=TransferState.PUBLISHED, txid=TXID)
+    reported = transfer("ord_1", "monero", "4user", 50, state=TransferState.PUBLISHED, txid=TXID)
     with pytest.raises(NotAdopted, match="already"):
-        await adopt_xmr(Xmr({}), database, told)
+        await adopt_xmr(Xmr({}), database, reported)
 
 
 @pytest.mark.parametrize("state", [s for s in TransferState if s.is_final])
@@ -247,7 +247,7 @@ async def test_a_transfer_that_is_over_is_not_paid_by_anything(
         await adopt_xmr(Xmr({"4user": 50}), database, over)
 
 
-async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
+async def test_transaction_that_pays_several_is_adopted_for_all(
     database: Database,
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
@@ -266,7 +266,7 @@ async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
     assert await ledger.payment("ord_4/payout/1") is None
 
 
-async def test_what_a_transaction_paid_once_is_adopted_for_one_transfer(
+async def test_single_payment_is_adopted_for_one_transfer_only(
     database: Database,
 ) -> None:
     """It paid others besides, so that there is enough left for a twin."""
@@ -277,7 +277,7 @@ async def test_what_a_transaction_paid_once_is_adopted_for_one_transfer(
     assert done.other_units == 1000
 
 
-async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
+async def test_transfer_signed_elsewhere_is_not_adopted_along(
     database: Database,
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
@@ -299,8 +299,8 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
 class Evm(EvmConnection):
     """A checked node with one transaction and its receipt."""
 
-    def __init__(self, told: dict[str, Any] | None, *events: tuple[str, str, int]) -> None:
-        self.told = told
+    def __init__(self, reported: dict[str, Any] | None, *events: tuple[str, str, int]) -> None:
+        self.reported = reported
         self.ok = True
         self.fork = False
         self.token = TOKEN
@@ -322,13 +322,13 @@ class Evm(EvmConnection):
         return await self.block(9)
 
     async def read(self, _method: str, _params: list[str]) -> dict[str, Any] | None:
-        return self.told
+        return self.reported
 
     async def block(self, number: int) -> Block:
         return Block(number, "0xfork" if self.fork else "0xb", "0xa", 1_700_000, None)
 
     async def receipt(self, txid: str) -> Receipt | None:
-        if self.told is None:
+        if self.reported is None:
             return None
         logs = tuple(
             Log(
@@ -346,24 +346,24 @@ PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 async def adopt_usdc(at: Evm, database: Database, wanted: OpenTransfer = PAYOUT) -> Adopted:
     ledger = SqlEvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, ManualClock())
-    return await adoption.adopt(wanted, (at.told or signed())["hash"], Recorder())
+    return await adoption.adopt(wanted, (at.reported or signed())["hash"], Recorder())
 
 
-async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
+async def test_mined_payment_is_recorded_with_its_bytes_and_nonce(
     database: Database,
 ) -> None:
-    told = signed()
-    done = await adopt_usdc(Evm(told), database)
+    reported = signed()
+    done = await adopt_usdc(Evm(reported), database)
     known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
     assert known.order.purpose is Purpose.TRANSFER
-    assert known.attempts[0].txid == told["hash"]
+    assert known.attempts[0].txid == reported["hash"]
     mined_at = 1_700_000_000  # the cap per day counts it when it was made
     assert (known.prepared_at, known.published_at, known.attempts[0].made_at) == (mined_at,) * 3
-    assert done.txid == told["hash"]
-    assert usdc.keccak256(bytes.fromhex(known.attempts[0].raw)).hex() == told["hash"][2:]
+    assert done.txid == reported["hash"]
+    assert usdc.keccak256(bytes.fromhex(known.attempts[0].raw)).hex() == reported["hash"][2:]
 
 
 def changed(**fields: Any) -> Evm:
@@ -436,7 +436,7 @@ async def test_a_transaction_pays_one_transfer_though_two_look_alike(database: D
         await adopt_usdc(Evm(signed()), database, twin)
 
 
-async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
+async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
     database: Database,
 ) -> None:
     first = await adopt_usdc(Evm(signed(fee=5)), database)
@@ -451,7 +451,7 @@ async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
         await adopt_usdc(Evm(signed(nonce=5)), database)
 
 
-async def test_one_that_was_mined_for_less_than_is_offered_by_now_is_adopted_as_well(
+async def test_payment_mined_below_the_present_offer_is_adopted(
     database: Database,
 ) -> None:
     """Raised before the copy was lost, and once more, not as far, by the service on the copy."""
@@ -476,9 +476,9 @@ async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database)
     first = await adopt_usdc(Evm(signed()), database)
     again = await adopt_usdc(Evm(signed()), database)
     assert again.txid == first.txid
-    told = transfer("ord_9", "arbitrum", USER, 50, state=TransferState.PREPARED)
+    reported = transfer("ord_9", "arbitrum", USER, 50, state=TransferState.PREPARED)
     with pytest.raises(NotAdopted, match="already"):
-        await adopt_usdc(Evm(signed()), database, told)
+        await adopt_usdc(Evm(signed()), database, reported)
 
 
 def test_an_adopted_payment_calls_what_was_called() -> None:

@@ -19,6 +19,7 @@ from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.engines import ENGINES
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports.store import StatusView
@@ -42,6 +43,10 @@ async def up(tmp_path: Path) -> AsyncIterator[Running]:
         yield made
 
 
+async def test_network_is_known_before_the_engine_is_loaded(up: Running) -> None:
+    assert ENGINES["onchain"].network(up.settings) == up.service.views.network
+
+
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
     assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
     assert not (await up.backend.engine.health()).ok
@@ -59,7 +64,7 @@ async def test_an_order_is_shown_whether_its_chain_has_a_node_or_not(
     assert funding["paymentUri"].startswith(f"ethereum:{token}@{chain_id}/")
 
 
-async def test_orders_of_a_chain_whose_node_was_taken_out_are_an_alarm_until_they_are_over(
+async def test_orders_of_a_removed_chain_raise_an_alert_until_done(
     tmp_path: Path,
 ) -> None:
     """Nothing sees their deposits, and nothing pays them: they would wait for ever, unheard."""
@@ -68,8 +73,8 @@ async def test_orders_of_a_chain_whose_node_was_taken_out_are_an_alarm_until_the
         await before.service.processor.open(open_order(order_of(before, "base")), None, None)
         assert ORDER_ID not in ((await before.backend.engine.health()).detail or "")
     async with running(settings) as up:
-        told = (await up.backend.engine.health()).detail or ""
-        assert f"orders: 1 orders wait for a network without a node, such as {ORDER_ID}" in told
+        reported = (await up.backend.engine.health()).detail or ""
+        assert f"orders: 1 orders wait for a network without a node, such as {ORDER_ID}" in reported
         await expire(up, ORDER_ID)
         assert ORDER_ID not in ((await up.backend.engine.health()).detail or "")
 
@@ -99,16 +104,16 @@ def order_of(up: Running, chain: str) -> Terms:
     )
 
 
-async def test_service_without_its_journal_starts_and_lets_payouts_wait(tmp_path: Path) -> None:
+async def test_service_without_its_journal_starts_and_holds_payouts(tmp_path: Path) -> None:
     settings = unreachable(tmp_path)
     async with running(settings) as before:
         assert "journal" not in ((await before.backend.engine.health()).detail or "")
     folder = tmp_path / "journal"
     folder.rename(tmp_path / "elsewhere")
     async with running(settings) as up:
-        told = (await up.backend.engine.health()).detail or ""
-        assert "it is missing; the database knows" in told
-        assert "payouts wait" in told
+        reported = (await up.backend.engine.health()).detail or ""
+        assert "it is missing; the database knows" in reported
+        assert "payouts wait" in reported
         (tmp_path / "elsewhere").rename(folder)
     async with running(settings) as up:
         assert "journal" not in ((await up.backend.engine.health()).detail or "")

@@ -44,7 +44,7 @@ async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     await database.close()
 
 
-async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
+async def test_upkeep_fault_names_its_own_network_only(
     adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept_up, broken = list[str](), {"arbitrum"}
@@ -60,12 +60,12 @@ async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
         return None
 
     monkeypatch.setattr(EvmPayments, "maintain", maintain)
-    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.look", looked)
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", looked)
     await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
-    told = (await adapter.health()).detail or ""
-    assert "the upkeep of arbitrum has failed (KeyError)" in told
-    assert "upkeep of base" not in told
+    reported = (await adapter.health()).detail or ""
+    assert "the upkeep of arbitrum has failed (KeyError)" in reported
+    assert "upkeep of base" not in reported
     broken.clear()
     await adapter.maintain()
     assert "the upkeep of" not in ((await adapter.health()).detail or "")
@@ -82,7 +82,7 @@ async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
     async def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.look", broken)
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.poll", broken)
     monkeypatch.setattr(
         "rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.maintain",
         lambda b: maintain(b.payments),

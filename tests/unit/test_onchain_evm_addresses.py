@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 )
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from tests.unit.address_pools import take
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
@@ -40,19 +40,7 @@ async def pool_of(ledger: SqlEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddres
     return pool
 
 
-async def take(pool: EvmAddressPool, count: int) -> list[str]:
-    """As orders do, at their own pace."""
-    taken: list[str] = []
-    while len(taken) < count:
-        try:
-            taken.append(pool.take())
-        except Unavailable:
-            await pool.refill()
-        await asyncio.sleep(0)
-    return taken
-
-
-async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wallet(
+async def test_addresses_follow_the_mnemonic_without_the_hot_wallet(
     empty: SqlEvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
@@ -62,7 +50,7 @@ async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wall
     assert await empty.wallet() == EvmWallet(KEYS.address(0), 30)
 
 
-async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_taken(
+async def test_address_is_reserved_on_disk_before_it_can_be_drawn(
     empty: SqlEvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
@@ -75,7 +63,7 @@ async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_take
     await pool.close()
 
 
-async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
+async def test_address_is_never_reused_over_starts_stops_and_crashes(
     empty: SqlEvmDepositLedger,
 ) -> None:
     given: list[str] = []
@@ -92,7 +80,7 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
     assert wallet.reserved_to < 171 + 5 * 2 * OPTIONS.pool_target
 
 
-async def test_after_a_crash_unused_addresses_are_skipped_and_after_a_stop_they_are_used(
+async def test_crash_skips_unused_addresses_and_a_stop_keeps_them(
     empty: SqlEvmDepositLedger,
 ) -> None:
     await take(await pool_of(empty), 2)

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import KEPT_MS, WAIT_SECONDS, Blacklist
@@ -68,7 +68,7 @@ async def test_a_node_that_hangs_keeps_no_order_for_long() -> None:
     with logs_of("rpcsvc.settlement.onchain.evm.payments") as lines:
         assert not await blacklist(node, Clock()).has(LISTED)
     assert WAIT_SECONDS * 0.9 < time.monotonic() - began < 5
-    (line,) = [line for line in lines if line["event"] == "blacklist_not_asked"]
+    (line,) = [line for line in lines if line["event"] == "blacklist_check_failed"]
     assert line["network"] == "optimism"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Tag
 
@@ -68,7 +68,7 @@ def fail(connection: EvmConnection) -> None:
         raise NotSent("node", "eth_call", "not reached")
 
 
-async def test_a_check_that_began_before_a_failure_does_not_make_the_node_right() -> None:
+async def test_check_begun_before_a_failure_does_not_clear_it() -> None:
     node = Node()
     connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN))
     await connection.check()
@@ -97,14 +97,15 @@ async def test_a_check_after_the_failure_makes_it_right_again() -> None:
     assert connection.problem is None
 
 
-async def test_a_chain_that_stands_still_is_told_though_its_node_answers() -> None:
+async def test_stalled_chain_is_reported_though_its_node_answers() -> None:
     node, now = Node(), [0]
     connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
     connection._stall_detector._steady = lambda: now[0]
-    assert connection.stall() is None, "nobody has looked"
+    assert (connection.stall(), connection.block_age()) == (None, None), "nobody has looked"
     await connection.check()
     now[0] = 20 * 60_000 - 1
     await connection.check()
+    assert connection.block_age() == now[0]
     assert (connection.problem, connection.stall()) == (None, None)
     now[0] += 1
     await connection.check()

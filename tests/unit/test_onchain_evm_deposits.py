@@ -43,7 +43,7 @@ async def ledger(database: Database) -> SqlEvmDepositLedger:
 async def reader(ledger: SqlEvmDepositLedger) -> Reader:
     made = Reader(ledger)
     made.chain.mine(count=50)
-    assert await made.look() == {}
+    assert await made.poll() == {}
     return made
 
 
@@ -52,23 +52,23 @@ async def reader(ledger: SqlEvmDepositLedger) -> Reader:
 
 async def test_a_transfer_is_seen_and_then_confirmed(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert await reader.scanner.confirmations(key("a")) == 1
     reader.chain.mine()
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.mine()
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
     assert await reader.scanner.confirmations(key("a")) == 3
     sighting = reader.book[key("a")]
     assert (sighting.address, sighting.units, sighting.sender) == (OURS[0].address, 5, USER)
     assert sighting.first_seen_at == (GENESIS_SECONDS + 10 * number) * 1000
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
 
 
-async def test_a_clock_that_is_behind_the_block_counts_for_the_first_sight(reader: Reader) -> None:
+async def test_clock_behind_the_block_gives_the_first_seen_time(reader: Reader) -> None:
     reader.clock.now = 777
     reader.chain.mine(("a", pays(5)))
-    await reader.look()
+    await reader.poll()
     assert reader.book[key("a")].first_seen_at == 777
 
 
@@ -77,7 +77,7 @@ async def test_each_event_of_a_transaction_is_a_deposit_by_its_place(reader: Rea
         (USER, STRANGER, 9), *pays(1, 2), ("other", OURS[0].address, 8), *pays(3, to=4),
     ]  # fmt: skip
     reader.chain.mine(("before", [(USER, STRANGER, 1)]), ("a", events))
-    await reader.look()
+    await reader.poll()
     assert {(item.key.output_index, item.address, item.units) for item in reader.book.values()} == {
         (1, OURS[0].address, 1), (2, OURS[0].address, 2), (4, OURS[4].address, 3),
     }  # fmt: skip
@@ -95,35 +95,35 @@ async def test_each_event_of_a_transaction_is_a_deposit_by_its_place(reader: Rea
 )  # fmt: skip
 async def test_what_is_not_a_users_payment_is_ignored(reader: Reader, event: Event) -> None:
     reader.chain.mine(("a", [event]))
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.mine(("b", [event, *pays(7)]))
-    assert await reader.look() == {key("b", 1): SEEN}
+    assert await reader.poll() == {key("b", 1): SEEN}
 
 
 async def test_the_largest_amount_that_fits_is_a_deposit(reader: Reader) -> None:
     reader.chain.mine(("a", pays(2**63 - 1)))
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert (await reader.ledger.deposit(key("a"))).units == 2**63 - 1  # type: ignore[union-attr]
 
 
 async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader) -> None:
     reader.chain.mine(("a", pays(5, sender=NOBODY)))
-    await reader.look()
+    await reader.poll()
     assert reader.book[key("a")].sender is None
 
 
-async def test_without_a_number_of_confirmations_the_finalized_block_decides(
+async def test_finalized_block_decides_without_a_confirmation_count(
     ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     reader.chain.mine(count=5)
-    await reader.look()
+    await reader.poll()
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=30)
     reader.chain.finalized = number - 1
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     reader.chain.finalized = number
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
 # --- blocks that are replaced --------------------------------------------------------------------
@@ -132,44 +132,44 @@ async def test_without_a_number_of_confirmations_the_finalized_block_decides(
 async def test_a_deposit_that_moves_to_another_block_counts_from_there(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=4)
     moved = reader.chain.mine(("first", [(USER, STRANGER, 1)]), again)
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     assert (stored.block_number, stored.block_hash) == (moved, reader.chain.hash_of(moved))
     reader.chain.mine(count=2)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
-async def test_a_deposit_that_is_gone_is_shown_once_and_again_when_it_comes_back(
+async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
-    await reader.look()
+    await reader.poll()
     reader.clock.now += 10**7
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=4)
-    assert await reader.look() == {key("a"): REMOVED}
+    assert await reader.poll() == {key("a"): REMOVED}
     assert await reader.scanner.confirmations(key("a")) == 0
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.mine(count=100)
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.mine(again)
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     reader.chain.mine(count=2)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
-async def test_after_a_restart_no_deposit_is_deep_before_what_is_gone_is_on_record(
+async def test_restart_settles_no_deposit_before_removals_are_recorded(
     reader: Reader, ledger: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=5)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=10)
     reader.restart()
@@ -182,29 +182,29 @@ async def test_after_a_restart_no_deposit_is_deep_before_what_is_gone_is_on_reco
         depths.append(await reader.scanner.confirmations(key("a")))
 
     monkeypatch.setattr(ledger, "put_deposits", looked_at)
-    assert await reader.look() == {key("a"): REMOVED}
+    assert await reader.poll() == {key("a"): REMOVED}
     assert depths == [0, 0]
 
 
-async def test_a_removal_that_was_not_acknowledged_is_shown_again_after_a_restart(
+async def test_unacknowledged_removal_reappears_after_a_restart(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.look(acknowledge=False)
+    await reader.poll(acknowledge=False)
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine()
     for _ in range(3):
         reader.restart()
-        assert await reader.look(acknowledge=False) == {key("a"): REMOVED}
-    assert await reader.look() == {key("a"): REMOVED}
-    assert await reader.look() == {}
+        assert await reader.poll(acknowledge=False) == {key("a"): REMOVED}
+    assert await reader.poll() == {key("a"): REMOVED}
+    assert await reader.poll() == {}
 
 
-async def test_a_removal_that_one_order_refuses_is_shown_while_the_cursor_moves_on(
+async def test_refused_removal_is_repeated_while_the_cursor_moves(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.look()
+    await reader.poll()
     reader.chain.replace_from(number, salt=1)
     for _ in range(5):
         reader.chain.mine(count=3)
@@ -212,31 +212,31 @@ async def test_a_removal_that_one_order_refuses_is_shown_while_the_cursor_moves_
         await reader.scanner.acknowledge([])
 
 
-async def test_a_transaction_that_pays_otherwise_in_another_block_is_not_credited(
+async def test_transaction_that_pays_otherwise_when_remined_is_void(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(500, 6)))
-    await reader.look()
+    await reader.poll()
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine(("a", pays(5, 6)))
-    assert await reader.look() == {key("a"): REMOVED}
+    assert await reader.poll() == {key("a"): REMOVED}
     reader.chain.mine(count=5)
-    assert await reader.look() == {key("a", 1): CONFIRMED}
+    assert await reader.poll() == {key("a", 1): CONFIRMED}
 
 
-async def test_what_was_written_off_is_not_credited_when_its_neighbour_is_looked_up(
+async def test_written_off_deposit_stays_so_when_its_sibling_is_read(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(500, 6)))
-    await reader.look()
+    await reader.poll()
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine(("a", pays(5, 6)))
-    assert await reader.look() == {key("a"): REMOVED}
-    assert await reader.look() == {}
+    assert await reader.poll() == {key("a"): REMOVED}
+    assert await reader.poll() == {}
     reader.chain.replace_from(number, salt=2)
     reader.chain.mine(("a", pays(5, 6)), count=3)
     reader.chain.blind = 9
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     written_off, neighbour = (
         await reader.ledger.deposit(key("a")),
         await reader.ledger.deposit(key("a", 1)),
@@ -248,21 +248,21 @@ async def test_what_was_written_off_is_not_credited_when_its_neighbour_is_looked
 
 async def test_a_place_that_changes_makes_another_deposit(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.look()
+    await reader.poll()
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine(("a", [(USER, STRANGER, 1), *pays(5)]))
-    assert await reader.look() == {key("a"): REMOVED, key("a", 1): SEEN}
+    assert await reader.poll() == {key("a"): REMOVED, key("a", 1): SEEN}
 
 
-async def test_a_confirmed_deposit_is_let_go_of_when_it_is_deep_and_found_in_a_deeper_fork(
+async def test_deep_deposit_is_released_and_found_in_a_deeper_fork(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
-    await reader.look()
+    await reader.poll()
     for _ in range(45):
         reader.chain.mine()
-        await reader.look()
+        await reader.poll()
     stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     assert not stored.watched
@@ -270,7 +270,7 @@ async def test_a_confirmed_deposit_is_let_go_of_when_it_is_deep_and_found_in_a_d
     # The oldest block that is kept is 40 deep or more.
     reader.chain.replace_from(number + 8, salt=1)
     reader.chain.mine(count=60)
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     assert await reader.scanner.confirmations(key("a")) > 60
 
 
@@ -278,7 +278,7 @@ async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: R
     reader.chain.replace_from(0, salt=1)
     reader.chain.mine(count=300)
     with pytest.raises(Unavailable):
-        await reader.look()
+        await reader.poll()
     assert "another chain" in str(reader.scanner.problem)
     await reader.connection.check()
     assert reader.connection.problem is None
@@ -290,100 +290,100 @@ async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: R
 
 async def test_a_node_that_is_a_little_late_removes_nothing(reader: Reader) -> None:
     reader.chain.mine(("a", pays(5)), count=3)
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     reader.chain.lag = 2
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.lag = 0
     reader.chain.mine(count=2)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
 async def test_a_node_that_is_far_behind_is_reported(reader: Reader) -> None:
     reader.chain.mine(count=20)
-    await reader.look()
+    await reader.poll()
     reader.chain.lag = 15
     with pytest.raises(Unavailable):
-        await reader.look()
+        await reader.poll()
     assert "lacks the newest 15 blocks" in str(reader.connection.problem)
     reader.chain.lag = 0
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     assert (reader.connection.problem, reader.scanner.problem) == (None, None)
 
 
-async def test_events_that_a_late_node_did_not_give_are_found_by_the_next_pass(
+async def test_events_missed_by_a_late_node_are_found_next_pass(
     reader: Reader,
 ) -> None:
     reader.chain.mine(("a", pays(5)))
     reader.chain.blind = 2
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.blind = 0
     reader.chain.mine()
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
 
 
-async def test_a_shorter_chain_with_none_of_the_recorded_blocks_is_refused_at_once(
+async def test_chain_with_no_recorded_block_is_refused_at_once(
     reader: Reader,
 ) -> None:
     reader.chain.replace_from(0, salt=1)
     reader.chain.mine(count=48)
     with pytest.raises(Unavailable):
-        await reader.look()
+        await reader.poll()
     assert "another chain" in str(reader.scanner.problem)
 
 
 async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Reader) -> None:
     reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
-    assert await reader.look(acknowledge=False) == {key("a"): CONFIRMED}
+    assert await reader.poll(acknowledge=False) == {key("a"): CONFIRMED}
     # Committed, and the cursor stays where it was: a stop before the pass was over.
     await reader.ledger.acknowledge([(key("a"), CONFIRMED)], None)
     reader.restart()
     reader.chain.lag = 2
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
 
 
 async def test_a_node_that_names_no_finalized_block_is_reported(
     ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
-    await reader.look()
+    await reader.poll()
     reader.chain.finalized = 10**6
     reader.chain.mine(("a", pays(5)))
     with pytest.raises(Unavailable):
-        await reader.look()
+        await reader.poll()
     assert "no finalized block" in str(reader.scanner.problem)
 
 
-async def test_nodes_that_contradict_each_other_confirm_nothing_and_move_nothing(
+async def test_contradicting_nodes_confirm_and_move_nothing(
     reader: Reader,
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.look()
+    await reader.poll()
     before = await reader.ledger.deposit(key("a")), await reader.ledger.cursors("arbitrum")
     reader.chain.mine(count=9)
     reader.chain.elsewhere = {number - 1, number}
     fork = [item for item in before[1] if item.number < number - 1]
     assert fork
     for _ in range(3):
-        assert await reader.look() == {}
+        assert await reader.poll() == {}
         assert (
             await reader.ledger.deposit(key("a")),
             await reader.ledger.cursors("arbitrum"),
         ) == before
     reader.chain.elsewhere = set()
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
 async def test_a_block_that_a_node_does_not_know_is_not_taken_for_gone(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
-    await reader.look(acknowledge=False)
+    await reader.poll(acknowledge=False)
     before = await reader.ledger.cursors("arbitrum")
     reader.chain.mine(count=5)
     reader.chain.missing, reader.chain.blind = {number}, 9
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert await reader.ledger.cursors("arbitrum") == before
     reader.chain.missing, reader.chain.blind = set(), 0
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
 async def test_an_event_without_a_receipt_holds_the_cursor_back(
@@ -397,36 +397,36 @@ async def test_an_event_without_a_receipt_holds_the_cursor_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(reader.chain, "receipt", unknown)
-        assert await reader.look() == {}
-    assert await reader.look() == {key("a"): CONFIRMED}
+        assert await reader.poll() == {}
+    assert await reader.poll() == {key("a"): CONFIRMED}
 
 
-async def test_a_deposit_recorded_in_a_wrong_block_is_put_right_when_it_is_due(
+async def test_deposit_recorded_in_a_wrong_block_is_corrected_when_due(
     ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=12)
-    await reader.look()
+    await reader.poll()
     reader.chain.mine(("a", pays(5)))
     for _ in range(6):
-        await reader.look()
+        await reader.poll()
         reader.chain.mine()
     stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     await reader.ledger.put_deposits([replace(stored, block_hash=key("fork").txid)])
     reader.chain.mine(count=9)
-    assert await reader.look() == {key("a"): CONFIRMED}
+    assert await reader.poll() == {key("a"): CONFIRMED}
     assert await reader.ledger.deposit(key("a")) == replace(stored, acknowledged=CONFIRMED)
 
 
 async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     for _ in range(4):
-        await reader.look()
+        await reader.poll()
         reader.chain.mine()
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(again)
     reader.chain.mine()
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert await reader.scanner.confirmations(key("a")) == 2
 
 
@@ -444,21 +444,21 @@ async def test_a_look_is_whole_as_of_its_beginning(
 
     reader.chain.mine(("a", pays(5)))
     monkeypatch.setattr(reader.chain, "block", slow)
-    await reader.look()
+    await reader.poll()
     assert reader.scanner.complete_until == began
     assert reader.clock.now > began
 
 
 async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader) -> None:
     reader.chain.lag = 2
-    await reader.look()
+    await reader.poll()
     assert reader.scanner.complete_until is None
     reader.chain.lag = 0
-    await reader.look()
+    await reader.poll()
     assert reader.scanner.complete_until == reader.clock.now
     reader.chain.lag = 15
     with pytest.raises(Unavailable):
-        await reader.look()
+        await reader.poll()
     assert reader.scanner.complete_until is None
 
 
@@ -466,7 +466,7 @@ async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader.connection, "stall", lambda: "has shown no new block for 10 minutes")
-    await reader.look()
+    await reader.poll()
     assert reader.scanner.complete_until is None
 
 
@@ -480,9 +480,9 @@ async def test_a_look_that_could_not_place_an_event_is_not_whole(
 
     with monkeypatch.context() as patch:
         patch.setattr(reader.chain, "receipt", unknown)
-        await reader.look()
+        await reader.poll()
         assert reader.scanner.complete_until is None
-    await reader.look()
+    await reader.poll()
     assert reader.scanner.complete_until == reader.clock.now
 
 
@@ -500,27 +500,27 @@ async def test_a_long_absence_is_made_up_for_in_several_passes(
     passes = 0
     while (await reader.ledger.cursors("arbitrum"))[0].number < reader.chain.head:
         assert reader.scanner.complete_until is None or passes == 0
-        await reader.look()
+        await reader.poll()
         passes += 1
     assert passes > 2
     assert reader.scanner.complete_until == reader.clock.now, "the last one has seen all"
     assert reader.book.keys() == {key(name) for name in names}
 
 
-async def test_a_block_without_deposits_costs_the_same_however_much_is_watched(
+async def test_empty_block_costs_the_same_for_any_number_watched(
     reader: Reader,
 ) -> None:
     async def cost() -> list[str]:
         reader.chain.mine(("other", [(USER, STRANGER, 1)]))
-        await reader.look()
+        await reader.poll()
         reader.chain.asked.clear()
         reader.chain.mine(("more", [(USER, STRANGER, 1)]))
-        await reader.look()
+        await reader.poll()
         return list(reader.chain.asked)
 
     before = await cost()
     reader.chain.mine(*[(f"tx{n}", pays(1, to=n % 20)) for n in range(100)])
-    await reader.look()
+    await reader.poll()
     for _ in range(4):
         await cost()
     assert await cost() == before == ["block", "logs"]
@@ -528,16 +528,16 @@ async def test_a_block_without_deposits_costs_the_same_however_much_is_watched(
 
 async def test_a_pass_without_a_new_block_costs_one_call(reader: Reader) -> None:
     reader.chain.mine(("a", pays(5)))
-    await reader.look()
+    await reader.poll()
     reader.chain.asked.clear()
-    await reader.look()
+    await reader.poll()
     assert reader.chain.asked == ["block"]
 
 
 # --- faults of the service itself ---------------------------------------------------------------
 
 
-async def test_a_fault_in_a_look_is_one_of_its_network_and_loses_nothing(
+async def test_scan_fault_stays_in_its_network_and_loses_nothing(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader.chain.mine(("a", pays(5)))
@@ -547,9 +547,9 @@ async def test_a_fault_in_a_look_is_one_of_its_network_and_loses_nothing(
             with pytest.raises(Unavailable, match="can't be seen"):
                 await reader.scanner.observe()
             await reader.scanner.acknowledge([])
-            problem = "a look for deposits on arbitrum has failed (TypeError)"
+            problem = "the deposit scan of arbitrum has failed (TypeError)"
             assert reader.scanner.problem == problem
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert reader.scanner.problem is None
 
 
@@ -559,15 +559,15 @@ async def test_a_fault_in_a_look_is_one_of_its_network_and_loses_nothing(
 async def left_out(reader: Reader) -> int:
     """One deposit that was read and one that the node's index did not have for long; its block."""
     reader.chain.mine(("known", pays(5)), count=10)
-    await reader.look()
+    await reader.poll()
     number = reader.chain.mine(("left out", pays(7)))
     for _ in range(20):
         reader.chain.blind = 10**6
         reader.chain.mine()
-        await reader.look()
+        await reader.poll()
     reader.chain.blind = 0
     reader.chain.mine(count=30)
-    await reader.look()
+    await reader.poll()
     assert reader.book.keys() == {key("known")}
     return number
 
@@ -577,9 +577,9 @@ async def test_a_deposit_that_was_left_out_is_found_by_reading_again(reader: Rea
     upto = await reread(reader.connection, reader.ledger, number)
     assert upto == reader.chain.head
     reader.restart()
-    assert await reader.look() == {key("left out"): CONFIRMED}
+    assert await reader.poll() == {key("left out"): CONFIRMED}
     assert reader.book[key("left out")].first_seen_at == (GENESIS_SECONDS + 10 * number) * 1000
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
 
 
 async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader) -> None:
@@ -587,16 +587,16 @@ async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader
     before = await reader.ledger.deposit(key("known"))
     await reread(reader.connection, reader.ledger, 1)
     reader.restart()
-    assert (await reader.look()).keys() == {key("left out")}
+    assert (await reader.poll()).keys() == {key("left out")}
     assert await reader.ledger.deposit(key("known")) == before
     # Also once, where the first look after it was not acknowledged.
     await reread(reader.connection, reader.ledger, 1)
     reader.restart()
-    assert await reader.look(acknowledge=False) == {}
-    assert await reader.look() == {}
+    assert await reader.poll(acknowledge=False) == {}
+    assert await reader.poll() == {}
 
 
-async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
+async def test_replaced_block_after_a_reread_leaves_an_older_one(
     reader: Reader,
 ) -> None:
     number = await left_out(reader)
@@ -605,7 +605,7 @@ async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
     reader.chain.mine(("again", pays(3)))
     reader.chain.mine(count=60)
     reader.restart()
-    assert (await reader.look())[key("again")] is CONFIRMED
+    assert (await reader.poll())[key("again")] is CONFIRMED
 
 
 @pytest.mark.parametrize("first", [0, 10**6])
@@ -616,7 +616,7 @@ async def test_what_was_not_read_is_not_read_again(reader: Reader, first: int) -
     assert await reader.ledger.cursors("arbitrum") == before
 
 
-async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader: Reader) -> None:
+async def test_lagging_node_is_not_used_to_reread_a_range(reader: Reader) -> None:
     before = await reader.ledger.cursors("arbitrum")
     reader.chain.lag = 1
     with pytest.raises(NotReread, match="lags"):

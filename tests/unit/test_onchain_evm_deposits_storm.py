@@ -36,7 +36,7 @@ async def reader(tmp_path: Path) -> AsyncIterator[Reader]:
     await ledger.add_addresses(OURS)
     made = Reader(ledger)
     made.chain.mine(count=50)
-    assert await made.look() == {}
+    assert await made.poll() == {}
     yield made
     await database.close()
 
@@ -76,16 +76,16 @@ class Storm:
         if self.dice.random() < 0.2:
             self.reader.restart()
         with suppress(Unavailable):  # the fork is too short as yet
-            await self.reader.look(acknowledge=self.dice.random() < 0.8)
+            await self.reader.poll(acknowledge=self.dice.random() < 0.8)
 
     async def calm(self) -> None:
         self.reader.chain.lag = self.reader.chain.blind = 0
         self.reader.chain.mine(count=40)
         for _ in range(30):
-            await self.reader.look()
+            await self.reader.poll()
 
 
-async def test_ranges_smaller_than_what_is_read_again_still_make_progress(
+async def test_ranges_below_the_reread_depth_still_make_progress(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 1)
@@ -94,19 +94,19 @@ async def test_ranges_smaller_than_what_is_read_again_still_make_progress(
     reader.chain.mine(("a", pays(5)), count=5)
     shown: list[DepositState] = []
     for _ in range(5):
-        shown += (await reader.look()).values()
+        shown += (await reader.poll()).values()
     assert shown == [SEEN]
 
 
-async def test_ranges_full_of_events_are_made_smaller_and_then_larger_again(
+async def test_full_ranges_shrink_and_then_grow_again(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evm_deposits, "_MANY_EVENTS", 10)
     reader.chain.mine(*[(f"tx{n}", [(USER, STRANGER, 1)]) for n in range(11)], count=40)
-    await reader.look()
+    await reader.poll()
     crowded = reader.scanner._span
     reader.chain.mine(count=200)
-    await reader.look()
+    await reader.poll()
     assert (crowded, reader.scanner._span) == (21, 160)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm import keys, usdc
+from rpcsvc.settlement.onchain.evm import keys
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import (
     GET_L1_FEE,
@@ -50,7 +51,7 @@ class Node(EvmClient):
         self.rate = rate
         self.problem: RpcFailure | None = None
         self.answer: bytes | None = None
-        self.told: list[bytes] = []
+        self.reported: list[bytes] = []
 
     async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
         if call.data == usdc.is_blacklisted(HOT):
@@ -61,7 +62,7 @@ class Node(EvmClient):
             raise self.problem
         assert call.data[:4] == GET_L1_FEE
         size = int.from_bytes(call.data[36:68], "big")
-        self.told.append(call.data[68 : 68 + size])
+        self.reported.append(call.data[68 : 68 + size])
         return usdc.uint_word(self.rate * size) if self.answer is None else self.answer
 
     async def fees(self) -> FeeData:
@@ -115,7 +116,7 @@ def test_an_unsigned_transaction_is_what_would_be_signed(
 
 
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80])
-def test_a_single_byte_of_data_is_encoded_as_what_would_be_signed(byte: int) -> None:
+def test_single_data_byte_is_encoded_as_it_would_be_signed(byte: int) -> None:
     plan = TransactionPlan(10, 1, TOKEN, 65_000, 9, 1, bytes([byte]))
     fields = {
         "type": 2, "chainId": 10, "nonce": 1, "to": TOKEN, "gas": 65_000, "maxFeePerGas": 9,
@@ -135,28 +136,28 @@ def test_the_call_is_that_of_the_published_interface() -> None:
 # --- asking the oracle --------------------------------------------------------------------------
 
 
-async def test_the_oracle_is_asked_for_the_call_itself_and_margin_is_added() -> None:
+async def test_oracle_is_given_the_call_itself_and_a_margin_is_added() -> None:
     node = Node(rate=1000)
     fee = await L1Fee(link_to(node)).of(order())
-    (told,) = node.told
-    assert told[:1] == b"\x02"
-    assert order().data in told
-    assert fee == with_l1_margin(1000 * len(told))
+    (reported,) = node.reported
+    assert reported[:1] == b"\x02"
+    assert order().data in reported
+    assert fee == with_l1_margin(1000 * len(reported))
 
 
 async def test_what_is_not_known_yet_is_taken_at_its_widest() -> None:
     node = Node()
     await L1Fee(link_to(node)).of(order())
     later = TransactionPlan(10, 9_999_999, TOKEN, 65_000, 900 * GWEI, 90 * GWEI, order().data)
-    assert len(node.told[0]) >= len(unsigned(later))
+    assert len(node.reported[0]) >= len(unsigned(later))
 
 
-async def test_a_network_without_an_oracle_is_not_asked_and_takes_nothing() -> None:
+async def test_network_without_an_oracle_calls_and_adds_nothing() -> None:
     node = Node()
     node.problem = REFUSAL
     plain = replace(NETWORK, l1_fee_oracle=None)
     assert await L1Fee(link_to(node, plain)).of(order()) == 0
-    assert node.told == []
+    assert node.reported == []
 
 
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED])
@@ -189,42 +190,42 @@ async def test_a_node_that_does_not_answer_is_a_matter_of_the_link() -> None:
 async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
     gas, without = EvmGas(link_to(node), HOT), EvmGas(link_to(node, plain), HOT)
-    await gas.look()
-    await without.look()
+    await gas.poll()
+    await without.poll()
     assert without.payout_cost() == with_margin(40_000) * (2 * GWEI + GWEI // 10)
-    (told,) = node.told
-    assert gas.payout_cost() - without.payout_cost() == with_l1_margin(10**6 * len(told))
+    (reported,) = node.reported
+    assert gas.payout_cost() - without.payout_cost() == with_l1_margin(10**6 * len(reported))
 
 
 async def test_the_cost_follows_the_oracle() -> None:
     node = Node(rate=10**6)
     gas = EvmGas(link_to(node), HOT)
-    await gas.look()
+    await gas.poll()
     node.rate = 0
-    await gas.look()
+    await gas.poll()
     without = gas.payout_cost()
     for rate in (10**6, 10**7):
         node.rate = rate
-        await gas.look()
-        assert gas.payout_cost() - without == with_l1_margin(rate * len(node.told[-1]))
+        await gas.poll()
+        assert gas.payout_cost() - without == with_l1_margin(rate * len(node.reported[-1]))
 
 
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
 async def test_without_the_oracle_no_cost_is_told_not_even_the_old_one(problem: RpcFailure) -> None:
     node = Node()
     gas = EvmGas(link_to(node), HOT)
-    await gas.look()
+    await gas.poll()
     assert gas.problem is None
     node.problem = problem
     try:
-        await gas.look()
+        await gas.poll()
     except RpcFailure:
         assert problem is SILENCE
     with pytest.raises(Unavailable, match="fees on optimism are not known"):
         gas.payout_cost()
     assert gas.problem is not None
     node.problem = None
-    await gas.look()
+    await gas.poll()
     assert gas.problem is None
     assert gas.payout_cost() > 0
 
@@ -233,7 +234,7 @@ async def test_balances_are_known_though_the_oracle_fails() -> None:
     node = Node()
     node.problem = REVERTED
     gas = EvmGas(link_to(node), HOT)
-    await gas.look()
+    await gas.poll()
     assert gas.hot is not None
     assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
 
@@ -249,7 +250,7 @@ async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
         await short.first_price(order())
 
 
-async def test_the_l1_part_counts_towards_the_highest_fee_of_a_replacement() -> None:
+async def test_l1_part_counts_towards_the_highest_replacement_fee() -> None:
     node, old = Node(), waiting(b"\xa9" * 68, 10 * GWEI)
     l1_part = await L1Fee(link_to(node)).of(old.order)
     least = 50_000 * 11 * GWEI

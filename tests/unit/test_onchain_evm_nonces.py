@@ -82,7 +82,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await database.close()
 
 
-async def test_what_was_sent_before_the_first_look_is_strange_where_payments_are_on_record(
+async def test_sends_before_the_first_check_are_unrecorded_if_it_paid(
     rig: Rig,
 ) -> None:
     """A copy from before the service looked at nonces: it has payments, and was told nothing."""
@@ -93,7 +93,7 @@ async def test_what_was_sent_before_the_first_look_is_strange_where_payments_are
     assert rig.switch.reason() is not None
 
 
-async def test_a_top_up_that_is_explained_explains_no_transaction_of_the_hot_wallet(
+async def test_annotated_top_up_annotates_no_outgoing_transaction(
     rig: Rig,
 ) -> None:
     """The sender's own nonce may be any, that of a stranger's theft included."""
@@ -105,7 +105,7 @@ async def test_a_top_up_that_is_explained_explains_no_transaction_of_the_hot_wal
         await rig.nonces.next()
 
 
-async def test_one_that_is_explained_and_that_the_node_has_forgotten_explains_nothing(
+async def test_annotation_of_a_transaction_the_node_forgot_is_void(
     rig: Rig,
 ) -> None:
     await rig.pay(1)

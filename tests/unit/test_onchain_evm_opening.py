@@ -43,10 +43,10 @@ def ledger(database: Database) -> SqlOpeningLedger:
     return SqlOpeningLedger(database)
 
 
-async def look(opening: EvmOpening, node: Node) -> None:
+async def poll(opening: EvmOpening, node: Node) -> None:
     block = await node.block()
     assert block is not None
-    await opening.look(block)
+    await opening.poll(block)
 
 
 def opening_of(node: Node, ledger: SqlOpeningLedger) -> EvmOpening:
@@ -64,14 +64,14 @@ async def test_the_first_look_is_kept_and_the_auditor_reads_it(
     node.mine(count=5)
     opening = opening_of(node, ledger)
     assert await known(ledger) is None
-    await look(opening, node)
+    await poll(opening, node)
     first = Opening(5, node.hash_of(5), 2, WEI - 2)
     assert await known(ledger) == first
 
     node.sent = 3
     node.mine(count=NETWORK.failed_after + 5)
-    await look(opening, node)
-    await look(opening_of(node, ledger), node)  # after a start
+    await poll(opening, node)
+    await poll(opening_of(node, ledger), node)  # after a start
     assert await known(ledger) == first
 
     wallet = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
@@ -85,11 +85,11 @@ async def test_a_block_that_is_replaced_takes_its_balance_with_it(
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
-    await look(opening, node)
+    await poll(opening, node)
     node.replace_from(5, 9)
     node.sent = 1
     node.mine(count=2)
-    await look(opening, node)
+    await poll(opening, node)
     assert await known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
 
 
@@ -97,24 +97,24 @@ async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqlOpeningLedge
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
-    await look(opening, node)
+    await poll(opening, node)
     first = await known(ledger)
     node.lag = 3
-    await look(opening, node)
+    await poll(opening, node)
     assert await known(ledger) == first
 
 
-async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
+async def test_block_replaced_while_it_is_read_is_not_used(
     ledger: SqlOpeningLedger,
 ) -> None:
     node = Node()
     node.mine(count=5)
     node.reorganise_while_asked = True
     opening = opening_of(node, ledger)
-    await look(opening, node)
+    await poll(opening, node)
     assert await known(ledger) is None
     node.reorganise_while_asked = False
-    await look(opening, node)
+    await poll(opening, node)
     assert await known(ledger) is not None
 
 
@@ -122,11 +122,11 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: SqlOpeningLedger) -> Non
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
-    await look(opening, node)
+    await poll(opening, node)
     node.mine(count=NETWORK.failed_after)
-    await look(opening, node)
+    await poll(opening, node)
     node.asked.clear()
-    await look(opening, node)
+    await poll(opening, node)
     assert node.asked == ["block"], "the newest, by this test"
 
 

@@ -106,7 +106,7 @@ def test_a_network_without_fees_is_offered_one_wei() -> None:
 
 
 @pytest.mark.parametrize("old", [GasPrice(1, 0), GasPrice(7, 1), GasPrice(3 * GWEI, GWEI)])
-def test_a_replacement_raises_both_fees_by_the_percentage_rounded_up(old: GasPrice) -> None:
+def test_replacement_raises_both_fees_by_the_percent_rounded_up(old: GasPrice) -> None:
     new = raised_price(old, FeeData(0, 0), 25, 50_000, 10**18)
     assert new is not None
     for before, after in ((old.max_fee, new.max_fee), (old.tip, new.tip)):
@@ -126,7 +126,7 @@ def test_a_replacement_beyond_the_bound_is_none() -> None:
     assert raised_price(old, FeeData(20 * GWEI, 0), 25, gas, 10 * GWEI * gas) is None
 
 
-def test_the_last_replacement_offers_the_bound_while_nodes_take_it_for_a_rise() -> None:
+def test_last_replacement_offers_the_cap_while_it_is_a_rise() -> None:
     gas, old, moment = 50_000, GasPrice(8 * GWEI, GWEI), FeeData(GWEI, 0)
     last = raised_price(old, moment, 25, gas, 10 * GWEI * gas - gas)
     assert last == GasPrice(10 * GWEI - 1, GWEI * 11 // 10)
@@ -142,7 +142,7 @@ def test_a_price_fits_the_database_whatever_the_bound() -> None:
     assert price.max_fee == LARGEST_STORED
 
 
-def test_a_price_is_too_low_when_the_next_block_would_not_take_it() -> None:
+def test_price_is_too_low_when_the_next_block_would_refuse_it() -> None:
     price = GasPrice(10 * GWEI, GWEI)
     assert not is_too_low(price, FeeData(9 * GWEI, GWEI))
     assert not is_too_low(price, FeeData(9 * GWEI, 5 * GWEI))
@@ -153,7 +153,7 @@ def test_a_gas_limit_has_a_quarter_to_spare() -> None:
     assert with_margin(40_001) == 50_001
 
 
-def test_the_l1_part_may_double_as_the_base_fee_may_and_has_a_quarter_to_spare() -> None:
+def test_l1_margin_covers_a_doubling_and_a_quarter_more() -> None:
     assert with_l1_margin(1000) == 2500
     assert with_l1_margin(0) == 0
 
@@ -262,7 +262,7 @@ def _refused(directory: Path, sql: str, said: str) -> None:
     connection.close()
 
 
-async def test_settled_payments_are_found_by_block_or_while_they_have_none(
+async def test_settled_payments_are_found_by_block_or_without_one(
     ledger: SqlEvmPaymentLedger,
 ) -> None:
     for nonce, number in enumerate((5, 9, None)):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
@@ -17,7 +18,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TooLarge,
 )
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import Database
@@ -77,9 +77,9 @@ async def test_a_deposit_counts_from_the_look_that_saw_it_pending(reader: Reader
     later(reader, 7)
     seen_at = reader.clock.now
     reader.chain.pool = [paying("a")]
-    assert await reader.look() == {}, "what is pending is no deposit"
+    assert await reader.poll() == {}, "what is pending is no deposit"
     later(reader, 20)
-    assert await reader.look() == {}
+    assert await reader.poll() == {}
     reader.chain.pool = []
     await mined(reader, "a", at=seen_at + 500_000)
     assert reader.book[key("a")].first_seen_at == seen_at
@@ -91,21 +91,21 @@ async def test_one_that_was_never_seen_pending_counts_from_its_block(reader: Rea
     assert reader.book[key("a")].first_seen_at == at
 
 
-async def test_a_block_of_before_the_look_counts_for_one_that_was_seen_pending(
+async def test_block_mined_before_the_scan_counts_as_seen_pending(
     reader: Reader,
 ) -> None:
     reader.chain.pool = [paying("a")]
-    await reader.look()
+    await reader.poll()
     number = reader.chain.head + 1
     reader.chain.genesis = reader.clock.now // 1000 - 10 * number - 60
     reader.chain.mine(("a", pays(5)))
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert reader.book[key("a")].first_seen_at == reader.clock.now - MINUTE
 
 
 async def test_a_transaction_that_replaced_another_starts_anew(reader: Reader) -> None:
     reader.chain.pool = [paying("first")]
-    await reader.look()
+    await reader.poll()
     at = reader.clock.now + 500_000
     await mined(reader, "second", at=at)
     assert reader.book[key("second")].first_seen_at == at
@@ -114,7 +114,7 @@ async def test_a_transaction_that_replaced_another_starts_anew(reader: Reader) -
 async def test_what_was_seen_survives_a_restart(reader: Reader) -> None:
     seen_at = reader.clock.now
     reader.chain.pool = [paying("a")]
-    await reader.look(acknowledge=False)
+    await reader.poll(acknowledge=False)
     reader.restart()
     await mined(reader, "a", at=seen_at + 500_000)
     assert reader.book[key("a")].first_seen_at == seen_at
@@ -123,29 +123,29 @@ async def test_what_was_seen_survives_a_restart(reader: Reader) -> None:
 async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Reader) -> None:
     seen_at = reader.clock.now
     reader.chain.pool = [paying("a")]
-    await reader.look()
+    await reader.poll()
     number = reader.chain.head + 1
     await mined(reader, "a", at=seen_at + 500_000)
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=3)
-    assert await reader.look() == {key("a"): REMOVED}
+    assert await reader.poll() == {key("a"): REMOVED}
     # In its new block it makes another event first: the deposit is another one by its place.
     name, events = again
     reader.chain.mine((name, [(USER, STRANGER, 1), *events]))
     later(reader, 900)
-    assert await reader.look() == {key("a", 1): SEEN}
+    assert await reader.poll() == {key("a", 1): SEEN}
     assert reader.book[key("a", 1)].first_seen_at == seen_at
 
 
 async def test_the_time_is_of_the_recipient_that_was_seen(reader: Reader) -> None:
     """A call of the token pays nobody else; a token that does so gives nobody a better time."""
     reader.chain.pool = [paying("a")]
-    await reader.look()
+    await reader.poll()
     at = reader.clock.now + 500_000
     reader.chain.genesis = at // 1000 - 10 * (reader.chain.head + 1)
     reader.chain.mine(("a", pays(5, to=1)))
     reader.clock.now = at
-    assert await reader.look() == {key("a"): SEEN}
+    assert await reader.poll() == {key("a"): SEEN}
     assert reader.book[key("a")].first_seen_at == at
 
 
@@ -154,7 +154,7 @@ async def test_a_look_that_fails_later_has_noted_what_is_pending(reader: Reader)
     reader.chain.hashes.clear()
     reader.chain.salts = [-n - 1 for n in range(len(reader.chain.salts))]
     with pytest.raises(Exception, match="can't be settled"):
-        await reader.look()
+        await reader.poll()
     assert await sighting(reader, "a") is not None
 
 
@@ -179,14 +179,14 @@ async def test_what_does_not_pay_a_waiting_order_is_no_hint(
     reader: Reader, transaction: dict[str, Any]
 ) -> None:
     reader.chain.pool = [transaction, paying("b")]
-    await reader.look()
+    await reader.poll()
     assert await sighting(reader, "a") is None
     assert await sighting(reader, "b") == PoolSighting(
         "arbitrum", txid_of("b"), 1, reader.clock.now
     )
 
 
-async def test_an_order_that_is_over_or_on_another_network_or_late_gives_no_hint(
+async def test_order_ended_late_or_on_another_network_gets_no_hint(
     reader: Reader, database: Database
 ) -> None:
     soon = reader.clock.now + MINUTE
@@ -195,7 +195,7 @@ async def test_an_order_that_is_over_or_on_another_network_or_late_gives_no_hint
     await wait_for_deposit(database, OURS[3].address, expires_at=reader.clock.now - 1)
     await wait_for_deposit(database, OURS[4].address, expires_at=reader.clock.now)
     reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(5)]
-    await reader.look()
+    await reader.poll()
     assert await held(reader) == {1: 1, 5: 1}
 
 
@@ -203,16 +203,16 @@ async def test_token_and_hash_are_the_same_in_any_case(reader: Reader) -> None:
     made = paying("a")
     made |= {"hash": "0x" + made["hash"][2:].upper(), "to": "0x" + TOKEN[2:].upper()}
     reader.chain.pool = [made]
-    await reader.look()
+    await reader.poll()
     assert await sighting(reader, "a") is not None
 
 
 async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
     reader.chain.pool = [paying("a")]
-    await reader.look()
+    await reader.poll()
     first = await sighting(reader, "a")
     later(reader, 60)
-    await reader.look()
+    await reader.poll()
     await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("a"), 2, 7)])
     assert await sighting(reader, "a") == first
 
@@ -225,7 +225,7 @@ async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(
 ) -> None:
     async def asked() -> int:
         idle.chain.asked.clear()
-        await idle.look()
+        await idle.poll()
         return idle.chain.asked.count("pending")
 
     assert await asked() == 0
@@ -262,28 +262,28 @@ async def test_a_node_that_does_not_answer_is_no_failure_and_told_once(
     assert reader.book[key("a")].first_seen_at == at + 10_000
     for _ in range(3):
         later(reader, 20)
-        await reader.look()
+        await reader.poll()
     assert reader.chain.asked.count("pending") == 2, "again after a minute"
     events = [entry["event"] for entry in logged.entries]
-    assert events == ["evm_pool_not_seen"]
+    assert events == ["evm_pool_lookup_failed"]
     assert str(refusal) == logged.entries[0]["reason"]
     reader.chain.refusal = None
     await wait_for_deposit(reader.ledger._db, OURS[5].address, expires_at=reader.clock.now + DAY)
     reader.chain.pool = [paying("b", to=5)]
     later(reader, 60)
-    await reader.look()
+    await reader.poll()
     assert await sighting(reader, "b") is not None
-    assert logged.entries[-1]["event"] == "evm_pool_seen"
+    assert logged.entries[-1]["event"] == "evm_pool_observed"
 
 
 async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reader) -> None:
     reader.chain.refusal = REFUSALS[0]
-    await reader.look()
-    await reader.look()
+    await reader.poll()
+    await reader.poll()
     assert reader.chain.asked.count("pending") == 1
     with pytest.raises(Exception, match="can't be settled"), reader.connection.watched():
         raise OutcomeUnknown("node", "eth_call", "connection lost")
-    await reader.look()
+    await reader.poll()
     assert reader.chain.asked.count("pending") == 2
 
 
@@ -296,7 +296,7 @@ async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reade
         {"number": "garbage"},
     ],
 )
-async def test_nodes_without_a_pending_block_give_no_hint_and_are_asked_again(
+async def test_node_without_pending_block_has_no_hint_and_is_retried(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
     logged = captured(monkeypatch, evm_pool.__name__)
@@ -307,8 +307,8 @@ async def test_nodes_without_a_pending_block_give_no_hint_and_are_asked_again(
         return answer
 
     monkeypatch.setattr(reader.chain, "pending_block", newest)
-    await reader.look()
-    await reader.look()
+    await reader.poll()
+    await reader.poll()
     assert len(asked) == 2
     assert logged.entries == []
     assert await sighting(reader, "a") is None
@@ -324,7 +324,7 @@ async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
             return {"number": number, "transactions": [paying(f"a{number}")]}
 
         monkeypatch.setattr(reader.chain, "pending_block", next_block)
-        await reader.look()
+        await reader.poll()
         assert await sighting(reader, f"a{number}") is not None
 
 
@@ -353,11 +353,11 @@ async def test_an_answer_that_is_no_block_is_no_failure_of_the_look(
 
     monkeypatch.setattr(reader.chain, "pending_block", strange)
     reader.chain.mine(("a", pays(5)))
-    assert await reader.look() == {key("a"): SEEN}
-    assert [entry["event"] for entry in logged.entries] == ["evm_pool_not_seen"]
+    assert await reader.poll() == {key("a"): SEEN}
+    assert [entry["event"] for entry in logged.entries] == ["evm_pool_lookup_failed"]
 
 
-def test_strange_transactions_that_do_not_call_the_token_are_passed_over() -> None:
+def test_transactions_that_do_not_call_the_token_are_ignored() -> None:
     strange = [{}, {"to": 7}, {"to": STRANGER, "hash": None}, {"to": None, "input": None}]
     block = read_pending(NODE[0], {"transactions": [*strange, paying("a")]})
     assert [item.txid for item in pending_payments(block, TOKEN)] == [txid_of("a")]

@@ -31,27 +31,25 @@ async def reader(database: Database) -> Reader:
 # --- bounds --------------------------------------------------------------------------------------
 
 
-async def test_an_address_has_a_bounded_number_of_hints_whatever_is_sent_to_it(
-    reader: Reader, database: Database
-) -> None:
+async def test_hints_of_an_address_are_bounded(reader: Reader, database: Database) -> None:
     await wait_for_deposit(database, OURS[1].address, expires_at=reader.clock.now + MINUTE)
     for number in range(3):
         flood = [paying(f"flood{number}.{n}") for n in range(500)]
         reader.chain.pool = [*flood, paying("honest", to=1)]
-        await reader.look()
+        await reader.poll()
         assert await held(reader) == {1: MOST_PER_ADDRESS, 2: 1}
 
 
-async def test_a_look_notes_a_bounded_number_of_hints_and_the_next_one_the_rest(
+async def test_hints_of_one_scan_are_bounded_and_the_next_adds_more(
     reader: Reader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evm_pool, "MOST_PER_LOOK", 10)
     for item in OURS[1:12]:
         await wait_for_deposit(database, item.address, expires_at=reader.clock.now + MINUTE)
     reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(12)]
-    await reader.look()
+    await reader.poll()
     assert sum((await held(reader)).values()) == 10
-    await reader.look()
+    await reader.poll()
     assert sum((await held(reader)).values()) == 12
 
 
@@ -82,32 +80,32 @@ async def test_hints_that_are_of_no_use_any_more_are_forgotten(
         return [name for name, _, _ in rows if await sighting(reader, name) is not None]
 
     reader.clock.now = at + DAY
-    await reader.look()
+    await reader.poll()
     assert await left() == ["waits", "over", "young", "unknown"]
     reader.restart()
     reader.clock.now = at + DAY + 1
-    await reader.look()
+    await reader.poll()
     assert await left() == ["waits", "young"], "an order that waits may still be paid by the first"
     assert await reader.ledger.pool_sighting("base", txid_of("over")) is not None
     reader.clock.now += HOUR
-    await reader.look()
+    await reader.poll()
     assert await left() == ["waits"]
 
 
-async def test_the_hint_of_a_deposit_that_is_watched_no_more_is_forgotten(
+async def test_hint_of_an_unwatched_deposit_is_forgotten(
     reader: Reader,
 ) -> None:
     reader.chain.pool = [paying("a")]
-    await reader.look()
+    await reader.poll()
     reader.chain.pool = []
     await mined(reader, "a", at=reader.clock.now)
     reader.clock.now += HOUR
-    await reader.look()
+    await reader.poll()
     assert await sighting(reader, "a") is not None
     reader.chain.mine(count=60)
     for _ in range(3):  # confirmed, watched no more, forgotten
         reader.clock.now += HOUR
-        await reader.look()
+        await reader.poll()
     assert await sighting(reader, "a") is None
     assert len(reader.book) == 1
 

@@ -130,12 +130,12 @@ async def test_one_of_our_own_in_a_block_is_never_a_failure(txid: str) -> None:
         assert judged.payment.conflict == BlockPoint(4_990, "0x4990")
         assert judged.payment.state is PaymentState.PUBLISHED
         rig.node.top += 10 * NETWORK.failed_after
-    (told,) = rig.conditions.texts()
-    assert "shows no receipt" in told
+    (reported,) = rig.conditions.texts()
+    assert "shows no receipt" in reported
 
 
 @pytest.mark.parametrize("lacks", ["states", "bodies"])
-async def test_without_a_proof_it_stays_unknown_and_the_operator_is_told(lacks: str) -> None:
+async def test_payout_without_a_proof_stays_unknown_and_warns(lacks: str) -> None:
     rig = Rig(Node(OURS[0], 4_000, 5_000))
     rig.node.oldest = 5_000 if lacks == "states" else 0
     rig.node.bodies = lacks != "bodies"
@@ -144,8 +144,8 @@ async def test_without_a_proof_it_stays_unknown_and_the_operator_is_told(lacks: 
     rig.node.top += NETWORK.failed_after
     for _ in range(3):
         assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
-        (told,) = rig.conditions.texts()
-        assert "tr_1 on arbitrum can't be proved: nonce 7" in told
+        (reported,) = rig.conditions.texts()
+        assert "tr_1 on arbitrum can't be proved: nonce 7" in reported
         rig.node.top += 1_000
 
 
@@ -163,7 +163,7 @@ async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
     ("ok", "outcome"),
     [(None, Outcome.UNKNOWN), (True, Outcome.UNKNOWN), (False, Outcome.FAILED)],
 )
-async def test_the_same_payout_that_is_not_on_record_is_no_failure_unless_it_moved_nothing(
+async def test_unrecorded_copy_that_moved_nothing_fails_the_payout(
     ok: bool | None, outcome: Outcome
 ) -> None:
     """Its fee was raised after the copy was made that the database was put back from."""
@@ -175,8 +175,8 @@ async def test_the_same_payout_that_is_not_on_record_is_no_failure_unless_it_mov
     verdict = (await rig.judge()).verdict
     assert verdict.outcome is outcome
     assert "0xraised" in verdict.reason
-    told = ["is not on record" in text for text in rig.conditions.texts()]
-    assert told == ([] if outcome is Outcome.FAILED else [True])
+    reported = ["is not on record" in text for text in rig.conditions.texts()]
+    assert reported == ([] if outcome is Outcome.FAILED else [True])
 
 
 async def test_what_an_older_release_recorded_is_no_proof() -> None:
@@ -204,7 +204,7 @@ async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: i
 
 
 @pytest.mark.parametrize("blocks_ago", [1, 2, 30, 63])
-async def test_a_node_with_the_newest_states_only_is_asked_for_no_older_ones(
+async def test_pruned_node_is_not_asked_for_older_states(
     blocks_ago: int,
 ) -> None:
     node = Node("0xother", 5_000 - blocks_ago, 5_000)

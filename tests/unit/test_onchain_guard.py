@@ -40,7 +40,7 @@ async def passes(held: PayoutGuard, item: Transfer) -> None:
         pass
 
 
-def test_a_thrown_switch_holds_over_a_restart_until_it_is_thrown_back(tmp_path: Path) -> None:
+def test_thrown_switch_survives_a_restart_until_it_is_reset(tmp_path: Path) -> None:
     PauseSwitch(tmp_path).pause("a key may be known")
     held = guard(tmp_path)
     assert held.health().detail == "paused: a key may be known"
@@ -124,7 +124,7 @@ class SlowBooks(Signed):
         return sent
 
 
-async def test_guard_counts_two_wallets_of_an_asset_one_after_the_other(tmp_path: Path) -> None:
+async def test_guard_counts_two_wallets_of_an_asset_in_turn(tmp_path: Path) -> None:
     books = SlowBooks(sent=85)
     books.answering = asyncio.Event()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, books, Clock())
@@ -173,9 +173,7 @@ async def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path:
 
 
 @pytest.mark.parametrize("later", [10 * 60_000, -HOUR])
-async def test_what_is_not_asked_for_any_more_is_not_held_against_health(
-    tmp_path: Path, later: int
-) -> None:
+async def test_withdrawn_request_does_not_degrade_health(tmp_path: Path, later: int) -> None:
     """Its order was refunded or cancelled: nobody asks for it, so nothing waits."""
     clock = Clock()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)

@@ -78,7 +78,7 @@ def test_a_file_that_is_there_is_never_written_over(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_link_that_leads_nowhere_is_not_followed_when_making_words(path: Path) -> None:
+def test_dangling_link_is_not_followed_when_making_a_mnemonic(path: Path) -> None:
     path.symlink_to(path.parent / "elsewhere")
     with pytest.raises(KeyFileRefused):
         create_mnemonic(path, zeros)

@@ -18,7 +18,8 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
-from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of, take
+from tests.unit.address_pools import take
+from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
     await database.close()
 
 
-async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
+async def test_address_is_never_reused_over_starts_stops_and_crashes(
     ledger: SqlMoneroLedger,
 ) -> None:
     wallet, given = Wallet(), list[str]()
@@ -45,7 +46,7 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
     assert len(set(given)) == len(given) > 400
 
 
-async def test_nothing_is_handed_out_twice_when_the_wallet_is_looked_at_anew(
+async def test_address_is_never_reused_when_the_wallet_is_reopened(
     ledger: SqlMoneroLedger,
 ) -> None:
     """As after each failure of node or wallet, while the service runs."""
@@ -57,7 +58,7 @@ async def test_nothing_is_handed_out_twice_when_the_wallet_is_looked_at_anew(
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-async def test_nothing_is_handed_out_twice_when_the_wallet_is_an_older_one(
+async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
     ledger: SqlMoneroLedger, is_stopped: bool
 ) -> None:
     """It makes again what it lacks; most of that has been handed out."""
@@ -122,7 +123,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
     assert await take(pool, 5) == [f"8w{minor}" for minor in range(first, first + 5)]
 
 
-async def test_a_wallet_that_becomes_an_older_one_unnoticed_hands_nothing_out_twice(
+async def test_address_is_never_reused_after_a_silent_rollback(
     ledger: SqlMoneroLedger,
 ) -> None:
     """Such as a machine that is set back to a snapshot between two calls: none of them failed."""
@@ -191,7 +192,7 @@ async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
     assert await ledger.highest_address() is None
 
 
-async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
+async def test_restored_wallet_makes_missing_addresses_and_rescans(
     ledger: SqlMoneroLedger,
 ) -> None:
     wallet = Wallet()
@@ -263,7 +264,7 @@ async def test_a_rescan_that_was_cut_short_is_made_up_for(
     assert wallet.rescans == 1
 
 
-async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
+async def test_due_rescan_is_on_disk_before_an_address_is_made(
     ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet, due = await restored(ledger), list[bool]()
@@ -279,7 +280,7 @@ async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
     assert not await ledger.rescan_due()
 
 
-async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
+async def test_rescan_is_due_until_the_wallet_stored_its_result(
     ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = await restored(ledger)

@@ -36,7 +36,7 @@ class Node:
 
 
 @pytest.mark.parametrize("nettype", ["mainnet", "fakechain"])
-async def test_a_chain_that_stands_still_is_told_though_its_node_calls_itself_in_step(
+async def test_stalled_chain_is_reported_though_its_node_is_in_sync(
     nettype: str,
 ) -> None:
     """Blocks of a regtest chain come when they are told to."""
@@ -48,10 +48,11 @@ async def test_a_chain_that_stands_still_is_told_though_its_node_calls_itself_in
     for now[0] in (0, GAP_MS - 1):
         await connection.check_node()
         assert connection.stall() is None
+        assert connection.block_age() == now[0]
     now[0] = GAP_MS
     await connection.check_node()
-    told = "the Monero node has shown no new block for 40 minutes"
-    assert connection.stall() == (told if nettype == "mainnet" else None)
+    reported = "the Monero node has shown no new block for 40 minutes"
+    assert connection.stall() == (reported if nettype == "mainnet" else None)
     node.height += 1
     await connection.check_node()
     assert connection.stall() is None
@@ -173,7 +174,7 @@ async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> 
         await pair.connection().check_wallet()
 
 
-async def test_a_wallet_is_opened_when_none_is_open_and_its_name_is_known(pair: Pair) -> None:
+async def test_wallet_is_opened_when_none_is_open_and_it_has_a_name(pair: Pair) -> None:
     pair.daemons.is_open = False
     await pair.connection().prepare_wallet()
     assert pair.daemons.opened == [("w", "p")]
@@ -204,7 +205,7 @@ async def test_a_wallet_that_is_elsewhere_is_told(pair: Pair, scanned: int) -> N
     assert connection.lag is None
 
 
-async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(pair: Pair) -> None:
+async def test_block_arriving_meanwhile_is_rechecked_a_bounded_time(pair: Pair) -> None:
     connection = pair.connection()
     pair.daemons.tops = ["a", "b", "c", "d", "e", "e"]
     assert (await connection.in_step()).top_hash == "e"
@@ -215,7 +216,7 @@ async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "reported"),
     [
         (NotSent("node", "get_info", "not reached"), "the Monero node is down"),
         (NotSent("wallet", "refresh", "not reached"), "the Monero wallet is down"),
@@ -227,7 +228,7 @@ async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(
     ],
 )
 async def test_what_fails_is_told_until_all_checks_have_passed_again(
-    pair: Pair, failure: Exception, told: str
+    pair: Pair, failure: Exception, reported: str
 ) -> None:
     connection = pair.connection()
     assert (connection.wallet_checked, connection.problem) == (False, "not started")
@@ -235,6 +236,6 @@ async def test_what_fails_is_told_until_all_checks_have_passed_again(
     assert (connection.wallet_checked, connection.problem) == (True, None)
     with pytest.raises(Unavailable, match="can't be settled"), connection.watched():
         raise failure
-    assert (connection.wallet_checked, told in (connection.problem or "")) == (False, True)
+    assert (connection.wallet_checked, reported in (connection.problem or "")) == (False, True)
     connection.connected()
     assert (connection.wallet_checked, connection.problem) == (True, None)

@@ -40,7 +40,7 @@ OPTIONS = MoneroOptions(
     nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(50 * XMR, 5)), tracked_blocks=8
 )
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
-VOID, MISSING = "monero_deposit_is_void", "monero_deposit_not_in_wallet"
+VOID, MISSING = "monero_deposit_voided", "monero_deposit_missed"
 
 
 @dataclass(frozen=True)
@@ -196,18 +196,18 @@ class Rig:
     wallet: Wallet
     ledger: SqlMoneroLedger
     scanner: DepositScanner
-    told: dict[str, DepositState] = field(default_factory=dict)
+    reported: dict[str, DepositState] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
     log: LogCapture = field(default_factory=LogCapture)
 
-    async def look(self) -> dict[str, DepositState]:
+    async def poll(self) -> dict[str, DepositState]:
         """One pass, committed: what all of them have shown so far."""
         found = await self.scanner.observe()
         await self.scanner.acknowledge(found)
         for item in found:
-            self.told[item.key.txid] = item.state
+            self.reported[item.key.txid] = item.state
             self.units[item.key.txid] = item.units
-        return self.told
+        return self.reported
 
     @property
     def logged(self) -> list[str]:
@@ -216,7 +216,7 @@ class Rig:
 
     def credited(self) -> int:
         """What orders hold to be theirs."""
-        return sum(self.units[txid] for txid, state in self.told.items() if state is CONFIRMED)
+        return sum(self.units[txid] for txid, state in self.reported.items() if state is CONFIRMED)
 
     def restart(self) -> None:
         self.scanner = scanner(self.node, self.wallet, self.ledger)
@@ -238,7 +238,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     node, wallet = Node(chain), Wallet(chain)
     made = Rig(chain, node, wallet, ledger, scanner(node, wallet, ledger))
     made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.deposits")
-    await made.look()
+    await made.poll()
     yield made
     await database.close()
 
@@ -251,20 +251,20 @@ async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
 ) -> None:
     assert rig.scanner.complete_until == Clock().now_ms()
     rig.wallet.lag = 1
-    await rig.look()
+    await rig.poll()
     assert rig.scanner.complete_until is None, "what is in the last block was not seen"
     rig.wallet.lag = 0
-    await rig.look()
+    await rig.poll()
     assert rig.scanner.complete_until == Clock().now_ms()
     monkeypatch.setattr(MoneroConnection, "stall", lambda _: "has shown no new block")
-    await rig.look()
+    await rig.poll()
     assert rig.scanner.complete_until is None, "its chain does not go on"
 
 
 async def test_a_look_that_failed_is_not_whole(rig: Rig) -> None:
     rig.wallet.primary = "4another"
     with pytest.raises(ChainUnusable):
-        await rig.look()
+        await rig.poll()
     assert rig.scanner.complete_until is None
 
 
@@ -274,43 +274,43 @@ async def test_a_look_that_failed_is_not_whole(rig: Rig) -> None:
 async def test_a_deposit_is_confirmed_at_the_cost_of_one_question(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.pool.append(one)
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.chain.mine(one)
     for _ in range(3):
-        await rig.look()
+        await rig.poll()
         rig.chain.mine()
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
     for _ in range(20):
         rig.chain.mine()
-        await rig.look()
+        await rig.poll()
     assert rig.wallet.asked == {"transfer": 1, "outputs": 1}
     assert rig.logged == []
 
 
 async def test_deposits_found_by_a_start_cost_one_question_together(rig: Rig) -> None:
     rig.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)), empty=9)
-    assert set((await rig.look()).values()) == {CONFIRMED}
+    assert set((await rig.poll()).values()) == {CONFIRMED}
     assert rig.wallet.asked == {"outputs": 1}
 
 
 async def test_what_comes_later_takes_no_confirmation_back(rig: Rig) -> None:
     """All that an address received asks for more confirmations than the first part alone."""
     rig.chain.mine(paid("a", XMR), empty=2)
-    assert await rig.look() == {"a": CONFIRMED}
+    assert await rig.poll() == {"a": CONFIRMED}
     rig.chain.mine(paid("b", 60 * XMR))
-    assert await rig.look() == {"a": CONFIRMED, "b": SEEN}
+    assert await rig.poll() == {"a": CONFIRMED, "b": SEEN}
     rig.chain.mine(empty=3)
-    assert await rig.look() == {"a": CONFIRMED, "b": CONFIRMED}
+    assert await rig.poll() == {"a": CONFIRMED, "b": CONFIRMED}
 
 
 async def test_two_deposits_to_one_address_are_both_confirmed(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR), paid("t2", 5 * XMR)
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one, two, empty=3)
-    assert await rig.look() == {"t1": CONFIRMED, "t2": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED, "t2": CONFIRMED}
     rig.chain.mine(paid("t3", XMR), empty=3)
-    assert (await rig.look())["t3"] is CONFIRMED
+    assert (await rig.poll())["t3"] is CONFIRMED
 
 
 # --- the same key twice ----------------------------------------------------------------------
@@ -324,18 +324,18 @@ async def test_no_more_is_credited_than_can_be_spent(
 ) -> None:
     one, two = paid("t1", first * XMR, "same"), paid("t2", 7 * XMR, "same")
     rig.chain.pool += [one, two]
-    assert await rig.look() == {"t1": SEEN, "t2": SEEN}
+    assert await rig.poll() == {"t1": SEEN, "t2": SEEN}
     before, after = (two, one) if swapped else (one, two)
     if apart:
         rig.chain.mine(before)
         for _ in range(apart):
-            await rig.look()
+            await rig.poll()
             rig.chain.mine()
         rig.chain.mine(after, empty=4)
     else:
         rig.chain.mine(before, after, empty=4)
-    await rig.look()
-    assert rig.told == {before.txid: CONFIRMED, after.txid: REMOVED}
+    await rig.poll()
+    assert rig.reported == {before.txid: CONFIRMED, after.txid: REMOVED}
     assert rig.credited() == before.outputs[0][1] <= max(first, 7) * XMR
     assert rig.logged == [VOID]
 
@@ -343,90 +343,90 @@ async def test_no_more_is_credited_than_can_be_spent(
 async def test_the_void_one_is_gone_as_soon_as_it_is_mined(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one, two)
-    assert await rig.look() == {"t1": SEEN, "t2": REMOVED}
+    assert await rig.poll() == {"t1": SEEN, "t2": REMOVED}
 
 
-async def test_what_comes_with_the_key_of_a_confirmed_deposit_is_never_shown(rig: Rig) -> None:
+async def test_second_output_with_a_confirmed_key_is_never_shown(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
     two = paid("t2", 5 * XMR, "same")
     rig.chain.pool.append(two)
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(two, empty=9)
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
 
 
-async def test_a_larger_one_with_the_key_of_a_confirmed_one_adds_the_difference(
+async def test_larger_output_with_a_confirmed_key_adds_the_difference(
     rig: Rig,
 ) -> None:
     rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await rig.look()
+    await rig.poll()
     two = paid("t2", 7 * XMR, "same")
     rig.chain.pool.append(two)
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(two, empty=9)
-    await rig.look()
+    await rig.poll()
     assert rig.credited() == 7 * XMR
 
 
 async def test_a_larger_one_adds_nothing_once_the_first_is_spent(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await rig.look()
+    await rig.poll()
     two = paid("t2", 7 * XMR, "same")
     rig.chain.pool.append(two)
-    await rig.look()
+    await rig.poll()
     rig.wallet.spent.add("same")
     rig.chain.mine(two, empty=9)
-    assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
+    assert await rig.poll() == {"t1": CONFIRMED, "t2": REMOVED}
 
 
-async def test_one_transaction_with_one_key_twice_is_not_credited_twice(rig: Rig) -> None:
+async def test_transaction_with_one_key_twice_is_credited_once(rig: Rig) -> None:
     both = Paid("t1", 1, (("same", 5 * XMR), ("same", 5 * XMR)))
     rig.chain.pool.append(both)
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(both, empty=9)
-    assert await rig.look() == {"t1": REMOVED}
+    assert await rig.poll() == {"t1": REMOVED}
     assert rig.logged == [VOID]
 
 
-async def test_a_void_deposit_stays_void_over_restarts_and_is_not_asked_about_again(
+async def test_void_deposit_stays_void_over_restarts_and_is_not_reread(
     rig: Rig,
 ) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one, two, empty=9)
     expected = {"t1": CONFIRMED, "t2": REMOVED}
-    assert await rig.look() == expected
+    assert await rig.poll() == expected
     rig.wallet.asked.clear()
     for _ in range(9):
         rig.chain.mine()
-        assert await rig.look() == expected
+        assert await rig.poll() == expected
     assert not rig.wallet.asked
     rig.restart()
     for _ in range(9):
         rig.chain.mine()
-        assert await rig.look() == expected
+        assert await rig.poll() == expected
     assert not rig.wallet.asked
     assert rig.logged == [VOID]
 
 
 async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await rig.look()
+    await rig.poll()
     two, three = paid("t2", 7 * XMR, "same"), paid("t3", 9 * XMR, "same")
     rig.chain.pool.append(two)
-    await rig.look()
+    await rig.poll()
     rig.wallet.spent.add("same")
     rig.chain.mine(two, empty=9)
     rig.chain.mine(three, empty=9)
-    await rig.look()
+    await rig.poll()
     rig.wallet.spent.clear()  # it keeps the largest now
     for _ in range(2):
         rig.chain.mine()
-        assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
+        assert await rig.poll() == {"t1": CONFIRMED, "t2": REMOVED}
         rig.restart()
 
 
@@ -437,44 +437,44 @@ async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(rig: Rig) ->
 async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(rig: Rig, looks: bool) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one)
     rig.chain.mine(two, empty=3)
-    assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
+    assert await rig.poll() == {"t1": CONFIRMED, "t2": REMOVED}
     rig.chain.pop(5)
     if looks:
-        assert await rig.look() == {"t1": SEEN, "t2": SEEN}
+        assert await rig.poll() == {"t1": SEEN, "t2": SEEN}
     rig.chain.mine(two)
     rig.chain.mine(one, empty=9)
-    assert await rig.look() == {"t1": REMOVED, "t2": CONFIRMED}
+    assert await rig.poll() == {"t1": REMOVED, "t2": CONFIRMED}
 
 
-async def test_of_two_with_one_key_that_which_is_credited_stays_so_when_both_move(
+async def test_credited_one_of_two_with_one_key_stays_when_both_move(
     rig: Rig,
 ) -> None:
     """The wallet believes both, which one key image can't: its order may be paid already."""
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.wallet.believes = True
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(two, empty=3)
-    assert await rig.look() == {"t1": SEEN, "t2": CONFIRMED}
+    assert await rig.poll() == {"t1": SEEN, "t2": CONFIRMED}
     rig.chain.pop(4)
     rig.chain.mine(one, two, empty=4)
-    assert await rig.look() == {"t1": SEEN, "t2": CONFIRMED}
+    assert await rig.poll() == {"t1": SEEN, "t2": CONFIRMED}
     assert rig.logged == [MISSING]
 
 
 async def test_one_that_is_back_is_seen_before_it_is_deep(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.mine(one)
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.chain.pop(1)
     rig.chain.pool.clear()
     rig.chain.mine()
-    assert await rig.look() == {"t1": REMOVED}
+    assert await rig.poll() == {"t1": REMOVED}
     rig.chain.mine(one)
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
 
 
 @pytest.mark.parametrize("is_last", [True, False])
@@ -491,72 +491,72 @@ async def test_an_entry_of_nothing_beside_the_deposit_voids_nothing(
 
     monkeypatch.setattr(rig.wallet, "transfers", twice)
     rig.chain.mine(paid("t1", 5 * XMR), empty=9)
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
     assert (rig.credited(), rig.logged) == (5 * XMR, [])
 
 
 async def test_the_void_one_counts_once_the_other_is_gone(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one)
     rig.chain.mine(two)
-    assert await rig.look() == {"t1": SEEN, "t2": REMOVED}
+    assert await rig.poll() == {"t1": SEEN, "t2": REMOVED}
     rig.chain.pop(2)
     rig.chain.pool.remove(one)
     rig.chain.mine()
     rig.chain.mine(two, empty=3)
-    assert await rig.look() == {"t1": REMOVED, "t2": CONFIRMED}
+    assert await rig.poll() == {"t1": REMOVED, "t2": CONFIRMED}
 
 
-async def test_an_honest_deposit_that_is_mined_again_is_confirmed_again(rig: Rig) -> None:
+async def test_honest_deposit_that_is_mined_again_is_confirmed_again(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.mine(one, empty=3)
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
     rig.chain.pop(4)
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.chain.mine()
     rig.chain.mine(one, empty=3)
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
     assert rig.logged == []
 
 
 # --- a wallet that is wrong ------------------------------------------------------------------
 
 
-async def test_outputs_with_one_key_image_count_once_whatever_the_wallet_lists(
+async def test_outputs_with_one_key_image_count_once(
     rig: Rig,
 ) -> None:
     rig.wallet.believes = True
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one, two, empty=9)
-    await rig.look()
-    assert sorted(rig.told.values()) == [CONFIRMED, SEEN]
+    await rig.poll()
+    assert sorted(rig.reported.values()) == [CONFIRMED, SEEN]
     rig.restart()
     rig.chain.mine()
-    await rig.look()
+    await rig.poll()
     assert rig.credited() == 5 * XMR
     assert rig.logged == [MISSING, MISSING]
 
 
-async def test_a_deposit_that_the_wallet_does_not_know_waits_until_it_does(rig: Rig) -> None:
+async def test_deposit_unknown_to_the_wallet_waits_until_it_knows(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.pool.append(one)
-    await rig.look()
+    await rig.poll()
     rig.wallet.lost.add("t1")
     rig.chain.mine(one, empty=9)
     for _ in range(5):
-        assert await rig.look() == {"t1": SEEN}
+        assert await rig.poll() == {"t1": SEEN}
     assert rig.wallet.asked == {"transfer": 1}  # no more before the next block
     assert rig.logged == [MISSING]
     rig.wallet.lost.clear()
     rig.chain.mine()
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
 
 
-async def test_more_outputs_than_can_be_listed_keep_only_their_own_order_waiting(
+async def test_unlistable_outputs_hold_up_only_their_own_order(
     rig: Rig,
 ) -> None:
     """66,000 outputs, some 4,500 transactions, are more than an answer may hold."""
@@ -564,46 +564,46 @@ async def test_more_outputs_than_can_be_listed_keep_only_their_own_order_waiting
     for n in range(3):
         rig.chain.mine(paid(f"dust {n}", 1, minor=1))
     rig.chain.mine(paid("honest", 5, minor=2), empty=2)
-    told = await rig.look()
-    assert told["honest"] is CONFIRMED
-    assert {told[f"dust {n}"] for n in range(3)} == {DepositState.SEEN}
-    assert set(rig.logged) == {"monero_deposit_not_in_wallet"}
+    reported = await rig.poll()
+    assert reported["honest"] is CONFIRMED
+    assert {reported[f"dust {n}"] for n in range(3)} == {DepositState.SEEN}
+    assert set(rig.logged) == {"monero_deposit_missed"}
 
 
 async def test_what_is_confirmed_stays_so_when_the_wallet_has_lost_it(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.mine(one, empty=3)
-    await rig.look()
+    await rig.poll()
     rig.wallet.lost.add("t1")
     rig.restart()
     for _ in range(3):
         rig.chain.mine()
-        assert await rig.look() == {"t1": CONFIRMED}
+        assert await rig.poll() == {"t1": CONFIRMED}
     assert rig.logged == []
 
 
-async def test_nothing_is_confirmed_or_taken_back_while_wallet_and_node_disagree(
+async def test_wallet_and_node_in_conflict_change_no_deposit(
     rig: Rig,
 ) -> None:
     rig.chain.mine(paid("t1", 5 * XMR), empty=9)
-    await rig.look()
+    await rig.poll()
     one, two = paid("t2", 5 * XMR, "same", minor=2), paid("t3", 5 * XMR, "same", minor=2)
     rig.chain.pool += [one, two]
-    await rig.look()
+    await rig.poll()
     rig.chain.mine(one, two, empty=9)
     rig.wallet.lag = 1
     for _ in range(2):
-        assert await rig.look() == {"t1": CONFIRMED, "t2": SEEN, "t3": SEEN}
+        assert await rig.poll() == {"t1": CONFIRMED, "t2": SEEN, "t3": SEEN}
         rig.restart()
     rig.wallet.lag = 0
-    assert await rig.look() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
+    assert await rig.poll() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
 
 
-async def test_what_was_confirmed_and_not_acknowledged_is_not_taken_back_while_they_disagree(
+async def test_unacknowledged_confirmation_survives_a_conflict(
     rig: Rig,
 ) -> None:
     rig.chain.mine(paid("t1", 5 * XMR))
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.chain.mine(empty=5)
     (shown,) = await rig.scanner.observe()
     assert shown.state is CONFIRMED
@@ -612,16 +612,16 @@ async def test_what_was_confirmed_and_not_acknowledged_is_not_taken_back_while_t
     rig.wallet.lag = 1
     assert await rig.scanner.observe() == []
     rig.wallet.lag = 0
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
 
 
 async def test_what_a_late_wallet_has_not_got_to_is_read_later(rig: Rig) -> None:
     """The node has the block with a deposit already, and the wallet can't list it yet."""
     rig.chain.mine(paid("a", XMR))
     rig.wallet.lag, rig.wallet.lost = 1, {"a"}
-    assert await rig.look() == {}
+    assert await rig.poll() == {}
     rig.wallet.lag, rig.wallet.lost = 0, set()
-    assert await rig.look() == {"a": SEEN}
+    assert await rig.poll() == {"a": SEEN}
 
 
 async def test_a_block_that_is_replaced_during_a_look_is_read_later(
@@ -637,19 +637,19 @@ async def test_a_block_that_is_replaced_during_a_look_is_read_later(
 
     rig.chain.mine()
     monkeypatch.setattr(rig.wallet, "height", replaced)
-    assert await rig.look() == {}
+    assert await rig.poll() == {}
     monkeypatch.undo()
-    assert await rig.look() == {"a": SEEN}
+    assert await rig.poll() == {"a": SEEN}
 
 
-async def test_a_block_that_the_wallet_has_from_another_branch_is_read_later(rig: Rig) -> None:
+async def test_block_the_wallet_has_from_another_branch_is_read_later(rig: Rig) -> None:
     """It is as high as the node, and lists what the node does not have."""
     rig.wallet.chain = Chain(blocks=[*rig.chain.blocks])
     rig.wallet.chain.mine(paid("gone", XMR))
     rig.chain.mine(paid("a", XMR))
-    assert await rig.look() == {}
+    assert await rig.poll() == {}
     rig.wallet.chain = rig.chain
-    assert await rig.look() == {"a": SEEN}
+    assert await rig.poll() == {"a": SEEN}
 
 
 async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> None:
@@ -657,44 +657,44 @@ async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> N
     rig.chain.mine(paid("a", XMR))
     rig.wallet.lost, rig.wallet.primary = {"a"}, "4another"
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await rig.look()
+        await rig.poll()
     rig.wallet.lost, rig.wallet.primary = set(), "4primary"
-    assert await rig.look() == {"a": SEEN}
+    assert await rig.poll() == {"a": SEEN}
 
 
 async def test_what_is_confirmed_late_is_shown_until_it_is_committed(rig: Rig) -> None:
     """A crash, or a store that is full, came before the order had it; its block is long deep."""
     rig.chain.mine(paid("a", XMR))
-    assert await rig.look() == {"a": SEEN}
+    assert await rig.poll() == {"a": SEEN}
     rig.wallet.lost = {"a"}
     rig.chain.mine(empty=OPTIONS.tracked_blocks)
-    await rig.look()
+    await rig.poll()
     rig.wallet.lost = set()
     rig.chain.mine()
     for _ in range(2):
         (shown,) = await rig.scanner.observe()
         assert shown.state is CONFIRMED
         rig.restart()
-    assert await rig.look() == {"a": CONFIRMED}
+    assert await rig.poll() == {"a": CONFIRMED}
 
 
 async def test_a_new_deposit_is_seen_while_they_disagree(rig: Rig) -> None:
     rig.chain.mine(paid("t1", 5 * XMR))
     rig.wallet.lag = 1
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
 
 
 async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
     rig.chain.mine(one, empty=3)
-    await rig.look()
+    await rig.poll()
     rig.chain.pop(4)
     rig.wallet.lost.add("t1")
     rig.chain.mine(one, empty=9)  # at the same height as before
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.wallet.lost.clear()
     rig.chain.mine()
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
 
 
 # --- deposits that stay unconfirmed ----------------------------------------------------------
@@ -703,45 +703,45 @@ async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(rig: Rig) 
 async def unconfirmed_for_long(rig: Rig) -> None:
     """A deposit that the wallet does not have, and the look that found it so for a day."""
     rig.chain.pool.append(paid("t1", 5 * XMR))
-    await rig.look()
+    await rig.poll()
     rig.wallet.lost.add("t1")
     rig.chain.mine(*rig.chain.pool, empty=730)
-    assert await rig.look() == {"t1": SEEN}
+    assert await rig.poll() == {"t1": SEEN}
     rig.node.asked = 0
     rig.wallet.asked.clear()
 
 
-async def test_a_deposit_that_stays_unconfirmed_is_asked_about_once_an_hour(rig: Rig) -> None:
+async def test_deposit_that_stays_unconfirmed_is_rechecked_hourly(rig: Rig) -> None:
     """Anyone can send thousands: locked for years, or twice with one key."""
     await unconfirmed_for_long(rig)
     for _ in range(60):
         rig.chain.mine()
         for _ in range(3):
-            await rig.look()
+            await rig.poll()
     assert rig.wallet.asked["transfer"] == 2
     assert rig.node.asked <= 2 * 3
     assert rig.logged == [MISSING]
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_confirmed_once_it_can_be(rig: Rig) -> None:
+async def test_deposit_that_stayed_unconfirmed_confirms_when_possible(rig: Rig) -> None:
     await unconfirmed_for_long(rig)
     rig.wallet.lost.clear()
     for _ in range(30):
         rig.chain.mine()
-        await rig.look()
-    assert rig.told == {"t1": CONFIRMED}
+        await rig.poll()
+    assert rig.reported == {"t1": CONFIRMED}
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_looked_at_after_a_start(rig: Rig) -> None:
+async def test_deposit_that_stayed_unconfirmed_is_read_after_a_start(rig: Rig) -> None:
     await unconfirmed_for_long(rig)
     rig.wallet.lost.clear()
     rig.restart()
-    assert await rig.look() == {"t1": CONFIRMED}
+    assert await rig.poll() == {"t1": CONFIRMED}
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_taken_back_with_its_block(rig: Rig) -> None:
+async def test_deposit_that_stayed_unconfirmed_leaves_with_its_block(rig: Rig) -> None:
     await unconfirmed_for_long(rig)
     rig.chain.pop(735)
     rig.chain.pool.clear()
     rig.chain.mine(empty=740)
-    assert await rig.look() == {"t1": REMOVED}
+    assert await rig.poll() == {"t1": REMOVED}

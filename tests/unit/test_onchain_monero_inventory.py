@@ -85,9 +85,9 @@ class Rig:
         self.inventory = MoneroInventory(connection, payments, self.clock, made)
         return self.inventory
 
-    async def look(self, top: str = "a", height: int = 100) -> None:
+    async def poll(self, top: str = "a", height: int = 100) -> None:
         await self.inventory.refresh_fee()
-        await self.inventory.look(info(top, height))
+        await self.inventory.poll(info(top, height))
 
 
 def info(top: str, height: int) -> NodeInfo:
@@ -111,46 +111,46 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await database.close()
 
 
-async def test_outputs_are_listed_again_once_there_is_a_block_or_a_payment(rig: Rig) -> None:
+async def test_outputs_are_relisted_after_a_block_or_a_payment(rig: Rig) -> None:
     payment = Payment(
         "tr_1", Purpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
         relayed_at=1001, height=99,
     )  # fmt: skip
     for _ in range(3):
-        await rig.look()
+        await rig.poll()
     assert rig.wallet.listed == 1
-    await rig.look("b", 101)
+    await rig.poll("b", 101)
     assert rig.wallet.listed == 2
     await rig.ledger.add_payment(replace(payment, relayed_at=None, height=None))
-    await rig.look("b", 101)
+    await rig.poll("b", 101)
     for state in (PaymentState.RELAYING, PaymentState.PUBLISHED, PaymentState.SETTLED):
         before = rig.wallet.listed
         await rig.ledger.put_payment(replace(payment, state=state))
-        await rig.look("b", 101)
-        await rig.look("b", 101)
+        await rig.poll("b", 101)
+        await rig.poll("b", 101)
         assert rig.wallet.listed == before + 1, state
 
 
-async def test_outputs_are_listed_again_after_a_while_and_when_the_clock_was_set(
+async def test_outputs_are_relisted_after_a_while_or_a_clock_change(
     rig: Rig,
 ) -> None:
-    await rig.look()
+    await rig.poll()
     rig.clock.now += 60_000
-    await rig.look()
+    await rig.poll()
     rig.clock.now -= 3_600_000
-    await rig.look()
+    await rig.poll()
     assert rig.wallet.listed == 3
 
 
-async def test_the_fee_is_of_the_moment_though_nothing_else_has_changed(rig: Rig) -> None:
-    await rig.look()
+async def test_fee_is_refreshed_though_nothing_else_changed(rig: Rig) -> None:
+    await rig.poll()
     before, rig.node.per_byte = rig.inventory.available.max_now, 2000
-    await rig.look()
+    await rig.poll()
     assert rig.inventory.available.max_now == 3 * XMR - rig.inventory.fee() < before
     assert rig.wallet.listed == 1
 
 
-async def test_more_outputs_than_can_be_listed_leave_what_the_wallet_holds_known(
+async def test_unlistable_outputs_leave_the_balance_known(
     rig: Rig,
 ) -> None:
     """Dust at deposit addresses: the sums are the balance's, what is promised is what was seen."""
@@ -160,15 +160,15 @@ async def test_more_outputs_than_can_be_listed_leave_what_the_wallet_holds_known
         output(4, 8 * XMR, minor=8),
     ]  # fmt: skip
     for block in ("a", "b"):
-        await rig.look(block)
+        await rig.poll(block)
     held = rig.inventory.available
     assert (held.unlocked, held.locked) == (11 * XMR + 500, 4 * XMR + 500)
     assert held.max_now == 3 * XMR - rig.inventory.fee()
     assert (held.outputs, held.seconds_to_unlock) == (2, 1200)
     assert "more outputs than one answer can list" in str(rig.inventory.problem)
-    assert [item["event"] for item in rig.logged] == ["monero_too_many_outputs"]
+    assert [item["event"] for item in rig.logged] == ["monero_outputs_exceeded"]
     rig.wallet.most = 2000
-    await rig.look("c")
+    await rig.poll("c")
     assert rig.inventory.problem is None
     assert rig.inventory.available.unlocked == 11 * XMR + 500
     assert rig.inventory.available.max_now > 10 * XMR
@@ -179,20 +179,20 @@ async def test_nothing_is_promised_before_the_first_look(rig: Rig) -> None:
     for ask in (rig.inventory.fee, lambda: rig.inventory.available):
         with pytest.raises(Unavailable, match="not known yet"):
             ask()
-    await rig.look()
+    await rig.poll()
     assert rig.inventory.is_known
 
 
 @pytest.mark.parametrize(("fees", "priority", "per_byte"), [
     ([10, 20, 30, 40], 1, 10), ([10, 20, 30, 40], 2, 20), ([10, 20, 30, 40], 4, 40), ([7], 2, 7),
 ])  # fmt: skip
-async def test_a_fee_is_that_of_the_priority_with_its_margin_and_rounded_up(
+async def test_fee_has_its_priority_and_margin_and_is_rounded_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, fees: list[int], priority: int, per_byte: int
 ) -> None:
-    async def told() -> Any:
+    async def reported() -> Any:
         return SimpleNamespace(per_byte=fees)
 
-    monkeypatch.setattr(rig.node, "fees", told)
+    monkeypatch.setattr(rig.node, "fees", reported)
     made = rig.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
     await made.refresh_fee()
     assert made.fee() == -(-per_byte * 1001 * 125 // 100)
@@ -203,7 +203,7 @@ async def test_what_is_spent_or_held_back_is_not_promised(rig: Rig) -> None:
         replace(output(3, 4 * XMR), spent=True), replace(output(4, 8 * XMR), frozen=True),
         replace(output(5, 16 * XMR), unlocked=False),
     ]  # fmt: skip
-    await rig.look()
+    await rig.poll()
     held = rig.inventory.available
     assert (held.unlocked, held.locked, held.outputs) == (3 * XMR, 16 * XMR, 2)
     assert held.max_now == 3 * XMR - rig.inventory.fee()
@@ -211,10 +211,10 @@ async def test_what_is_spent_or_held_back_is_not_promised(rig: Rig) -> None:
 
 async def test_less_than_a_fee_can_pay_nothing(rig: Rig) -> None:
     rig.wallet.held = [output(1, 5)]
-    await rig.look()
+    await rig.poll()
     assert rig.inventory.available.max_now == 0
     rig.wallet.held = []
-    await rig.look("b")
+    await rig.poll("b")
     held = rig.inventory.available
     assert (held.unlocked, held.max_now, held.seconds_to_unlock) == (0, 0, 0)
 
@@ -231,7 +231,7 @@ async def test_it_is_told_when_the_last_output_unlocks(
         replace(output(n, XMR, unlocked=False), height=at) for n, at in enumerate(heights)
     ]
     rig.wallet.held.append(output(9, XMR))
-    await rig.look(height=100)
+    await rig.poll(height=100)
     assert rig.inventory.available.seconds_to_unlock == blocks * 120
 
 
@@ -258,16 +258,16 @@ class Payments:
         return SimpleNamespace(txid="txid", fee=1)
 
 
-async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_together(
+async def test_dust_below_its_fee_blocks_no_consolidation(
     rig: Rig,
 ) -> None:
     made = Payments()
     rig.with_options(made, outputs_target=1, dusty_outputs=10)
     rig.wallet.held = [output(n, 1, minor=7) for n in range(100, 200)]
-    await rig.look("a")
+    await rig.poll("a")
     assert not await rig.inventory.keep_up(), "nothing but dust"
     rig.wallet.held += [output(n, XMR // 10, minor=n) for n in range(11, 31)]
-    await rig.look("b")
+    await rig.poll("b")
     assert await rig.inventory.keep_up()
     (order,) = made.orders
     assert order.from_indices == tuple(range(11, 31))
@@ -282,7 +282,7 @@ async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrde
     made = Payments()
     rig.with_options(made, **(TARGET | options))
     rig.wallet.held = list(held)
-    await rig.look(f"top of {len(held)}")
+    await rig.poll(f"top of {len(held)}")
     assert await rig.inventory.keep_up() is bool(made.orders)
     assert made.finished == 1 + len(made.orders), "what was signed is handed over at once"
     return made.orders
@@ -330,7 +330,7 @@ async def test_small_outputs_are_put_together_once_there_are_too_many(rig: Rig) 
     assert await orders_of(rig, *small, outputs_target=0) == [], "it is left as it is"
 
 
-async def test_no_more_is_put_together_than_one_transaction_takes_and_the_smallest_first(
+async def test_consolidation_takes_one_transaction_of_the_smallest(
     rig: Rig,
 ) -> None:
     small = [output(n, XMR // 10 + n, minor=n) for n in range(60, 0, -1)]
@@ -353,6 +353,6 @@ async def test_nothing_is_made_while_something_is_under_way(
     made = Payments(**state)
     rig.with_options(made, **TARGET)
     rig.wallet.held = [output(1, 100 * XMR)]
-    await rig.look()
+    await rig.poll()
     assert not await rig.inventory.keep_up()
     assert made.orders == []

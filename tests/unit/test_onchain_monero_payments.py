@@ -258,7 +258,7 @@ async def test_what_was_signed_is_not_given_out_for_other_terms(
         await rig.sign(transfer(**other))
 
 
-async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(rig: Rig) -> None:
+async def test_outputs_of_a_payment_are_frozen_and_others_spent(rig: Rig) -> None:
     """The wallet was killed before it stored, and has forgotten the first."""
     await rig.published(transfer("tr_1"))
     await rig.prepared(transfer("tr_2"))
@@ -266,7 +266,7 @@ async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(ri
     assert [item.key_images for item in await rig.all()] == [("a",), ("b",)]
 
 
-async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(rig: Rig) -> None:
+async def test_wallet_that_still_offers_spent_outputs_signs_nothing(rig: Rig) -> None:
     await rig.published(transfer("tr_1"))
     rig.wallet.keeps_frozen = False
     with pytest.raises(Unavailable, match="has spent"):
@@ -337,9 +337,9 @@ async def test_only_a_wrong_address_is_an_end(
 ) -> None:
     """A transfer that is rejected is refunded: everything else may pass."""
     rig.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
-    with pytest.raises(raised) as told:
+    with pytest.raises(raised) as reported:
         await rig.sign(transfer())
-    assert ("Not enough XMR is unlocked" in str(told.value)) is (code in SHORT_OF_MONEY)
+    assert ("Not enough XMR is unlocked" in str(reported.value)) is (code in SHORT_OF_MONEY)
     assert await rig.all() == []
     rig.wallet.failure = None
     await rig.sign(transfer())
@@ -389,7 +389,7 @@ async def test_a_wallet_that_is_not_where_its_node_is_signs_nothing(rig: Rig, be
 # --- one at a time -------------------------------------------------------------------------------
 
 
-async def test_a_transfer_asked_for_twice_at_once_is_signed_and_relayed_once(rig: Rig) -> None:
+async def test_concurrent_requests_for_a_transfer_sign_and_relay_once(rig: Rig) -> None:
     asked = (rig.sign(transfer()) for _ in range(2))
     first, second = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, PreparedTransfer)
@@ -531,7 +531,7 @@ async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> 
     assert (await rig.known()).state is PaymentState.SETTLED
 
 
-async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_same_bytes(
+async def test_reorged_payment_is_in_no_block_and_resent_unchanged(
     rig: Rig,
 ) -> None:
     made = await rig.published(transfer())
@@ -552,7 +552,7 @@ async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_
     assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], ["raw of tx1"])
 
 
-async def test_an_input_that_was_spent_while_blocks_came_says_nothing_yet(rig: Rig) -> None:
+async def test_input_spent_while_blocks_arrive_proves_nothing_yet(rig: Rig) -> None:
     """The payment itself may be in the block that came between the two questions."""
     made = await rig.published(transfer())
     rig.node.known.clear()
@@ -574,12 +574,14 @@ async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
     rig.node.spent = set()
     rig.node.known = {"tx1": None} if is_back else {}
     await rig.payments.look_up(made)
-    told = "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
+    reported = (
+        "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
+    )
     end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
-    assert await rig.payments.stuck() == told + end
+    assert await rig.payments.stuck() == reported + end
 
 
-async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(
+async def test_abandoned_payment_found_on_the_chain_is_reported(
     rig: Rig,
 ) -> None:
     made = await rig.published(transfer())
@@ -597,8 +599,10 @@ async def test_a_payment_that_does_not_come_further_is_told_in_time(rig: Rig) ->
     rig.clock.now += 10 * MINUTE_MS
     assert await rig.payments.stuck() is None
     rig.clock.now += 1
-    told = "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
-    assert await rig.payments.stuck() == told
+    reported = (
+        "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
+    )
+    assert await rig.payments.stuck() == reported
     assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
     rig.clock.now += 60 * MINUTE_MS
     assert await rig.payments.stuck() is None, "an hour from the relay, not from the signature"
@@ -609,7 +613,7 @@ async def test_a_payment_that_does_not_come_further_is_told_in_time(rig: Rig) ->
     assert await rig.payments.stuck() is None
 
 
-async def test_what_is_signed_and_not_on_the_network_keeps_the_wallet_busy(rig: Rig) -> None:
+async def test_signed_and_unpublished_payment_keeps_the_wallet_busy(rig: Rig) -> None:
     assert not await rig.payments.is_busy()
     made = await rig.prepared(transfer())
     assert await rig.payments.is_busy()

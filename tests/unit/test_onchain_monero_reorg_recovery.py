@@ -38,44 +38,44 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await database.close()
 
 
-async def test_a_settled_payment_is_told_for_as_long_as_it_is_in_no_block(
+async def test_settled_payment_is_reported_while_it_is_in_no_block(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that replaces blocks puts what was in them into its pool by itself."""
     logs = captured(monkeypatch, MODULE)
     made = await rig.put("tr_1", PaymentState.SETTLED, 98)
-    await rig.look()
+    await rig.poll()
     assert rig.recovery.gone is None
     rig.node.known[made.txid] = None
     for _ in range(2 * OPTIONS.tracked_blocks):
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
         assert "payment tr_1 was settled and a reorganisation" in (rig.recovery.gone or "")
         assert "(in the pool)" in (rig.recovery.gone or "")
     events = [item["event"] for item in logs.entries]
-    assert events.count("monero_settled_payment_is_gone") == 1
+    assert events.count("monero_settled_payment_dropped") == 1
     assert rig.node.submitted == []
     rig.node.known[made.txid] = rig.node.top
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.recovery.gone is None
     assert await rig.height("tr_1") == rig.node.top - 1
 
 
-async def test_what_the_node_has_not_is_handed_over_until_it_is_in_a_block(rig: Rig) -> None:
+async def test_payment_missing_at_the_node_is_resent_until_mined(rig: Rig) -> None:
     made = await rig.put("tr_1", PaymentState.SETTLED, 98)
     rig.node.known.clear()
     rig.node.says = Submission.INVALID
     for _ in range(2):
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
         assert "published again (invalid)" in (rig.recovery.gone or "")
     assert await rig.height("tr_1") is None
     rig.node.says = Submission.ACCEPTED
-    await rig.look()
+    await rig.poll()
     assert "published again (accepted)" in (rig.recovery.gone or "")
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert "(in the pool)" in (rig.recovery.gone or "")
     assert rig.node.submitted == [made.txid] * 3
     rig.node.known[made.txid] = rig.node.top
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.recovery.gone is None
 
 
@@ -83,46 +83,46 @@ async def test_what_settled_long_ago_is_not_asked_about(rig: Rig) -> None:
     await rig.put("tr_1", PaymentState.SETTLED, rig.node.top + 1 - OPTIONS.tracked_blocks)
     await rig.put("tr_2", PaymentState.SETTLED, rig.node.top + 2 - OPTIONS.tracked_blocks)
     rig.node.known.clear()
-    await rig.look()
+    await rig.poll()
     assert rig.node.submitted == ["tx tr_2"]
 
 
 @pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
-async def test_what_waits_and_was_given_up_is_offered_anew_and_nothing_else(
+async def test_only_waiting_abandoned_payments_are_offered_again(
     rig: Rig, state: PaymentState
 ) -> None:
     made = await rig.put("tr_1", state, None)
     other = await rig.put("tr_2", PaymentState.PUBLISHED, None)
     rig.node.known |= {made.txid: None, "a stranger's": None}
     rig.node.given_up = {made.txid, "a stranger's"}
-    await rig.look()
+    await rig.poll()
     assert rig.node.flushed == rig.node.submitted == [made.txid]
     assert other.txid not in rig.node.submitted
     assert rig.recovery.problem is None
 
 
-async def test_a_node_that_forgets_nothing_is_told_until_the_payment_is_mined(rig: Rig) -> None:
+async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None:
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     rig.node.given_up, rig.node.is_restricted = {made.txid}, True
     for _ in range(2):
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
         assert f"flush_txpool {made.txid}" in (rig.recovery.problem or "")
     assert rig.node.submitted == []
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.recovery.problem is None
 
 
-async def test_the_pool_is_asked_for_once_a_block_and_only_for_what_waits(rig: Rig) -> None:
+async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> None:
     await rig.put("tr_1", PaymentState.PUBLISHED, 98)
-    await rig.look()
+    await rig.poll()
     assert rig.node.pools == 0
     await rig.put("tr_2", PaymentState.PUBLISHED, None)
     for _ in range(3):
-        await rig.look()
+        await rig.poll()
     assert rig.node.pools == 0, "it was looked at this block"
-    await rig.look(blocks=1)
-    await rig.look()
+    await rig.poll(blocks=1)
+    await rig.poll()
     assert rig.node.pools == 1
 
 
@@ -132,9 +132,9 @@ async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig)
     await rig.put("tr_2", PaymentState.PUBLISHED, None)
     images = ("image of tr_1", "image of tr_2", "the operator's")
     rig.wallet.images, rig.wallet.frozen = images, set(images)
-    await rig.look()
+    await rig.poll()
     assert rig.wallet.frozen == {"image of tr_2", "the operator's"}
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.wallet.frozen == {"image of tr_2", "the operator's"}
 
 
@@ -146,9 +146,9 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> 
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     rig.node.known["a stranger's"] = None
     rig.node.unrelayed = {made.txid, "a stranger's"}
-    await rig.look()
+    await rig.poll()
     assert rig.node.relayed == [made.txid]
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.node.relayed == [made.txid], "once it is relayed it has time to be mined"
     assert rig.node.submitted == rig.node.flushed == []
     assert rig.recovery.waiting is None
@@ -158,41 +158,41 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig)
     """Its peers may have lost it. Health says since when, and is degraded after ten blocks."""
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     for blocks in range(3):
-        await rig.look(blocks=min(blocks, 1))
+        await rig.poll(blocks=min(blocks, 1))
         assert (rig.node.relayed, rig.recovery.waiting) == ([], None)
     for blocks in range(3, 10):
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
         assert f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}" in (
             rig.recovery.waiting or ""
         )
         assert rig.recovery.overdue is None
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert "waits in the node's pool for 10 blocks" in (rig.recovery.overdue or "")
     assert rig.node.relayed == [made.txid] * 8
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
     rig.node.known[made.txid] = rig.node.top
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert (rig.recovery.waiting, rig.recovery.overdue) == (None, None)
 
 
-async def test_blocks_are_counted_anew_after_a_payment_was_mined_and_lost(rig: Rig) -> None:
+async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: Rig) -> None:
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
-    await rig.look()
-    await rig.look(blocks=2)
+    await rig.poll()
+    await rig.poll(blocks=2)
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     await rig.ledger.put_payment(replace(made, height=None))
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.node.relayed == []
 
 
 async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     rig.node.unrelayed, rig.node.is_restricted = {made.txid}, True
-    await rig.look()
+    await rig.poll()
     assert f"relay_tx {made.txid}" in (rig.recovery.problem or "")
     rig.node.is_restricted = False
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.recovery.problem is None
 
 
@@ -208,11 +208,11 @@ async def test_a_split_that_can_not_be_mined_again_is_given_up(
     await rig.put("tr_1", state, None)
     rig.node.known.clear()
     rig.node.says = Submission.INVALID
-    await rig.look()
+    await rig.poll()
     for _ in range(OPTIONS.failed_after - 1):
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is state
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is PaymentState.FAILED
     assert (await rig.known("tr_1")).state is state
     assert await rig.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {
@@ -226,8 +226,8 @@ async def test_a_split_that_comes_back_in_time_is_kept(rig: Rig) -> None:
     for _ in range(3):
         rig.node.known.clear()
         for _ in range(OPTIONS.failed_after - 1):
-            await rig.look(blocks=1)
+            await rig.poll(blocks=1)
         rig.node.known[made.txid] = rig.node.top
-        await rig.look(blocks=1)
+        await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is PaymentState.SETTLED
     assert rig.recovery.gone is None

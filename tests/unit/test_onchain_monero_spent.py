@@ -138,7 +138,7 @@ class Rig:
     ledger: SqlMoneroLedger
     presence: MoneroPresence
 
-    async def look(self, blocks: int = 0) -> Verdict:
+    async def poll(self, blocks: int = 0) -> Verdict:
         """What is said of the payment so many blocks later."""
         self.node.top += blocks
         self.clock.now += blocks * 120_000
@@ -180,12 +180,12 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await database.close()
 
 
-async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(rig: Rig) -> None:
+async def test_spent_key_image_with_an_unshown_payment_proves_nothing(rig: Rig) -> None:
     """Two nodes behind one address: one has mined the payment, the other has not got that far."""
     rig.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
     rig.node.mined = {**rig.wallet.sent}
     for _ in range(3 * OPTIONS.failed_after):
-        verdict = await rig.look(blocks=1)
+        verdict = await rig.poll(blocks=1)
         assert verdict.outcome is Outcome.UNKNOWN
     assert "no other transaction" in verdict.reason
     payment = await rig.ledger.payment("tr_1")
@@ -203,24 +203,24 @@ async def test_it_has_failed_once_what_took_its_input_is_found_deep(
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: SIGNED_AT}
     rig.node.mined = {**rig.wallet.sent}
     for _ in range(OPTIONS.failed_after - 1):
-        verdict = await rig.look(blocks=1)
+        verdict = await rig.poll(blocks=1)
         assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.UNKNOWN, True)
         if restarts:
             rig.restart()
-    verdict = await rig.look(blocks=1)
+    verdict = await rig.poll(blocks=1)
     assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.FAILED, True)
     payment = await rig.ledger.payment("tr_1")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
 
 
-async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_first_sight(
+async def test_depth_counts_from_the_block_of_the_spend(
     rig: Rig,
 ) -> None:
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
     await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
-    assert (await rig.look(blocks=6)).outcome is Outcome.FAILED
+    assert (await rig.poll(blocks=6)).outcome is Outcome.FAILED
     assert (await rig.payment()).conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
     assert (await rig.payment()).height is None
 
@@ -228,31 +228,31 @@ async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_firs
 async def test_it_is_told_since_when_an_input_is_known_to_be_spent(rig: Rig) -> None:
     """For as long as the block of that moment is there, over restarts too."""
     await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
-    assert "(1 blocks ago at least)" in (await rig.look()).reason
+    assert "(1 blocks ago at least)" in (await rig.poll()).reason
     assert (await rig.payment()).height is None
-    assert "(5 blocks ago at least)" in (await rig.look(blocks=4)).reason
+    assert "(5 blocks ago at least)" in (await rig.poll(blocks=4)).reason
     rig.restart()
-    assert "(6 blocks ago at least)" in (await rig.look(blocks=1)).reason
+    assert "(6 blocks ago at least)" in (await rig.poll(blocks=1)).reason
     rig.node.branch = "b"
-    assert "(1 blocks ago at least)" in (await rig.look(blocks=1)).reason
+    assert "(1 blocks ago at least)" in (await rig.poll(blocks=1)).reason
     rig.node.branch, rig.node.top = "c", SIGNED_AT - 2
-    assert "(1 blocks ago at least)" in (await rig.look()).reason
+    assert "(1 blocks ago at least)" in (await rig.poll()).reason
 
 
 async def test_a_clock_that_was_set_back_hides_nothing(rig: Rig) -> None:
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
     rig.clock.now -= 365 * 24 * 3_600_000
-    assert (await rig.look(blocks=9)).outcome is Outcome.FAILED
+    assert (await rig.poll(blocks=9)).outcome is Outcome.FAILED
 
 
-async def test_what_waits_in_the_pool_has_taken_nothing_and_hides_nothing(rig: Rig) -> None:
+async def test_pool_transaction_has_spent_nothing_and_hides_nothing(rig: Rig) -> None:
     """A look that goes to several nodes may be shown one in a block after one in a pool."""
     rig.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
     rig.node.mined = {OURS: None, RIVAL: None}
-    assert "no other transaction" in (await rig.look(blocks=9)).reason
+    assert "no other transaction" in (await rig.poll(blocks=9)).reason
     rig.node.mined = {OURS: None, RIVAL: SIGNED_AT + 1}
-    assert (await rig.look(blocks=1)).outcome is Outcome.FAILED
+    assert (await rig.poll(blocks=1)).outcome is Outcome.FAILED
 
 
 async def test_a_block_that_the_node_does_not_have_proves_nothing(rig: Rig) -> None:
@@ -260,39 +260,39 @@ async def test_a_block_that_the_node_does_not_have_proves_nothing(rig: Rig) -> N
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
     rig.node.is_forgetful = True
-    assert "no other transaction" in (await rig.look(blocks=9)).reason
+    assert "no other transaction" in (await rig.poll(blocks=9)).reason
 
 
 async def test_another_wallet_is_not_asked_what_it_has_sent(rig: Rig) -> None:
     rig.wallet.primary, rig.wallet.sent = "4other", {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await rig.look(blocks=9)
+        await rig.poll(blocks=9)
     assert (await rig.payment()).state is PaymentState.PUBLISHED
 
 
 async def test_one_that_waits_to_be_mined_again_has_taken_nothing(rig: Rig) -> None:
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
-    assert RIVAL in (await rig.look(blocks=4)).reason
+    assert RIVAL in (await rig.poll(blocks=4)).reason
     rig.node.mined, rig.node.branch = {}, "b"
-    assert (await rig.look(blocks=5)).outcome is Outcome.UNKNOWN
+    assert (await rig.poll(blocks=5)).outcome is Outcome.UNKNOWN
     rig.node.mined = {RIVAL: SIGNED_AT + 9}
-    assert "2 of 5" in (await rig.look(blocks=1)).reason
+    assert "2 of 5" in (await rig.poll(blocks=1)).reason
 
 
 async def test_a_search_in_vain_is_made_once_a_block(rig: Rig) -> None:
     rig.wallet.sent = {OTHER: SIGNED_AT}
     rig.node.mined = {**rig.wallet.sent}
     for _ in range(3):
-        await rig.look()
+        await rig.poll()
     assert rig.node.asked == [OTHER]
-    await rig.look(blocks=1)
+    await rig.poll(blocks=1)
     assert rig.node.asked == [OTHER, OTHER]
 
 
 async def test_a_service_that_was_down_for_long_looks_as_far_back(rig: Rig) -> None:
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: 1}
     rig.node.mined = {**rig.wallet.sent}
-    assert (await rig.look(blocks=50_000)).outcome is Outcome.FAILED
+    assert (await rig.poll(blocks=50_000)).outcome is Outcome.FAILED
     assert rig.node.asked == [RIVAL], "what was sent long before it was signed is left alone"

@@ -58,12 +58,12 @@ def test_nothing_is_paid_though_the_switch_can_not_be_written(
     assert (guard.paused(), list(tmp_path.iterdir())) == ("a thief", [])
     detail = guard.health().detail or ""
     assert detail.startswith("paused: a thief (in memory only")
-    (told,) = logs.entries
-    assert (told["event"], told["log_level"]) == ("payouts_paused_in_memory_only", "error")
-    assert "Make room" in told["advice"]
+    (reported,) = logs.entries
+    assert (reported["event"], reported["log_level"]) == ("payouts_paused_in_memory_only", "error")
+    assert "Make room" in reported["advice"]
 
 
-def test_it_is_written_as_soon_as_there_is_room_and_then_the_file_alone_counts(
+def test_pause_is_written_once_possible_and_then_its_file_rules(
     tmp_path: Path, switch: PauseSwitch, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs, disk.is_full = captured(monkeypatch, GUARD), True
@@ -106,7 +106,7 @@ def test_the_operators_own_pause_meanwhile_does_not_end_it(
     assert switch.reason() is None
 
 
-def test_a_file_whose_directory_can_not_be_synced_can_be_taken_away(
+def test_file_in_an_unsyncable_directory_can_be_removed(
     tmp_path: Path, switch: PauseSwitch, disk: Disk
 ) -> None:
     disk.directories_fail = True
@@ -184,7 +184,7 @@ async def test_the_auditor_stops_payouts_on_a_full_disk(
     assert "of other" in (switch.reason() or "")
 
 
-def test_nobody_counts_as_told_of_a_strangers_payment_before_it_is_written(
+def test_unwritten_pause_for_a_strange_payment_is_unacknowledged(
     switch: PauseSwitch, disk: Disk
 ) -> None:
     disk.is_full = True

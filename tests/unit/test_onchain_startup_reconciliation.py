@@ -82,13 +82,13 @@ class Rig:
 
     def start(self) -> None:
         """As the service does: what it knew is gone, but for the database and the switch."""
-        self.look = StartupReconciliation(
+        self.poll = StartupReconciliation(
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
         guard = PayoutGuard(self.switch, CAPS, Signed(), self.clock)
         adapters = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
-            cast("Any", adapters), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.look}
+            cast("Any", adapters), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.poll}
         )
 
 
@@ -110,7 +110,7 @@ async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(rig: Rig) -> N
     """The upkeep looks first; what it found is acknowledged, so the waiter's look finds nothing."""
     rig.wallet.sent = {"ab"}
     looked = await asyncio.gather(
-        rig.look.require_done(),
+        rig.poll.require_done(),
         rig.engine.prepare(transfer("monero"), [], Recorder()),
         return_exceptions=True,
     )
@@ -118,7 +118,7 @@ async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(rig: Rig) -> N
     assert rig.signed == []
 
 
-async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(
+async def test_unrecorded_payment_pauses_payouts_until_resumed(
     rig: Rig,
 ) -> None:
     rig.wallet.sent = {"ab", "cd"}
@@ -148,16 +148,16 @@ async def test_what_is_found_during_another_pause_pauses_after_it(rig: Rig) -> N
     rig.wallet.sent = {"ab"}
     rig.switch.pause("the operator's own")
     with pytest.raises(Unavailable):
-        await rig.look.require_done()
+        await rig.poll.require_done()
     assert rig.switch.reason() == "the operator's own"
-    assert TOLD in str(rig.look.health().detail)
+    assert TOLD in str(rig.poll.health().detail)
     rig.switch.resume()
     with pytest.raises(Unavailable, match="not on record"):
         await rig.engine.prepare(transfer("monero"), [], Recorder())
     assert (rig.switch.reason() or "").startswith(TOLD)
 
 
-async def test_what_the_operator_explained_and_what_is_recorded_is_known(rig: Rig) -> None:
+async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
     explained = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
     await rig.database.write([statement(explained, ("monero", "ab"))])
     await rig.database.write([statement(explained, ("arbitrum", "cd"))])
@@ -176,7 +176,7 @@ async def test_the_other_asset_does_not_wait(rig: Rig) -> None:
     assert (rig.signed, rig.wallet.asked) == (["arbitrum"], 0)
 
 
-async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for_ever(
+async def test_silent_wallet_holds_payouts_for_a_bounded_time(
     rig: Rig,
 ) -> None:
     rig.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
@@ -187,7 +187,7 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
     rig.steady.now += 2
     await rig.engine.prepare(transfer("monero"), [], Recorder())
     assert rig.signed == ["monero"]
-    assert "can't be looked at" in str((await rig.engine.health()).detail)
+    assert "reconciliation has failed for 10 min" in str((await rig.engine.health()).detail)
 
     rig.wallet.failure, rig.wallet.sent = None, {"ab"}
     with pytest.raises(Unavailable, match="not on record"):
@@ -214,7 +214,7 @@ async def test_a_wallet_that_is_not_fit_is_waited_for(rig: Rig) -> None:
         with pytest.raises(Unavailable, match="behind its node"):
             await rig.engine.prepare(transfer("monero"), [], Recorder())
         rig.steady.now += LOOK_TIMEOUT_MS
-    assert (rig.signed, rig.look.health().ok) == ([], True)
+    assert (rig.signed, rig.poll.health().ok) == ([], True)
 
 
 async def test_it_looks_though_nothing_is_to_be_signed(rig: Rig) -> None:
@@ -293,7 +293,7 @@ def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
     return MoneroOutgoing(anything, anything, anything, rig.ledger)
 
 
-async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when_it_is_fit(
+async def test_wallet_is_asked_from_the_newest_block_once_it_is_ready(
     rig: Rig,
 ) -> None:
     daemons = Daemons()
@@ -313,9 +313,7 @@ async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when
     assert len(daemons.asked_from) == 1
 
 
-async def test_a_spend_in_the_pool_that_the_wallet_does_not_know_is_waited_for(
-    rig: Rig, daemons: Daemons
-) -> None:
+async def test_unknown_spend_in_the_pool_is_waited_for(rig: Rig, daemons: Daemons) -> None:
     outgoing = outgoing_of(daemons, rig)
     daemons.spent = {"free": Spent.UNSPENT, "ours": Spent.IN_POOL, "lost": Spent.IN_POOL}
     daemons.live = {"ours"}
@@ -328,15 +326,13 @@ async def test_a_spend_in_the_pool_that_the_wallet_does_not_know_is_waited_for(
     assert await outgoing.unknown() == ["ab"]
 
 
-async def test_what_goes_from_the_pool_into_a_block_while_it_is_looked_for_is_listed(
-    rig: Rig, daemons: Daemons
-) -> None:
+async def test_spend_mined_during_the_check_is_listed(rig: Rig, daemons: Daemons) -> None:
     daemons.mines = True
     await outgoing_of(daemons, rig).unknown()
     assert daemons.scanned == daemons.top == 101
 
 
-async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in_health(
+async def test_pending_spend_holds_payouts_and_is_in_health(
     rig: Rig,
 ) -> None:
     rig.wallet.failure = SpendWaits(2)

@@ -23,7 +23,7 @@ def test_the_pools_are_as_large_as_the_settings_say() -> None:
 
 
 @pytest.mark.parametrize("addresses", [64, 65, 256, 100_000])
-def test_more_addresses_are_never_reserved_than_the_pool_is_made_for(addresses: int) -> None:
+def test_reserved_addresses_never_exceed_the_pool(addresses: int) -> None:
     settings = OnchainSettings(xmr_addresses=addresses, usdc_addresses=addresses)
     xmr, usdc = monero_options(settings), evm_options(settings)
     assert 0 < xmr.reserve <= xmr.pool_target == addresses
@@ -31,20 +31,18 @@ def test_more_addresses_are_never_reserved_than_the_pool_is_made_for(addresses: 
     assert 0 < usdc.pool_low <= usdc.pool_target == addresses
 
 
-def test_by_default_a_burst_of_a_hundred_orders_finds_addresses_ready() -> None:
+def test_default_pool_serves_a_burst_of_a_hundred_orders() -> None:
     assert monero_options(OnchainSettings()).reserve // 2 >= 100
 
 
 @pytest.mark.parametrize(("settled", "failed"), [(1, 30), (10, 30), (30, 30), (31, 31), (200, 200)])
-def test_no_xmr_payout_has_failed_at_a_depth_at_which_none_is_settled(
-    settled: int, failed: int
-) -> None:
+def test_xmr_payout_fails_no_shallower_than_it_settles(settled: int, failed: int) -> None:
     """Its refund could be paid as well, if what took its input is not final yet."""
     options = monero_options(OnchainSettings(xmr_settled_after=settled))
     assert (options.settled_after, options.failed_after) == (settled, failed)
 
 
-def test_a_network_asks_the_oracle_that_the_table_of_chains_names_and_else_none() -> None:
+def test_network_uses_the_oracle_of_its_chain_or_none() -> None:
     nodes = ("arbitrum=http://127.0.0.1:1", "base=http://127.0.0.1:2")
     settings = OnchainSettings(nodes=nodes)
     chains = load_chains(chains_toml(None))

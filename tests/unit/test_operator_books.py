@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -70,7 +71,7 @@ async def test_deposit_addresses_are_summed_with_what_arrives(
         assert await books.swept() == {"arbitrum": 5}
 
 
-async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
+async def test_fees_are_summed_by_purpose_beyond_64_bits(
     tmp_path: Path, database: Database
 ) -> None:
     price = 2**62
@@ -92,7 +93,7 @@ async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
         assert await books.monero_fees() == {"transfer": 3, "upkeep": 5}
 
 
-async def test_all_transactions_signed_for_a_transfer_are_known_and_which_was_mined(
+async def test_transfer_lists_its_transactions_and_the_mined_one(
     tmp_path: Path, database: Database
 ) -> None:
     await fill(
@@ -145,6 +146,29 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
     assert order is not None
     promised = order.terms.expected_output + order.terms.price.payout_fee
     assert reserved(orders, box.clock.now)["monero"] >= promised + 10**10
+
+
+async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> None:
+    """At each step of payouts both ways, and of one that becomes a refund."""
+    seen: set[tuple[str, str]] = set()
+    async with sandbox(tmp_path) as box:
+        placed = [await box.order(direction) for direction in ("x2u", "u2x", "u2x")]
+        await box.fault("payout_fails", orderId=placed[2].order_id)
+        for each in placed:
+            await each.fund()
+        books = SqlOperatorBooks(box.up.database)
+        for _ in range(20):
+            await box.settle(0.5)
+            expected: Counter[tuple[str, str]] = Counter()
+            for each in placed:
+                order = await box.up.service.store.order(each.order_id)
+                assert order is not None
+                for item in order.transfers:
+                    if not item.state.is_final:
+                        expected[item.network, item.kind.value] += item.units
+            assert await books.due() == expected
+            seen |= expected.keys()
+    assert seen == {("arbitrum", "payout"), ("monero", "payout"), ("arbitrum", "refund")}
 
 
 async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ class Life:
         long = [HOUR // 4, HOUR, 3 * HOUR, 25 * HOUR] if self.die.random() < 0.15 else []
         self.now += self.die.choice([1, 1_000, 1_000, 2_000, 60_000, 60_000, *long])
         if self.die.random() < 0.8:
-            self.look()
+            self.poll()
         pays = 5 if len(self.books.chain) < 2 else 1
         self.die.choice([*[self.pay] * pays, *self.moves])()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """The clock: is the order's deadline over?"""
         if self.order.deadline_at is not None and self.now >= self.order.deadline_at:
             self.happens(ev.DeadlinePassed())
@@ -245,7 +245,7 @@ class Life:
             if turn % 7 == 6 or not self.due:
                 late = HOUR // 10 if self.due else (self.order.deadline_at or 0) - self.now
                 self.now += max(0, late)
-                self.look()
+                self.poll()
         raise Unsound("there is always something to do")
 
     def name_until_over(self) -> None:

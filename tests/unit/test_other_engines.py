@@ -36,7 +36,7 @@ async def start(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("engine", [sandbox, upstream])
-async def test_a_service_of_real_wallets_is_started_with_no_other_engine(
+async def test_data_of_real_wallets_starts_with_no_other_engine(
     tmp_path: Path, engine: Callable[[Path], Settings]
 ) -> None:
     await start(unreachable(tmp_path))

@@ -12,6 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.lease import MARGIN_MS, SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import Quarantine
 from tests.sandbox import ManualClock
@@ -62,11 +63,13 @@ def at_once() -> ManualClock:
     return clock
 
 
-async def sign(order: Order) -> list[str]:
+async def sign(order: Order, lease: Lease | None = None) -> list[str]:
     """Advance the order's only transfer; the addresses that were signed for."""
     fake = FakeWallets(order)
     anything = cast("Any", fake)
-    payouts = Payouts(anything, anything, anything, at_once(), Quarantine())
+    payouts = Payouts(
+        anything, anything, anything, at_once(), Quarantine(), lease or Lease(SETTLER, 1)
+    )
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return fake.signed_for
 
@@ -85,3 +88,14 @@ async def test_a_refund_is_signed_for_the_sender() -> None:
 async def test_nothing_is_signed_for_a_stranger(order: Order, change: dict[str, Any]) -> None:
     swapped = replace(order.transfers[0], **change)
     assert await sign(replace(order, transfers=(swapped,))) == []
+
+
+async def test_nothing_is_signed_without_time_left() -> None:
+    order = paying(Direction.XMR_TO_USDC)
+    now = 1_000
+    ends_soon = Lease(SETTLER, 1, now + MARGIN_MS, lambda: now)
+    assert await sign(order, ends_soon) == []
+    ends_soon.extend(now + MARGIN_MS + 1)
+    assert await sign(order, ends_soon) == ["pay here"]
+    ends_soon.lose()
+    assert await sign(order, ends_soon) == []

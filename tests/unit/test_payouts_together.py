@@ -19,6 +19,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
@@ -126,12 +127,12 @@ async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     fake = FakeWallets()
     quarantine = Quarantine()
-    payouts = Payouts(store, cast("Any", fake), processor, clock, quarantine)
+    payouts = Payouts(store, cast("Any", fake), processor, clock, quarantine, Lease(SETTLER, 1))
     yield PayoutDriver(store, processor, fake, payouts, clock, quarantine)
     await database.close()
 
 
-async def test_what_is_due_at_the_same_time_is_signed_and_committed_together(
+async def test_transfers_due_together_share_signing_and_commit(
     driver: PayoutDriver,
 ) -> None:
     first, second, third = [await driver.due(name) for name in "abc"]
@@ -152,7 +153,7 @@ async def test_no_more_go_along_than_a_payment_takes(driver: PayoutDriver) -> No
     assert await driver.states() == {"a": "published", "b": "prepared", "c": "planned"}
 
 
-async def test_an_engine_with_one_transfer_per_payment_is_given_no_companions(
+async def test_engine_with_single_payments_is_given_no_companions(
     driver: PayoutDriver,
 ) -> None:
     first, _ = [await driver.due(name) for name in "ab"]
@@ -168,7 +169,7 @@ async def test_another_network_is_another_payment(driver: PayoutDriver) -> None:
     assert driver.fake.asked == [[first]]
 
 
-async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
+async def test_transfer_taken_back_during_signing_stops_the_batch(
     driver: PayoutDriver,
 ) -> None:
     first, second = [await driver.due(name) for name in "ab"]
@@ -182,7 +183,7 @@ async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
     assert await driver.states() == {"a": "published", "b": "cancelled"}
 
 
-async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_signed(
+async def test_transfer_taken_back_during_signing_leaves_nothing_to_do(
     driver: PayoutDriver,
 ) -> None:
     first = await driver.due("a")
@@ -229,7 +230,7 @@ async def test_what_is_about_to_be_refunded_is_not_signed_any_more(driver: Payou
     assert driver.fake.asked == [[third]]
 
 
-async def test_an_order_that_is_quarantined_does_not_go_along_until_it_is_mended(
+async def test_quarantined_order_joins_no_batch_until_it_is_mended(
     driver: PayoutDriver,
 ) -> None:
     """A deposit of it may be gone, and its record does not say so."""
@@ -249,7 +250,7 @@ async def test_an_order_that_is_quarantined_does_not_go_along_until_it_is_mended
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down"])
-async def test_nothing_is_signed_before_its_own_deposits_were_seen_since_the_start(
+async def test_nothing_is_signed_before_its_deposits_are_seen_again(
     driver: PayoutDriver, why: str
 ) -> None:
     """A reorganisation may have taken them away while the service was down."""
@@ -266,7 +267,7 @@ async def test_nothing_is_signed_before_its_own_deposits_were_seen_since_the_sta
     assert await driver.states() == {"a": "published", "b": "published", "c": "prepared"}
 
 
-async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
+async def test_signed_payment_finishes_before_its_deposits_are_seen(
     driver: PayoutDriver,
 ) -> None:
     first, second = [await driver.due(name) for name in "ab"]
@@ -276,7 +277,7 @@ async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
     assert await driver.states() == {"a": "published", "b": "published"}
 
 
-async def test_what_is_signed_of_an_order_that_is_quarantined_is_brought_to_its_end(
+async def test_signed_payment_of_a_quarantined_order_is_finished(
     driver: PayoutDriver,
 ) -> None:
     first, second = [await driver.due(name) for name in "ab"]

@@ -86,7 +86,7 @@ def test_dust_inside_the_lock_does_not_hold_it_for_the_rest() -> None:
     assert paid(order) == due
 
 
-def test_an_overpayment_after_the_lock_does_not_get_the_locked_rate() -> None:
+def test_overpayment_after_the_lock_does_not_get_the_locked_rate() -> None:
     """The amount is complete inside the lock, and still confirming when much more arrives."""
     order = seen(open_order(locked()), 1, XMR_UNIT, NOW)
     order = seen(order, 2, 8 * XMR_UNIT, LOCK_END + 1, FAIR)
@@ -95,7 +95,7 @@ def test_an_overpayment_after_the_lock_does_not_get_the_locked_rate() -> None:
     assert order.unspent == (), "the first is confirmed later and refunded"
 
 
-def test_a_strangers_late_dust_does_not_reprice_what_came_in_the_lock() -> None:
+def test_late_dust_does_not_reprice_what_came_in_the_lock() -> None:
     order = seen(open_order(locked()), 1, XMR_UNIT - 10, NOW)
     order = seen(order, 2, 10, EXPIRES + 1)
     order = confirmed(order, 1, EXPIRES + 2).order
@@ -161,7 +161,7 @@ def test_price_lock_breaks_when_the_rate_moves_beyond_the_limit(
     assert breaks is (loss * 10_000 > locked_rate * 100)
 
 
-def test_a_broken_lock_ends_at_once_and_keeps_the_rate_of_what_was_seen() -> None:
+def test_broken_lock_ends_at_once_and_keeps_earlier_rates() -> None:
     order = seen(open_order(locked()), 1, XMR_UNIT // 2, NOW)
     order = transition(order, ev.LockBroken(UNFAIR), NOW + 10).order
     assert order.price_locked_until == NOW + 10
@@ -170,7 +170,7 @@ def test_a_broken_lock_ends_at_once_and_keeps_the_rate_of_what_was_seen() -> Non
     assert [d.rate for d in order.deposits] == [RATE, RATE, FAIR]
 
 
-def test_a_deposit_that_was_in_the_pool_before_the_break_is_in_time() -> None:
+def test_deposit_in_the_pool_before_the_break_is_in_time() -> None:
     """The scan may lag: what counts is when it was first seen."""
     order = transition(open_order(locked()), ev.LockBroken(UNFAIR), NOW + 10).order
     seen_late = ev.DepositSeen(key(1), XMR_UNIT, None, NOW + 9, UNFAIR)
@@ -183,6 +183,6 @@ def test_a_lock_that_is_over_can_not_break(now: int) -> None:
         transition(open_order(locked()), ev.LockBroken(UNFAIR), now)
 
 
-def test_an_order_from_before_the_price_lock_is_locked_until_it_expires() -> None:
+def test_order_without_a_price_lock_is_locked_until_it_expires() -> None:
     order = seen(open_order(terms()), 1, XMR_UNIT, EXPIRES, UNFAIR)
     assert order.deposits[0].rate == RATE

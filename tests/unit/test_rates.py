@@ -252,7 +252,7 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
             rates.rate()
         await rates.refresh(session)
     assert rates.rate().usdc_per_xmr == 170
-    assert log.events == ["rate_source_failed"] * 2 + ["rate_source_well_again"] * 2
+    assert log.events == ["rate_source_failed"] * 2 + ["rate_source_recovered"] * 2
 
 
 class Rising:
@@ -302,6 +302,21 @@ async def test_a_clock_that_is_set_makes_no_old_price_fresh(wall_ms: int, steady
         await rates.refresh(session)
     assert rates.rate().usdc_per_xmr == 170
     assert rates.rate().as_of == clock.now
+
+
+async def test_spread_is_of_fresh_prices_though_they_contradict() -> None:
+    clock, steady = ManualClock(), ManualClock()
+    sources = [Scripted("a", 100, None), Scripted("b", 110, 105)]
+    rates = MedianRate(sources, clock, RULE, every_ms=10_000, steady=steady.now_ms)
+    assert rates.spread_bps() is None
+    async with ClientSession() as session:
+        await rates.refresh(session)
+        assert rates.spread_bps() == 1000
+        with pytest.raises(Unavailable, match="contradict"):
+            rates.rate()
+        steady.now += RULE.max_age_ms + 1
+        await rates.refresh(session)
+    assert rates.spread_bps() is None
 
 
 def test_a_quorum_that_can_never_be_met_is_refused() -> None:

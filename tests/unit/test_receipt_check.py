@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
@@ -62,7 +62,7 @@ async def check(wallet: Wallet, receipt: Json = RECEIPT) -> Proven:
     return await check_monero(receipt, cast("WalletClient", wallet))
 
 
-async def test_xmr_is_proven_by_key_and_proof_of_the_receipt_s_own_words() -> None:
+async def test_xmr_receipt_is_proven_by_its_own_key_and_proof() -> None:
     wallet = Wallet()
     assert await check(wallet) == Proven(XMR, TXID, "4user", 15 * 10**11, 7)
     assert wallet.asked == [

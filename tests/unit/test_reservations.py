@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,11 +16,14 @@ from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from rpcsvc.orders.reservations import Reservations, reservations_of
+from rpcsvc.orders.reservations import counted, reservations_of
+from rpcsvc.orders.unfunded import Admission
 from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.reservation_check import reservation_problems
 from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, random_event, terms
+from tests.unit.reserving import Keeper, numbered, wrong_sums
 
 
 def named(order_id: str, direction: Direction) -> Order:
@@ -32,7 +36,7 @@ def test_a_new_order_claims_its_output_and_the_fee_of_paying_it() -> None:
     assert reservations_of(order) == {"arbitrum": order.terms.expected_output + fee}
 
 
-def test_a_larger_deposit_claims_more_and_itself_until_it_is_paid_out() -> None:
+def test_larger_deposit_reserves_more_until_it_is_paid_out() -> None:
     order = named("ord_1", Direction.XMR_TO_USDC)
     sent = order.terms.deposit_amount * 2
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
@@ -50,7 +54,7 @@ def test_a_larger_deposit_claims_more_and_itself_until_it_is_paid_out() -> None:
     assert reservations_of(settled) == {}
 
 
-def test_a_deposit_above_the_maximum_holds_up_no_more_than_the_maximum() -> None:
+def test_deposit_above_the_maximum_reserves_the_maximum() -> None:
     order = named("ord_1", Direction.XMR_TO_USDC)
     limit, price = order.terms.max_deposit, order.terms.price
     order = transition(order, ev.DepositSeen(key(1), 100 * limit, None, NOW), NOW).order
@@ -82,7 +86,7 @@ def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
     assert reservations_of(failed) == {"monero": sent}
 
 
-def test_what_is_swapped_in_chunks_counts_whole_until_it_is_paid_out() -> None:
+def test_chunked_order_reserves_its_whole_until_it_is_paid_out() -> None:
     order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
     sent = order.terms.deposit_amount * 2
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
@@ -137,7 +141,7 @@ def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
     assert reservations_of(order) == {"monero": order.leftover}
 
 
-def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
+def test_order_being_refunded_reserves_no_payout() -> None:
     """It may wait for an address for ever; the wallet's USDC must not wait with it."""
     order = named("ord_1", Direction.XMR_TO_USDC)
     small = order.terms.min_deposit // 2
@@ -150,32 +154,9 @@ def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
     assert reservations_of(order) == {"monero": small}
 
 
-async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "key")
-    before = Reservations()
-    over, owing = expired(order_id="ord_1"), late_on(expired(order_id="ord_2"), 2)
-    for number, order in enumerate((over, owing)):
-        agreed = replace(order.terms, deposit_address=f"deposit {number}")
-        fresh = open_order(agreed)
-        await commit(store, fresh, is_new=True)
-        await commit(store, replace(order, terms=agreed, version=fresh.version + 1))
-        before.note(order)
-    after = Reservations()
-    await after.load(store, NOW)
-    assert after.on("monero") == before.on("monero") == owing.terms.deposit_amount
-    await database.close()
-
-
-async def commit(store: SqlOrderStore, order: Order, *, is_new: bool = False) -> None:
-    entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
-    view = StatusView(b"{}", None)
-    await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))
-
-
 @given(st.data(), st.sampled_from(Direction), st.sampled_from([None, IN_CHUNKS]))
 @settings(max_examples=100)
-def test_nothing_is_owed_to_depositors_that_was_not_promised_before(
+def test_refunds_owed_grow_only_by_what_is_deposited(
     data: st.DataObject, direction: Direction, plan: TwapPlan | None
 ) -> None:
     """What may go back grows by what comes in, and by nothing else."""
@@ -194,45 +175,60 @@ def test_nothing_is_owed_to_depositors_that_was_not_promised_before(
         order = after
 
 
+# --- what a change of an order changes -------------------------------------------------------
+
+
+def test_what_stays_reserved_as_it_was_is_not_written() -> None:
+    order = named("ord_1", Direction.XMR_TO_USDC)
+    assert counted(order, order) is None
+    begun = counted(None, order, "address:1")
+    assert begun is not None
+    assert (begun.begins, begun.funded) == (True, {})
+    assert begun.unfunded is not None
+    assert (begun.unfunded.client, begun.unfunded.units) == (
+        "address:1", reservations_of(order)["arbitrum"],
+    )  # fmt: skip
+
+
+def test_a_deposit_turns_an_unfunded_reservation_into_a_funded() -> None:
+    order = named("ord_1", Direction.XMR_TO_USDC)
+    seen = ev.DepositSeen(key(1), order.terms.deposit_amount, None, NOW)
+    funded = counted(order, transition(order, seen, NOW).order)
+    assert funded is not None
+    assert (funded.unfunded, funded.begins) == (None, False)
+    needed = order.terms.expected_output + order.terms.price.payout_fee
+    assert funded.funded == {"arbitrum": needed, "monero": order.terms.deposit_amount}
+
+
 # --- the sum of all --------------------------------------------------------------------------
 
 
-def test_an_order_that_could_not_be_committed_claims_nothing() -> None:
-    reservations, order = Reservations(), named("ord_1", Direction.XMR_TO_USDC)
-    with reservations.holding(order):
-        assert reservations.on("arbitrum") > 0
-    with (
-        pytest.raises(OSError, match="full"),
-        reservations.holding(named("ord_2", order.terms.direction)),
-    ):
-        raise OSError("full")
-    assert reservations.on("arbitrum") == reservations_of(order)["arbitrum"]
-
-
-def test_an_order_whose_caller_is_cancelled_meanwhile_stays_counted() -> None:
-    reservations, order = Reservations(), named("ord_1", Direction.XMR_TO_USDC)
-    with pytest.raises(asyncio.CancelledError), reservations.holding(order):
-        raise asyncio.CancelledError  # its commit goes on
-    assert reservations.on("arbitrum") == reservations_of(order)["arbitrum"]
-
-
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) -> None:
-    reservations = Reservations()
-    orders = {name: named(name, direction) for name, direction in zip("ab", Direction, strict=True)}
-    now = NOW
-    for fresh in range(data.draw(st.integers(1, 30))):
+    async def live() -> None:
+        with TemporaryDirectory() as folder:
+            database = await Database.open(Path(folder))
+            try:
+                await _live(data, database)
+            finally:
+                await database.close()
+
+    asyncio.run(live())
+
+
+async def _live(data: st.DataObject, database: Database) -> None:
+    keeper, now = Keeper(SqlOrderStore(database, lambda: "key")), NOW
+    for number, direction in enumerate(Direction):
+        await keeper.open(numbered(number, direction), Admission(f"address:{number}"))
+    for fresh in range(data.draw(st.integers(1, 20))):
         now += data.draw(st.sampled_from([1, HOUR, 25 * HOUR]))
-        name = data.draw(st.sampled_from("ab"))
-        event = random_event(data.draw, orders[name], now, fresh)
-        try:
-            orders[name] = transition(orders[name], event, now).order
-        except ImpossibleTransition:
-            continue
-        reservations.note(orders[name])
-        for network in ("monero", "arbitrum"):
-            noted = [order for order in orders.values() if order.version > 1]
-            assert reservations.on(network) == sum(
-                reservations_of(o).get(network, 0) for o in noted
-            )
+        if data.draw(st.booleans()):
+            await keeper.expire(now)
+        order_id = data.draw(st.sampled_from(["ord_0", "ord_1"]))
+        event = random_event(data.draw, keeper.orders[order_id], now, fresh)
+        with suppress(ImpossibleTransition, StoreConflict):  # what is refused changes nothing
+            await keeper.apply(order_id, event, now)
+        assert await keeper.reserved() == keeper.recount()
+    assert await wrong_sums(database) == []
+    assert await reservation_problems(database, now) == []

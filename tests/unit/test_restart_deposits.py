@@ -34,5 +34,5 @@ def scanners() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("network", ["arbitrum", "monero"])
-async def test_before_the_first_look_no_deposit_on_record_has_confirmations(network: str) -> None:
+async def test_recorded_deposit_has_no_confirmations_before_a_scan(network: str) -> None:
     assert await scanners()[network].confirmations(DepositKey(network, "tx", 0)) == 0

@@ -10,7 +10,7 @@ from tests.sandbox import ManualClock, sandbox
 from tests.unit.effect_runners import TRANSFER, Stuck, runner
 
 
-async def test_a_transfer_in_its_pause_goes_on_at_once_and_starts_its_pauses_anew(
+async def test_retried_transfer_runs_at_once_and_restarts_its_pauses(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:
@@ -40,7 +40,7 @@ async def test_a_transfer_that_is_being_worked_on_is_left_alone(tmp_path: Path) 
     assert (stuck.calls, stuck.most) == (1, 1)
 
 
-async def test_the_hurried_one_goes_first_and_the_others_keep_their_time(tmp_path: Path) -> None:
+async def test_retried_transfer_goes_first_and_others_keep_their_time(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
         clock, stuck = ManualClock(), Stuck()
         stuck.gate.set()

@@ -21,7 +21,7 @@ def order(on_deadline: OnDeadline = OnDeadline.EXPIRE, network: str = "monero") 
 
 
 @pytest.mark.parametrize("on_deadline", [OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND])
-def test_an_order_waits_until_its_network_was_seen_whole_at_its_deadline(
+def test_order_waits_until_the_scan_passed_its_deadline(
     on_deadline: OnDeadline,
 ) -> None:
     progress, waiting = ScanProgress(["monero", "base"], ManualClock()), order(on_deadline)
@@ -41,7 +41,7 @@ def test_where_nobody_looks_nothing_is_waited_for() -> None:
     assert ScanProgress(["base"], ManualClock()).covers(order())
 
 
-def test_an_order_with_deposits_left_to_record_waits_until_a_whole_look_left_none() -> None:
+def test_order_with_unrecorded_deposits_waits_for_a_full_scan() -> None:
     progress, waiting = ScanProgress(["monero"], ManualClock()), order()
     progress.advance({"monero": 100}, {waiting.order_id: "monero"})
     assert progress.lagging == {waiting.order_id}
@@ -60,9 +60,9 @@ def test_a_network_that_is_not_seen_for_long_is_told_until_it_is() -> None:
     assert progress.health().ok, "it has just begun"
     progress.advance({"monero": clock.now}, {})
     clock.now += 1
-    told = progress.health()
-    assert not told.ok
-    assert (told.detail or "").startswith("Deposit scan of base is 10 min behind")
+    reported = progress.health()
+    assert not reported.ok
+    assert (reported.detail or "").startswith("Deposit scan of base is 10 min behind")
     progress.advance({"base": clock.now}, {})
     assert progress.health().ok
 

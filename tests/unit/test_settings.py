@@ -194,7 +194,7 @@ def test_every_key_can_be_given_by_its_environment_variable() -> None:
     assert all(origin.startswith("env ") for origin in loaded.origins.values())
 
 
-def test_the_config_variable_names_the_file_and_the_argument_wins_over_it(tmp_path: Path) -> None:
+def test_config_variable_names_the_file_and_the_argument_wins(tmp_path: Path) -> None:
     path = toml(tmp_path, "port = 1\n")
     other = tmp_path / "other.toml"
     other.write_text("port = 2\n")
@@ -204,7 +204,7 @@ def test_the_config_variable_names_the_file_and_the_argument_wins_over_it(tmp_pa
     assert load(environ={"RPCSVC_CONFIG": ""}).settings.port == 8080
 
 
-def test_variables_of_the_client_and_of_other_programs_are_left_alone() -> None:
+def test_client_and_unrelated_variables_are_ignored() -> None:
     loaded = load(environ={"RPCSVC_URL": "http://x", "HOME": "/root", "PORT": "1", "AGENT_X": "y"})
 
     assert set(loaded.origins.values()) == {"default"}
@@ -224,7 +224,7 @@ def test_variables_of_the_client_and_of_other_programs_are_left_alone() -> None:
         ("agent_rpc_tokens = 'x'", "agent_rpc_tokens", "agent_rpc_token"),
     ],
 )
-def test_an_unknown_key_in_the_file_is_named_with_the_nearest_known_one(
+def test_unknown_key_in_the_file_is_named_with_the_nearest(
     tmp_path: Path, text: str, key: str, nearest: str
 ) -> None:
     path = toml(tmp_path, text)
@@ -307,7 +307,7 @@ def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_wrong_value_in_the_file_is_refused_with_what_is_allowed(
+def test_wrong_value_in_the_file_is_refused_with_what_is_allowed(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     path = toml(tmp_path, text)
@@ -326,7 +326,7 @@ def test_a_price_that_is_not_a_plain_decimal_is_refused(text: str) -> None:
     assert "a decimal number in quotes" in problem
 
 
-def test_an_inventory_may_be_as_large_as_the_store_can_count_and_no_larger() -> None:
+def test_inventory_is_bounded_by_what_the_store_can_count() -> None:
     largest = "9223372.036854775807"
 
     loaded = load(environ={"RPCSVC_SANDBOX__XMR_FLOAT": largest})
@@ -379,14 +379,14 @@ def test_wrong_environment_value_is_refused_by_variable_name(variable: str, text
     assert "; allowed: " in problem
 
 
-def test_a_number_in_the_list_of_proxies_is_not_taken_for_an_address(tmp_path: Path) -> None:
+def test_number_in_the_proxy_list_is_no_address(tmp_path: Path) -> None:
     (problem,) = refused(toml(tmp_path, "trusted_proxies = [5]"))
 
     assert problem.startswith("trusted_proxies ")
 
 
 @pytest.mark.parametrize("given_one", ["RPCSVC_TLS_CERT", "RPCSVC_TLS_KEY"])
-def test_a_certificate_without_its_key_is_refused_and_the_other_way_round(given_one: str) -> None:
+def test_certificate_and_key_are_refused_one_without_the_other(given_one: str) -> None:
     (problem,) = refused(environ={given_one: "/etc/tls.pem"})
 
     assert "tls_cert" in problem
@@ -424,7 +424,7 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
 # Tokens
 
 
-def test_several_tokens_are_separated_by_commas_so_that_one_can_be_rotated() -> None:
+def test_comma_separates_several_tokens_for_rotation() -> None:
     loaded = load(environ={"AGENT_RPC_TOKEN": f"{TOKEN}, {OTHER_TOKEN},{TOKEN},"})
 
     assert tokens(loaded) == [TOKEN, OTHER_TOKEN]
@@ -469,7 +469,7 @@ def test_a_token_and_a_token_file_together_are_refused(tmp_path: Path) -> None:
         "x" * 1025,
     ],
 )
-def test_a_token_that_is_empty_short_or_not_ascii_is_refused_unseen(value: str) -> None:
+def test_empty_short_or_non_ascii_token_is_refused_and_not_shown(value: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load(environ={"AGENT_RPC_TOKEN": value})
 
@@ -501,7 +501,7 @@ def test_a_token_file_that_holds_no_token_is_refused(tmp_path: Path, content: by
     assert problem.startswith("agent_rpc_token (env AGENT_RPC_TOKEN_FILE): ")
 
 
-def test_a_token_put_into_the_file_variable_by_mistake_is_not_shown() -> None:
+def test_token_in_the_file_variable_is_refused_and_not_shown() -> None:
     with pytest.raises(SettingsError) as caught:
         load(environ={"AGENT_RPC_TOKEN_FILE": TOKEN})
 
@@ -627,7 +627,7 @@ def test_plain_http_is_served_on_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "8.8.8.8", "myhost", "127.1"])
-def test_plain_http_to_other_machines_is_refused_with_the_three_ways_out(host: str) -> None:
+def test_plain_http_beyond_loopback_is_refused_with_ways_out(host: str) -> None:
     with pytest.raises(SettingsError) as caught:
         check_bind(load(flags={"host": host}).settings)
 
@@ -660,7 +660,7 @@ def test_the_example_as_it_stands_says_what_the_defaults_are() -> None:
     assert load(CONFIG / "example.toml").settings == load().settings
 
 
-def test_the_example_lists_every_key_that_exists_and_each_can_be_used(tmp_path: Path) -> None:
+def test_example_lists_every_key_and_each_can_be_used(tmp_path: Path) -> None:
     path = toml(tmp_path, uncommented_example().replace(PLACEHOLDER, TOKEN))
 
     loaded = load(path)
@@ -668,7 +668,7 @@ def test_the_example_lists_every_key_that_exists_and_each_can_be_used(tmp_path: 
     assert set(loaded.origins.values()) == {f"file {path}"}
 
 
-def test_the_placeholder_of_the_example_does_not_pass_for_a_token(tmp_path: Path) -> None:
+def test_placeholder_of_the_example_is_no_valid_token(tmp_path: Path) -> None:
     (problem,) = refused(toml(tmp_path, uncommented_example()))
 
     assert problem.startswith("agent_rpc_token ")
@@ -698,6 +698,7 @@ SECRET_VARIABLES = {key: name for name, key in variable_names(KEYS).items() if k
 def test_the_secrets_are_known_by_their_type() -> None:
     assert {
         "agent_rpc_token",
+        "database_url",
         "upstream.api_key",
         "onchain.monerod_password",
         "onchain.wallet_password",
@@ -708,13 +709,14 @@ def test_the_secrets_are_known_by_their_type() -> None:
 @pytest.mark.parametrize("key", sorted(SECRETS))
 def test_each_secret_may_come_in_a_file(tmp_path: Path, key: str) -> None:
     path = tmp_path / "secret"
-    path.write_text(f"{TOKEN}\n")
+    secret = f"postgresql://rpcsvc:{TOKEN}@db/rpcsvc" if key == "database_url" else TOKEN
+    path.write_text(f"{secret}\n")
     variable = f"{SECRET_VARIABLES[key]}_FILE"
 
     loaded = load(environ={variable: str(path)})
 
     assert loaded.origins[key] == f"env {variable}"
-    assert TOKEN in values(loaded.settings, key)
+    assert secret in values(loaded.settings, key)
     assert TOKEN not in render_config(loaded)
 
 

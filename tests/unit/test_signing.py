@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,13 +23,19 @@ from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet, OKPKey
 
 from rpcsvc import verify
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.operations.service import attested_terms
 from rpcsvc.signing.keys import HANDOVER_SECONDS, KeyRing, SigningKeyError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import Exchange, Expected, OrderTerms, verify_attestation, verify_response
+from tests.unit.orders import terms as terms_of_an_order
 
 Json = dict[str, Any]
 START = 1_767_323_045_678  # 2026-01-02T03:04:05.678Z
-DOC = Path(__file__).parent.parent.parent / "docs" / "signing.md"
+ROOT = Path(__file__).parent.parent.parent
+DOC = ROOT / "docs" / "signing.md"
+CHAINS = load_chains((ROOT / "config" / "chains.toml").read_text(encoding="utf-8"))
 TARGET = "/api/v1/agent/swap/status/ord_0?verify=0x"
 
 
@@ -148,7 +155,7 @@ def test_a_signed_response_verifies_with_another_implementation(
     body=st.binary(max_size=40),
 )
 @settings(deadline=None)
-def test_whatever_a_client_sends_the_answer_can_be_signed_and_verified(
+def test_answer_to_any_request_can_be_signed_and_verified(
     tmp_path_factory: pytest.TempPathFactory,
     method: str,
     path: bytes,
@@ -192,7 +199,7 @@ def test_each_second_is_written_anew(ring: KeyRing, clock: SetClock) -> None:
 
 @pytest.mark.filterwarnings("ignore:EdDSA is deprecated")
 def test_an_attestation_verifies_with_a_jose_library(ring: KeyRing, clock: SetClock) -> None:
-    token = ResponseSigner(ring, clock).attest(order_terms())
+    token = ResponseSigner(ring, clock).attest(order_terms().canonical())
     found = jws.deserialize_compact(
         token, KeySet.import_key_set(cast("Any", ring.jwks())), algorithms=["EdDSA"]
     )
@@ -214,8 +221,47 @@ def test_a_jose_library_computes_the_same_kid(ring: KeyRing) -> None:
 
 
 def test_an_attestation_verifies_with_the_public_module(ring: KeyRing, clock: SetClock) -> None:
-    token = ResponseSigner(ring, clock).attest(order_terms())
+    token = ResponseSigner(ring, clock).attest(order_terms().canonical())
     assert verify_attestation(token, ring.jwks(), EXPECTED).terms == order_terms()
+
+
+@given(
+    direction=st.sampled_from(Direction),
+    amounts=st.tuples(*[st.integers(0, 10**24)] * 3),
+    times=st.tuples(*[st.integers(0, 4 * 10**12)] * 3),
+    has_lock=st.booleans(),
+    refund_to=st.none() | st.just(EXPECTED.to),
+    session=st.uuids().map(str),
+)
+def test_attested_terms_are_canonical(
+    direction: Direction,
+    amounts: tuple[int, int, int],
+    times: tuple[int, int, int],
+    has_lock: bool,
+    refund_to: str | None,
+    session: str,
+) -> None:
+    """The bytes that the service signs are those that the public module reads and writes."""
+    sent, expected, least = amounts
+    made, expires, lock_end = times
+    terms = replace(
+        terms_of_an_order(direction),
+        session_id=session,
+        deposit_address="8" * 95,
+        to_address=EXPECTED.to,
+        deposit_amount=sent,
+        expected_output=expected,
+        min_received=least,
+        created_at=made,
+        expires_at=expires,
+        price_locked_until=lock_end if has_lock else None,
+        refund_address=refund_to,
+    )
+    written = attested_terms(terms, CHAINS, network="sandbox", issuer="https://swap.example")
+    read = OrderTerms.from_json(json.loads(written))
+    assert read.canonical() == written
+    assert read.deposit_amount == sent
+    assert read.session_sha256 == hashlib.sha256(session.encode()).hexdigest()
 
 
 # --- keys on disk ----------------------------------------------------------------------------
@@ -246,7 +292,7 @@ def test_the_next_start_finds_the_same_key(ring: KeyRing, keys: Path, clock: Set
 def test_the_jwks_holds_no_private_part(ring: KeyRing) -> None:
     ring.rotate()
     for key in ring.jwks()["keys"]:
-        assert key.keys() <= {"kty", "crv", "x", "kid", "use", "alg", "retiredAt"}
+        assert key.keys() <= {"kty", "crv", "x", "kid", "use", "alg", "whpk", "retiredAt"}
 
 
 @pytest.mark.parametrize("bits", [0o040, 0o010, 0o020, 0o004, 0o002, 0o001])
@@ -386,18 +432,18 @@ def test_rotation_keeps_the_old_public_key_with_its_end(
     assert [key["kid"] for key in ring.jwks()["keys"]] == [second.kid, fresh.kid, old.kid]
 
 
-def test_what_the_old_key_signed_before_stays_valid_and_later_is_refused(
+def test_old_key_signatures_stay_valid_and_later_ones_fail(
     ring: KeyRing, clock: SetClock, keys: Path
 ) -> None:
     signer = ResponseSigner(ring, clock)
-    token = signer.attest(order_terms())
+    token = signer.attest(order_terms().canonical())
     thief = ResponseSigner(reread_secretly(keys), clock)
     ring.rotate()
     clock.ms += 3_600_000
     assert verify_attestation(token, ring.jwks(), EXPECTED).key_retired_at is not None
     late = order_terms(issued_at="2026-01-02T04:04:05Z", expires_at="2026-01-02T05:04:05Z")
     with pytest.raises(verify.RetiredKey):
-        verify_attestation(thief.attest(late), ring.jwks(), EXPECTED)
+        verify_attestation(thief.attest(late.canonical()), ring.jwks(), EXPECTED)
     exchange = Exchange(
         method="GET",
         target="/",
@@ -453,7 +499,7 @@ def test_a_running_server_takes_over_a_rotation_within_a_second(
     assert [key["kid"] for key in signer.jwks()["keys"]] == [fresh, before]
 
 
-def test_the_jwks_of_a_running_server_holds_the_key_that_signs_it(
+def test_jwks_of_a_running_server_holds_its_signing_key(
     ring: KeyRing, keys: Path, clock: SetClock
 ) -> None:
     signer = ResponseSigner(ring, clock)
@@ -487,7 +533,7 @@ def test_a_server_signs_on_with_its_key_while_the_disk_is_wrong(
     assert signer.problem is None
 
 
-def test_refresh_tells_whether_there_was_something_and_never_waits(
+def test_refresh_reports_a_change_and_never_waits(
     ring: KeyRing, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ring.refresh() is False
@@ -570,7 +616,7 @@ FAILURES = pytest.mark.parametrize("failure", [Crash, OSError])
 
 
 @FAILURES
-def test_a_rotation_that_is_stopped_at_any_step_leaves_a_usable_ring(
+def test_rotation_stopped_at_any_step_leaves_a_usable_ring(
     tmp_path: Path, failing: Failing, failure: type[BaseException]
 ) -> None:
     clock = SetClock()
@@ -598,7 +644,7 @@ def test_a_rotation_that_is_stopped_at_any_step_leaves_a_usable_ring(
 
 
 @FAILURES
-def test_a_first_start_that_is_stopped_at_any_step_can_be_repeated(
+def test_first_start_stopped_at_any_step_can_be_repeated(
     tmp_path: Path, failing: Failing, failure: type[BaseException]
 ) -> None:
     clock = SetClock()
@@ -656,7 +702,7 @@ def test_the_worked_example_is_what_the_service_makes(example: Json, tmp_path: P
     assert headers == example["response"]["headers"]
     assert ring.jwks() == example["jwks"]
     terms = OrderTerms.from_json(example["terms"])
-    assert signer.attest(terms) == example["attestation"]
+    assert signer.attest(terms.canonical()) == example["attestation"]
 
 
 def test_the_worked_example_verifies_with_another_implementation(example: Json) -> None:
@@ -670,7 +716,7 @@ def test_the_worked_example_verifies_with_another_implementation(example: Json) 
     )
 
 
-def test_the_signed_text_in_the_documentation_is_the_one_of_the_example(example: Json) -> None:
+def test_signed_text_in_the_docs_is_the_one_of_the_example(example: Json) -> None:
     request, response = example["request"], example["response"]
     exchange = Exchange(
         method=request["method"],

@@ -34,7 +34,7 @@ def store(database: Database) -> SqlOrderStore:
     return SqlOrderStore(database, lambda: "key")
 
 
-async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
+async def test_value_beyond_sqlite_is_refused_and_the_next_write_works(
     store: SqlOrderStore,
 ) -> None:
     for bad in ("\ud800", 2**63, object()):

@@ -136,7 +136,7 @@ def test_a_row_without_its_order_is_found(books: Path) -> None:
     assert any("of deposits refers to nothing in orders" in line for line in problems)
 
 
-def test_a_file_that_is_not_a_database_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_a_problem_not_an_exception(tmp_path: Path) -> None:
     assert check_database(tmp_path) == [f"there is no database at {tmp_path / DATABASE_NAME}"]
     (tmp_path / DATABASE_NAME).write_bytes(b"this is no database" * 100)
     assert check_database(tmp_path) == ["the file can't be read: file is not a database"]
@@ -235,9 +235,7 @@ def test_a_backup_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_backup_of_troubled_books_is_kept_and_its_problems_are_told(
-    books: Path, tmp_path: Path
-) -> None:
+def test_backup_of_damaged_books_is_kept_with_its_problems(books: Path, tmp_path: Path) -> None:
     spoil(books, *FAULTS["a transfer that is not over has no pending effect"])
     copy = tmp_path / "copy"
     assert backup_database(books, copy) == check_database(books)

@@ -38,7 +38,7 @@ class HeldCommit:
         monkeypatch.setattr(GroupConnection, "commit", held)
 
 
-async def test_an_order_is_read_whole_while_its_next_version_is_being_committed(
+async def test_order_reads_whole_while_its_next_version_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await Database.open(tmp_path)

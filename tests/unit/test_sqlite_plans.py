@@ -12,14 +12,23 @@ from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.engines import _THERE
 from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, _TO_WATCH
 from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
-from rpcsvc.store.orders import _SELECT_GIVEN, _SELECT_OVERDUE, _SELECT_SESSION
+from rpcsvc.store.operator_books import _FLOWS, _MADE_AT
+from rpcsvc.store.orders import (
+    _SELECT_GIVEN,
+    _SELECT_OVERDUE,
+    _SELECT_SESSION,
+    _SELECT_SESSION_BEFORE,
+    _SELECT_VIEW,
+)
 from rpcsvc.store.records import _SELECT_OPEN
 from rpcsvc.store.wallets import _UNATTRIBUTED
 
 PLANS = [
     (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),
     (_SELECT_SESSION, "SEARCH orders USING INDEX orders_by_session_start"),
+    (_SELECT_SESSION_BEFORE, "orders_by_session_start (session_start=? AND rowid<?)"),
     (_SELECT_OVERDUE.format(scanned="deadline_at"), "SEARCH orders USING INDEX orders_by_deadline"),
+    (_SELECT_VIEW, "SEARCH f USING INDEX funding_unresolved (order_id=?)"),
     (_THERE, "USING INDEX orders_open_at_upstream"),
     (_SELECT_OPEN, "USING INDEX orders_open_at_upstream"),
     (_IS_AWAITING, "orders_awaiting (deposit_network=? AND expires_at>?)"),
@@ -30,6 +39,10 @@ PLANS = [
     (_TO_WATCH, "SEARCH d USING INDEX evm_deposits_watched"),
     (_TO_WATCH, "(network=? AND block_number>?)"),
     (_UNSWEPT, "SEARCH h USING INDEX evm_holdings_unswept"),
+    (_MADE_AT, "SEARCH orders USING INTEGER PRIMARY KEY (rowid>?)"),
+    (_FLOWS, "SEARCH o USING INTEGER PRIMARY KEY (rowid>?)"),
+    (_FLOWS, "SEARCH d USING INDEX deposits_by_order (order_id=?)"),
+    (_FLOWS, "SEARCH t USING INDEX transfers_by_order (order_id=?)"),
     (f"{_SELECT_SWEEP} AND state = 'signed'", "USING INDEX evm_sweeps_under_way"),
 ]
 

@@ -264,7 +264,7 @@ async def test_an_answer_comes_back_with_every_value(store: SqlOrderStore) -> No
 @pytest.mark.parametrize(
     "effect", [AdvanceTransfer("transfer"), FillChunk(12), PriceLateDeposit()], ids=repr
 )
-async def test_an_effect_comes_back_as_what_it_was_whatever_it_is_about(
+async def test_effect_survives_a_round_trip_whatever_its_subject(
     store: SqlOrderStore, effect: Effect
 ) -> None:
     later = replace(PAID, version=3, fills=(FILL, FILL))
@@ -276,7 +276,7 @@ async def test_an_effect_comes_back_as_what_it_was_whatever_it_is_about(
     assert await store.pending_effects() == []
 
 
-async def test_an_order_is_found_by_its_whole_address_on_its_own_network(
+async def test_order_is_found_by_whole_address_and_network(
     empty: SqlOrderStore,
 ) -> None:
     start = "0x52908400098527886E"[:18]

@@ -11,13 +11,8 @@ import pytest
 
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.maintenance import check_database, damage_of
-from rpcsvc.store.backends.sqlite.migrations import (
-    APPLICATION_ID,
-    NEWEST,
-    UnknownSchema,
-    migrate,
-    scripts,
-)
+from rpcsvc.store.backends.sqlite.migrations import migrate
+from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, scripts
 
 # As the last version before the first release left it: a number, and no mark of its own.
 OLD = "CREATE TABLE orders (view BLOB); PRAGMA user_version = 31"

@@ -34,7 +34,7 @@ def test_payout_is_cancelled_when_only_dust_is_left_beside_it(
     assert order.status.value == ("executing_swap" if chunks else "deposit_confirmed")
 
 
-def test_an_order_of_which_only_dust_is_left_does_not_wait_for_ever() -> None:
+def test_order_left_with_only_dust_does_not_wait_for_ever() -> None:
     order = after(funded(terms(), XMR_UNIT, 1), ev.DepositRemoved(key(0)), now=LATER)
     assert order.deadline_at is not None
     order = after(order, ev.DeadlinePassed(), now=order.deadline_at)
@@ -51,7 +51,7 @@ def test_an_order_whose_deposit_is_gone_for_good_expires() -> None:
 
 
 @pytest.mark.parametrize("is_back", ["back", "late"])
-def test_a_deposit_that_comes_back_after_its_payout_was_signed_counts_once(is_back: str) -> None:
+def test_deposit_returning_after_its_payout_counts_once(is_back: str) -> None:
     order = funded(terms(), XMR_UNIT)
     assert order.payout is not None
     paid, signed = order.payout.transfer_id, order.payout.units
@@ -64,7 +64,7 @@ def test_a_deposit_that_comes_back_after_its_payout_was_signed_counts_once(is_ba
     assert [(d.state.value, d.transfer_id) for d in order.deposits] == [("confirmed", paid)]
 
 
-def test_a_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
+def test_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount, sender="sender")
     assert [t.transfer_id for t in order.refunds] == [OPEN_REFUND]
@@ -78,7 +78,7 @@ def test_a_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_no_refund_is_left_when_both_deposits_go_in_whatever_turn(first: int) -> None:
+def test_no_refund_remains_when_both_deposits_return(first: int) -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount // 20, sender="sender")
     assert order.transfer(OPEN_REFUND) is not None
@@ -111,14 +111,14 @@ def test_a_refund_that_was_signed_before_is_recorded_to_its_end() -> None:
     assert order.status is OrderStatus.DEPOSIT_DETECTED
 
 
-def test_a_refund_that_was_signed_before_and_fails_frees_its_deposit() -> None:
+def test_signed_refund_that_fails_frees_its_deposit() -> None:
     order = stepped_back_with_a_signed_refund()
     order = after(order, ev.TransferFailed(OPEN_REFUND, "reverted"), now=LATER)
     assert order.status is OrderStatus.REFUNDING  # less than the minimum, and the window is over
     assert order.unspent == (order.deposits[1],)
 
 
-def test_a_refund_that_fails_after_its_deposit_went_away_ends_the_order() -> None:
+def test_refund_failing_after_its_deposit_left_ends_the_order() -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     order = after(open_order(agreed), seen(0, agreed.min_deposit // 2, sender="sender"))
     order = after(order, ev.DepositConfirmed(key(0)), now=LATER)
@@ -131,7 +131,7 @@ def test_a_refund_that_fails_after_its_deposit_went_away_ends_the_order() -> Non
     assert order.status is OrderStatus.FAILED
 
 
-def test_what_chunks_left_goes_back_though_the_deposit_was_gone_for_a_moment() -> None:
+def test_chunk_remainder_is_refunded_after_a_brief_reorg() -> None:
     order = funded(terms(twap_plan=IN_CHUNKS), XMR_UNIT)
     order = after(order, ev.ChunkFilled(0, ENOUGH), ev.FillingStopped(1))
     left = order.leftover
@@ -170,7 +170,7 @@ def swapped_in_part(*units: int) -> Order:
     return after(order, ev.TransferPrepared(paid, "id", "raw"), ev.TransferSettled(paid))
 
 
-def test_a_stranger_who_adds_a_little_does_not_get_what_another_has_sent() -> None:
+def test_stranger_who_adds_a_little_does_not_get_the_refund() -> None:
     order = swapped_in_part(149_000_000, 1_000_000)
     assert sum(t.units + t.fee for t in order.refunds) == LEFT
     assert {t.address: t.units + t.fee for t in order.refunds} == {
@@ -197,7 +197,7 @@ def test_what_a_failed_refund_frees_is_not_sent_to_another() -> None:
     assert (order.refunds[-1].address, order.refunds[-1].fee) == ("refund here", failed.fee)
 
 
-def test_what_a_failed_refund_frees_is_not_sent_while_its_deposit_is_gone() -> None:
+def test_failed_refund_is_not_resent_while_its_deposit_is_gone() -> None:
     order = swapped_in_part(120_000_000, 30_000_000)
     failing, other = sorted(order.refunds, key=lambda t: t.address)
     order = after(
@@ -229,7 +229,7 @@ def test_a_sum_of_which_fees_leave_nothing_is_refunded(direction: Direction) -> 
     assert order.payout is None
 
 
-def test_a_deposit_that_comes_back_with_another_amount_is_not_credited() -> None:
+def test_deposit_returning_with_another_amount_is_not_credited() -> None:
     order = after(open_order(terms()), seen(0, XMR_UNIT), ev.DepositRemoved(key(0)))
     with pytest.raises(ImpossibleTransition, match="another amount"):
         after(order, seen(0, 1))

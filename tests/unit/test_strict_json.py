@@ -21,6 +21,13 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
     max_leaves=20,
 )
+# Texts full of what the quick reader takes spaces out of, in strings too.
+SPACED = st.lists(
+    st.sampled_from(
+        ['"', '": ', '":', ', "', ',"', ", {", ",{", "{", "}", "[", "]", "\\", "a", "1"]
+    ),
+    max_size=30,
+).map(lambda parts: "".join(parts).encode())
 JSON_LIKE = st.text(st.sampled_from('[]{}",:\\ud8c0-1.eE+ tfnNaIy\n\ufeff\u00e9'), max_size=60)
 
 
@@ -46,24 +53,32 @@ def test_what_is_written_is_read_back_as_it_was(value: Any) -> None:
     assert strict_json.loads(strict_json.dumps(value)) == value
 
 
-@given(JSON_LIKE.map(str.encode) | VALUES.map(lambda value: json.dumps(value).encode()))
+@given(JSON_LIKE.map(str.encode) | VALUES.map(lambda value: json.dumps(value).encode()) | SPACED)
 @example(b'{"a":1,"a":2}')
+@example(b'{"a": 1, "a": 2}')
+@example(b'{"\\": ": 1, "\\":": 1}')
+@example(b'[{"a": "x, "}, {"a": ", {"}]')
 @example(b"9223372036854775808")
 @example(b"-0")
 @example(b"1e400")
 @example(b"1e16")
 @example(b"NaN")
-def test_the_quick_reader_reads_only_what_the_strict_one_reads_the_same(body: bytes) -> None:
+def test_quick_reader_accepts_only_what_the_strict_one_does(body: bytes) -> None:
     quick = strict_json._plain(body)
 
     if quick is not None:
         assert repr(strict_json._DECODER.decode(body.decode())) == repr(quick)
 
 
+def test_quick_reader_takes_what_python_clients_write() -> None:
+    call = {"jsonrpc": "2.0", "method": "m", "params": {"a": "1.5", "b": [{}, {}]}, "id": 1}
+    assert strict_json._plain(json.dumps(call).encode()) == call
+
+
 @given(st.binary(max_size=80) | JSON_LIKE.map(str.encode))
 @example(b'{"\\ud800":1,"\\ud800":2}')
 @example(b'"' + b"\\" * 99)
-def test_any_bytes_are_read_or_refused_and_what_is_read_can_be_written(body: bytes) -> None:
+def test_any_bytes_are_read_or_refused_and_written_back(body: bytes) -> None:
     try:
         value = strict_json.loads(body)
     except InvalidJson as error:
@@ -190,9 +205,7 @@ def nested(levels: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
-def test_the_deepest_nesting_allowed_is_read_and_one_more_is_refused(
-    opening: bytes, closing: bytes
-) -> None:
+def test_deepest_nesting_is_read_and_one_more_is_refused(opening: bytes, closing: bytes) -> None:
     strict_json.loads(nested(32, opening, closing))
     assert "32 levels" in refusal(nested(33, opening, closing))
     assert "2 levels" in refusal(nested(3, opening, closing), max_depth=2)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 LINES = [
     line
     for line in (ROOT / "docs" / "threat-model.md").read_text().splitlines()
-    if line.startswith("| ") and not line.startswith("| to |")
+    if line.startswith("| ") and not line.startswith("| against |")
 ]
 
 

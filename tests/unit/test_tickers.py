@@ -108,12 +108,12 @@ def test_another_ticker_is_given_by_url_and_pointer() -> None:
 
 
 @pytest.mark.parametrize("text", ["krakn", "mine=ftp://x#/p", "mine=https://x", "=https://x#/"])
-def test_what_names_no_ticker_is_refused_with_those_that_are_known(text: str) -> None:
+def test_unknown_ticker_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(SettingsError, match="kraken, coingecko, kucoin, bitfinex"):
         rate_source(RatesSettings(sources=("kraken", text), quorum=1), ManualClock())
 
 
-def test_a_quorum_above_the_number_of_sources_is_refused_at_start() -> None:
+def test_quorum_above_the_number_of_sources_is_refused_at_start() -> None:
     with pytest.raises(SettingsError, match="quorum"):
         rate_source(RatesSettings(sources=("kraken",), quorum=2), ManualClock())
 
@@ -125,7 +125,7 @@ def test_two_sources_of_one_name_are_refused_at_start(again: str) -> None:
         rate_source(RatesSettings(sources=("kraken", again, "kucoin"), quorum=2), ManualClock())
 
 
-def test_fixed_price_needs_no_source_and_the_median_needs_answers() -> None:
+def test_fixed_price_needs_no_source_and_the_median_does() -> None:
     clock = ManualClock()
     fixed = rate_source(RatesSettings(fixed_usdc_per_xmr="165.5"), clock)
     assert (fixed.source.rate().usdc_per_xmr, fixed.run) == (165_500_000, None)

@@ -80,8 +80,8 @@ def test_relayed_copy_follows_whatever_happens_between_polls(
 ) -> None:
     copy = replace(open_order(replace(terms(), upstream_id="theirs")), status=status)
     for later in reachable(status):
-        told = ev.UpstreamReported(later, Report(error="new"))
-        assert transition(copy, told, NOW).order.status is later
+        reported = ev.UpstreamReported(later, Report(error="new"))
+        assert transition(copy, reported, NOW).order.status is later
 
 
 def test_a_deposit_is_not_credited_twice() -> None:
@@ -91,7 +91,7 @@ def test_a_deposit_is_not_credited_twice() -> None:
         transition(order, seen, NOW)
 
 
-def test_a_confirmed_deposit_that_is_seen_once_more_stays_confirmed() -> None:
+def test_confirmed_deposit_seen_once_more_stays_confirmed() -> None:
     seen = ev.DepositSeen(key(1), XMR_UNIT // 2, None, NOW)
     order = transition(open_order(terms()), seen, NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
@@ -114,7 +114,7 @@ def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
         transition(order, ev.TransferPrepared(payout.transfer_id, "t", "r"), NOW)
 
 
-def test_a_price_that_comes_when_the_payout_is_planned_is_refused() -> None:
+def test_price_arriving_after_the_payout_is_planned_is_refused() -> None:
     order = open_order(terms())
     order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
@@ -157,7 +157,7 @@ def test_relayed_order_without_end_has_a_deadline_and_few_events() -> None:
     assert order.version <= 20
 
 
-def test_a_relayed_order_that_moved_on_is_looked_at_as_soon_as_a_new_one() -> None:
+def test_relayed_order_that_moved_on_is_polled_like_a_new_one() -> None:
     order, later = open_order(replace(terms(), upstream_id="theirs")), NOW + 24 * HOUR
     moved = transition(order, ev.UpstreamReported(OrderStatus.DEPOSIT_DETECTED, Report()), later)
     assert moved.order.deadline_at == later + TIMEOUTS.payout_check
@@ -293,7 +293,7 @@ def check_end(order: Order, now: int) -> None:
     assert in_flight or on_its_way or order.action_required == "refund_address"
 
 
-def test_a_deposit_that_vanishes_takes_no_other_with_it_out_of_a_refund() -> None:
+def test_vanishing_deposit_takes_no_other_out_of_a_refund() -> None:
     order = open_order(terms(Direction.XMR_TO_USDC))
     small = order.terms.min_deposit // 3
     for name in (1, 2):

@@ -50,7 +50,7 @@ def settled(order: Order) -> Transition:
     return transition(order, ev.TransferSettled(payout.transfer_id), NOW + 4)
 
 
-def test_the_deposit_is_cut_by_its_worth_and_the_last_chunk_takes_the_rest() -> None:
+def test_deposit_is_cut_by_worth_and_the_last_chunk_has_the_rest() -> None:
     order = open_order(terms(X2U, IN_CHUNKS))
     size = XMR_UNIT * 40 // 165
     assert twap.chunks(order, XMR_UNIT) == (size, size, size, XMR_UNIT - 3 * size)
@@ -61,13 +61,13 @@ def test_the_deposit_is_cut_by_its_worth_and_the_last_chunk_takes_the_rest() -> 
     assert twap.chunks(open_order(terms()), XMR_UNIT) == (XMR_UNIT,)
 
 
-def test_an_order_can_not_be_cut_into_more_chunks_than_are_bearable() -> None:
+def test_chunks_of_an_order_are_bounded_in_number() -> None:
     cut = twap.chunks_of(TwapPlan(250_000_000, 1_000), X2U, RATE, 10**18)
     assert (len(cut), sum(cut)) == (twap.MOST_CHUNKS, 10**18)
     assert max(cut) - min(cut) < twap.MOST_CHUNKS == 1_000
 
 
-def test_the_payout_is_the_sum_of_the_chunks_foretold_to_the_last_unit() -> None:
+def test_payout_equals_the_foretold_sum_of_chunks_exactly() -> None:
     order = funded()
     assert order.status is OrderStatus.EXECUTING_SWAP
     rates = [165_000_000, 164_000_000, 166_500_000, 165_250_000]
@@ -86,7 +86,7 @@ def test_the_payout_is_the_sum_of_the_chunks_foretold_to_the_last_unit() -> None
     assert settled(order).order.status is OrderStatus.COMPLETED
 
 
-def test_each_chunk_calls_for_the_next_and_the_last_for_the_payout() -> None:
+def test_each_chunk_leads_to_the_next_and_the_last_to_the_payout() -> None:
     order = funded()
     assert fill(order).effects == (FillChunk(1),)
     last = fill(filled(order, 3))
@@ -127,7 +127,7 @@ def test_filling_stopped_midway_pays_out_and_refunds_the_rest() -> None:
     assert done.order.leftover == 0
 
 
-def test_a_payout_after_a_long_wait_has_its_whole_time_to_be_prepared() -> None:
+def test_payout_after_a_long_wait_has_its_full_preparation_time() -> None:
     order = filled(funded(U2X), 1)
     hours_later = NOW + 10 * 3_600_000
     stopped = transition(order, ev.FillingStopped(1), hours_later).order
@@ -157,7 +157,7 @@ def test_a_filling_that_never_began_is_a_refund_of_everything() -> None:
     assert order.refunds[0].units + order.refunds[0].fee == 150_000_000
 
 
-def test_a_payout_that_fails_after_a_stop_refunds_the_whole_deposit() -> None:
+def test_payout_failing_after_a_stop_refunds_the_whole_deposit() -> None:
     order = transition(filled(funded(U2X), 1), ev.FillingStopped(1), NOW + 9).order
     payout = order.payout
     assert payout is not None
@@ -167,7 +167,7 @@ def test_a_payout_that_fails_after_a_stop_refunds_the_whole_deposit() -> None:
 
 
 @pytest.mark.parametrize("chunks", [0, 2, 4])
-def test_chunks_are_taken_back_with_their_deposit_until_something_is_signed(chunks: int) -> None:
+def test_chunks_leave_with_their_deposit_until_a_signature(chunks: int) -> None:
     order = transition(filled(funded(), chunks), ev.DepositRemoved(key(1)), NOW + 9).order
     assert (order.status, order.fills) == (OrderStatus.AWAITING_DEPOSIT, ())
     back = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW + 10).order
@@ -176,7 +176,7 @@ def test_chunks_are_taken_back_with_their_deposit_until_something_is_signed(chun
     assert anew.order.fills == ()
 
 
-def test_what_is_confirmed_while_chunks_are_swapped_goes_back_by_itself() -> None:
+def test_deposit_confirmed_while_filling_is_refunded_by_itself() -> None:
     order = filled(funded(U2X), 1)
     order = transition(order, ev.DepositSeen(key(2), 5_000_000, "other", NOW), NOW + 5).order
     order = transition(order, ev.DepositConfirmed(key(2)), NOW + 6).order
@@ -184,7 +184,7 @@ def test_what_is_confirmed_while_chunks_are_swapped_goes_back_by_itself() -> Non
     assert twap.total_of(order) == 150_000_000
 
 
-def test_a_payout_that_can_not_be_prepared_in_time_is_refunded_whole() -> None:
+def test_payout_not_prepared_in_time_is_refunded_whole() -> None:
     order = filled(funded(U2X), 3)
     assert order.deadline_at is not None
     after = transition(order, ev.DeadlinePassed(), order.deadline_at).order
@@ -192,7 +192,7 @@ def test_a_payout_that_can_not_be_prepared_in_time_is_refunded_whole() -> None:
     assert after.refunds[0].units + after.refunds[0].fee == 150_000_000
 
 
-def test_a_passed_deadline_while_filling_looks_at_the_next_chunk_again() -> None:
+def test_deadline_passed_while_filling_retries_the_next_chunk() -> None:
     order = filled(funded(), 2)
     assert order.deadline_at is not None
     assert transition(order, ev.DeadlinePassed(), order.deadline_at).effects == (FillChunk(2),)

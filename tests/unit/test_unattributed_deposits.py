@@ -11,7 +11,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.database import Database
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.sandbox import ManualClock, sandbox
@@ -36,7 +37,7 @@ class Side(EvmAdapter):
         self.networks = frozenset({"arbitrum", "base"})
 
 
-async def test_deposit_on_another_network_names_the_order_of_the_address(
+async def test_deposit_on_another_network_names_the_order_it_fits(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:
@@ -80,7 +81,7 @@ async def test_deposit_on_another_network_names_the_order_of_the_address(
 
 
 async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     deposit = (
         "INSERT INTO monero_deposits (txid, minor, units, unlock_time, first_seen_at, height,"
         " acknowledged, watched) VALUES ('tx', 1, 7, 0, 1, 9, ?, 1)"
@@ -103,7 +104,7 @@ async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> Non
 async def test_a_database_that_is_down_is_no_matter_of_notes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger = SqlUnrecordedLedger(database)
 
     def down() -> list[UnattributedDeposit]:

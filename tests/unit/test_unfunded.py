@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,10 +12,14 @@ from rpcsvc.orders.unfunded import (
     ALL,
     BY_ADDRESS,
     Client,
-    OrdersToday,
+    Refusal,
     Reservation,
+    Reserved,
     UnfundedLimits,
-    UnfundedOrders,
+    excesses,
+    room,
+    scopes_of,
+    worst,
 )
 
 LIMITS = UnfundedLimits(
@@ -31,6 +37,35 @@ CLIENTS += [Client("token", name).stored(SECRET) for name in "ab"]
 WALLET = 1_000
 
 
+class Book:
+    """Reservations, summed as the database sums them."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Reservation] = {}
+
+    def put(self, order_id: str, reservation: Reservation) -> None:
+        self.held[order_id] = reservation
+
+    def end(self, at: int) -> None:
+        """End what expires until then."""
+        self.held = {name: each for name, each in self.held.items() if each.expires_at > at}
+
+    def reserved(self, client: str) -> Reserved:
+        units: Counter[str] = Counter()
+        for each in self.held.values():
+            units.update(dict.fromkeys(scopes_of(each.client), each.units))
+        orders = sum(each.client == client for each in self.held.values())
+        return Reserved(units[ALL], units, orders)
+
+    def room(self, client: str) -> int:
+        return room(LIMITS, client, WALLET, self.reserved(client))
+
+    def refusal(self, client: str, units: int) -> Refusal | None:
+        broken = excesses(LIMITS, client, units, WALLET, self.reserved(client))
+        found = [each.refusal("n", self.held.values()) for each in broken]
+        return worst(found) if found else None
+
+
 def test_a_client_is_stored_without_its_name() -> None:
     one, other = Client(ADDRESS, "203.0.113.7"), Client("token", "203.0.113.7")
     assert one.stored(SECRET) == one.stored(SECRET)
@@ -42,16 +77,16 @@ def test_a_client_is_stored_without_its_name() -> None:
 @given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(1, 200)), max_size=40))
 def test_no_sequence_of_orders_breaks_a_bound(wishes: list[tuple[str, int]]) -> None:
     """What is refused would break one, and an order of the room that is told is taken."""
-    book = UnfundedOrders()
+    book = Book()
     for number, (client, units) in enumerate(wishes):
-        room = book.room(LIMITS, client, "n", WALLET)
-        refusal = book.refusal(LIMITS, client, "n", units, WALLET)
+        room = book.room(client)
+        refusal = book.refusal(client, units)
         assert (refusal is None) == (units <= room)
         if refusal is None:
             book.put(f"ord_{number}", Reservation("n", units, client, "d", 10 * number))
         for scope, share in ((ALL, 50), (BY_ADDRESS, 40), *((c, 10) for c in CLIENTS[:6])):
-            assert book.units("n", scope) <= WALLET * share // 100
-        assert all(book.orders(client) <= LIMITS.orders_of(client) for client in CLIENTS)
+            assert book.reserved("").unfunded[scope] <= WALLET * share // 100
+        assert all(book.reserved(each).orders <= LIMITS.orders_of(each) for each in CLIENTS)
 
 
 @given(
@@ -62,56 +97,34 @@ def test_fewer_addresses_than_fill_their_share_leave_room(
     attackers: int, wishes: list[tuple[int, int]]
 ) -> None:
     """docs/economics.md: it takes address_total_share / address_share addresses."""
-    book = UnfundedOrders()
+    book = Book()
     for number, (client, units) in enumerate(wishes):
         attacker = CLIENTS[client]
-        if client < attackers and book.refusal(LIMITS, attacker, "n", units, WALLET) is None:
+        if client < attackers and book.refusal(attacker, units) is None:
             book.put(f"ord_{number}", Reservation("n", units, attacker, "d", 10))
-    assert book.room(LIMITS, CLIENTS[5], "n", WALLET) == WALLET * LIMITS.address_share // 100
+    assert book.room(CLIENTS[5]) == WALLET * LIMITS.address_share // 100
 
 
 def test_four_addresses_keep_others_out_for_one_deposit_window() -> None:
-    book = UnfundedOrders()
+    book = Book()
     for number, client in enumerate(CLIENTS[:4]):
         book.put(f"ord_{number}", Reservation("n", 100, client, "d", 3_600_000 + number))
-    refusal = book.refusal(LIMITS, CLIENTS[5], "n", 1, WALLET)
+    refusal = book.refusal(CLIENTS[5], 1)
     assert refusal is not None
     assert (refusal.scope, refusal.frees_at) == (BY_ADDRESS, 3_600_000)
-    assert book.room(LIMITS, CLIENTS[6], "n", WALLET) == WALLET * 10 // 100, "a token is served"
+    assert book.room(CLIENTS[6]) == WALLET * 10 // 100, "a token is served"
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 100))
 def test_a_refused_order_fits_when_it_is_told_to_come_back(held: list[int], units: int) -> None:
-    book, client = UnfundedOrders(), CLIENTS[0]
+    book, client = Book(), CLIENTS[0]
     for number, each in enumerate(held):
         book.put(f"ord_{number}", Reservation("n", each, client, "d", 10 + number))
-    refusal = book.refusal(LIMITS, client, "n", units, WALLET)
+    refusal = book.refusal(client, units)
     if refusal is None or refusal.frees_at is None:
         return
     now = refusal.frees_at
-    book.expired(lambda _order, _network, at: at < now)
-    assert book.refusal(LIMITS, client, "n", units, WALLET) is not None
-    book.expired(lambda _order, _network, at: at <= now)
-    assert book.refusal(LIMITS, client, "n", units, WALLET) is None
-
-
-def test_orders_of_a_day_are_counted_until_it_ends() -> None:
-    today, client, day = OrdersToday(7, {CLIENTS[0]: 2}), CLIENTS[0], 86_400_000
-    today.add(client, day - 1)
-    today.add(CLIENTS[1], 8)
-    today.add(CLIENTS[1], 9, -1)
-    assert [today.count(each, day - 1) for each in CLIENTS[:3]] == [3, 0, 0]
-    assert today.count(client, day) == 0
-    today.add(client, day)
-    assert (today.count(client, day), today.count(client, 7)) == (1, 0)
-
-
-def test_an_order_whose_deposits_are_not_known_yet_keeps_its_reservation() -> None:
-    book = UnfundedOrders()
-    for name in ("behind", "other"):
-        book.put(name, Reservation("n", 5, CLIENTS[0], "d", 10))
-    ended = book.expired(lambda order, _network, at: at <= 10 and order != "behind")
-    assert [name for name, _ in ended] == ["other"]
-    assert book.units("n") == 5
-    book.expired(lambda _order, _network, _at: True)
-    assert (book.units("n"), book.orders(CLIENTS[0])) == (0, 0)
+    book.end(now - 1)
+    assert book.refusal(client, units) is not None
+    book.end(now)
+    assert book.refusal(client, units) is None

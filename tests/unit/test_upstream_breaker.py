@@ -75,7 +75,7 @@ def test_the_probe_that_succeeds_closes_it() -> None:
     assert b.state(T0 + 1_000) is BreakerState.CLOSED
 
 
-def test_each_probe_that_fails_opens_it_for_twice_as_long_up_to_a_limit() -> None:
+def test_failed_probe_doubles_the_open_time_up_to_a_limit() -> None:
     b, now, waits = opened(), T0, []
     for _ in range(4):
         waits.append(refusal(b, now).retry_after_ms or 0)
@@ -184,7 +184,7 @@ def step(b: Breaker, now: int, report: str) -> Permit | None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(REPORTS)), st.integers(0, 2_000)), max_size=60))
-def test_whatever_happens_at_most_one_probe_is_out_and_it_can_always_recover(
+def test_breaker_has_at_most_one_probe_and_can_always_recover(
     steps: list[tuple[str, int]],
 ) -> None:
     b, now = breaker(), T0

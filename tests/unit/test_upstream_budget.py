@@ -41,7 +41,7 @@ CALL = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.data(), st.lists(CALL, max_size=40))
-def test_no_window_of_60_seconds_ever_sees_more_calls_than_the_limit(
+def test_any_60_seconds_stay_within_the_call_limit(
     limit: int, data: st.DataObject, calls: list[tuple[int, int, Urgency, int]]
 ) -> None:
     reserved = data.draw(st.integers(0, limit - 1))
@@ -207,7 +207,7 @@ def test_a_slot_that_was_not_used_is_free_again_at_once() -> None:
     simulate(story)
 
 
-def test_calls_of_an_earlier_process_count_and_a_restart_resets_nothing() -> None:
+def test_calls_of_an_earlier_process_count_after_a_restart() -> None:
     async def story(time: VirtualTime) -> None:
         b = budget(time, 2)
         b.remember([70_000, 20_000, 50_000])
@@ -277,7 +277,7 @@ def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
     simulate(story)
 
 
-def test_prices_that_no_order_waits_for_leave_some_to_those_that_one_does() -> None:
+def test_idle_price_calls_leave_budget_to_those_of_orders() -> None:
     async def story(time: VirtualTime) -> None:
         _, prices = shares(time, 20)
         assert await use_up(prices, ROUTINE) == 12
@@ -286,7 +286,7 @@ def test_prices_that_no_order_waits_for_leave_some_to_those_that_one_does() -> N
     simulate(story)
 
 
-def test_what_can_not_go_within_the_whole_limit_holds_no_place_in_its_share() -> None:
+def test_call_beyond_the_whole_limit_holds_no_place_in_its_share() -> None:
     async def story(time: VirtualTime) -> None:
         orders, prices = shares(time, 4)
         for _ in range(3):
@@ -300,7 +300,7 @@ def test_what_can_not_go_within_the_whole_limit_holds_no_place_in_its_share() ->
     simulate(story)
 
 
-def test_an_upstream_that_wants_no_more_prices_is_left_alone_by_all() -> None:
+def test_upstream_that_refuses_prices_is_asked_by_nobody() -> None:
     async def story(time: VirtualTime) -> None:
         orders, prices = shares(time, 20)
         prices.pause(30_000)

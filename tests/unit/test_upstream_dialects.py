@@ -478,9 +478,9 @@ def test_what_is_kept_of_an_answer_is_bounded() -> None:
 
 @pytest.mark.parametrize("name", ["order", "status", "bridge deposit", "bridge withdraw"])
 def test_a_repr_tells_no_address(name: str) -> None:
-    told = repr(read(name, SHAPES[name].sample)) + repr(X2U) + repr(U2X)
+    reported = repr(read(name, SHAPES[name].sample)) + repr(X2U) + repr(U2X)
 
-    assert not any(address in told for address in (MONERO, EVM, MIXED_EVM))
+    assert not any(address in reported for address in (MONERO, EVM, MIXED_EVM))
 
 
 # --- statuses --------------------------------------------------------------------------------
@@ -748,7 +748,7 @@ def test_an_address_is_the_sites_or_that_of_its_api(url: str, bff: str, v1: str)
 
 
 @pytest.mark.parametrize("url", ["https://a.example?key=k", "https://a.example/#part"])
-def test_an_address_with_a_query_is_refused_though_it_has_no_path(url: str) -> None:
+def test_address_with_a_query_and_no_path_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="no user, query or fragment"):
         base_url(ClientOptions(BFF.base_url(url)))
 
@@ -786,7 +786,7 @@ async def refusal(dialect: Dialect, status: int, body: Any) -> errors.ServiceErr
         ("something_new", 400, errors.Unavailable),
     ],
 )
-async def test_a_caller_sees_what_it_can_mend_and_otherwise_unavailable(
+async def test_caller_sees_what_it_can_mend_or_else_unavailable(
     code: str, status: int, kind: type[errors.ServiceError]
 ) -> None:
     body = {"error": {"code": code, "message": "Too little.", "details": {"minimum": "0.1"}}}
@@ -833,12 +833,12 @@ async def test_details_of_a_refusal_are_passed_on_when_they_are_plain() -> None:
         {"error": {"code": "", "message": ""}},
     ],
 )
-def test_an_error_of_another_form_is_not_understood_as_a_bff_error(body: Any) -> None:
+def test_error_of_another_form_is_no_bff_error(body: Any) -> None:
     assert BFF.read_error(body) is None
 
 
 @pytest.mark.parametrize("body", [{}, [], "error", {"error": ""}, {"error": None}, {"error": {}}])
-def test_an_error_of_another_form_is_not_understood_as_a_v1_error(body: Any) -> None:
+def test_error_of_another_form_is_no_v1_error(body: Any) -> None:
     assert V1.read_error(body) is None
 
 
@@ -883,7 +883,7 @@ async def test_a_v1_text_that_is_certain_is_told_in_our_own_words(
         failures.OutcomeUnknown("sent", safe_to_repeat=False),
     ],
 )
-async def test_every_other_failure_is_unavailable_and_tells_nothing_of_the_inside(
+async def test_other_failures_are_unavailable_and_leak_no_internals(
     error: failures.UpstreamError,
 ) -> None:
     async with does.running() as server:
@@ -898,7 +898,7 @@ async def test_every_other_failure_is_unavailable_and_tells_nothing_of_the_insid
     assert found.retry_after == (13 if error.retry_after_ms else 5)
 
 
-async def test_an_id_that_no_upstream_gives_is_an_order_that_is_not_found() -> None:
+async def test_impossible_order_id_is_an_order_not_found() -> None:
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:

@@ -32,16 +32,16 @@ class Told:
 class Stub:
     """The one call of Upstream that is made here."""
 
-    def __init__(self, told: Told) -> None:
-        self.network = told.network_told
+    def __init__(self, reported: Told) -> None:
+        self.network = reported.network_told
 
 
-def check_of(told: Told, ours: str = "mainnet") -> NetworkCheck:
-    return NetworkCheck(cast("Upstream", Stub(told)), MoneroNetwork(ours))
+def check_of(reported: Told, ours: str = "mainnet") -> NetworkCheck:
+    return NetworkCheck(cast("Upstream", Stub(reported)), MoneroNetwork(ours))
 
 
 @pytest.mark.parametrize(
-    ("told", "ours", "is_same"),
+    ("reported", "ours", "is_same"),
     [
         ("mainnet", "mainnet", True),
         ("sandbox", "stagenet", True),
@@ -57,9 +57,9 @@ def check_of(told: Told, ours: str = "mainnet") -> NetworkCheck:
     ],
 )
 async def test_orders_pass_only_where_the_networks_are_the_same(
-    told: str, ours: str, is_same: bool
+    reported: str, ours: str, is_same: bool
 ) -> None:
-    check = check_of(Told(told), ours)
+    check = check_of(Told(reported), ours)
     assert not check.health().ok
     with pytest.raises(Unavailable):
         check.require_same()
@@ -69,7 +69,7 @@ async def test_orders_pass_only_where_the_networks_are_the_same(
     if is_same:
         await check.require_same_now()
         return
-    assert f"settles on {told}, and upstream.monero_network is {ours}" in (health.detail or "")
+    assert f"settles on {reported}, and upstream.monero_network is {ours}" in (health.detail or "")
     for_now, for_orders = check.require_same, check.require_same_now
     with pytest.raises(Unavailable, match="another network"):
         for_now()
@@ -78,16 +78,16 @@ async def test_orders_pass_only_where_the_networks_are_the_same(
 
 
 async def test_each_order_asks_and_an_earlier_answer_lets_none_through() -> None:
-    told = Told("mainnet")
-    check = check_of(told)
+    reported = Told("mainnet")
+    check = check_of(reported)
     await check.require_same_now()
     await check.require_same_now()
-    assert told.asked == [Urgency.CREATION] * 2
-    told.network = None
-    with pytest.raises(Unavailable, match="does not tell its network now"):
+    assert reported.asked == [Urgency.CREATION] * 2
+    reported.network = None
+    with pytest.raises(Unavailable, match="does not report its network now"):
         await check.require_same_now()
     # Prices are still told: what is asked before each order decides.
     check.require_same()
-    told.network = "sandbox"
+    reported.network = "sandbox"
     with pytest.raises(Unavailable, match="another network"):
         await check.require_same_now()

@@ -58,10 +58,12 @@ class ToldWithNetwork(Told):
         return self.where
 
 
-def watch_of(time: VirtualTime, told: Told, pace: Pace = PACE) -> tuple[ChainWatch, OfferedChains]:
-    chains, upstream = OfferedChains(configured()), cast("Upstream", told)
+def watch_of(
+    time: VirtualTime, reported: Told, pace: Pace = PACE
+) -> tuple[ChainWatch, OfferedChains]:
+    chains, upstream = OfferedChains(configured()), cast("Upstream", reported)
     timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
-    has_network = isinstance(told, ToldWithNetwork)
+    has_network = isinstance(reported, ToldWithNetwork)
     network = NetworkCheck(upstream, MoneroNetwork.MAINNET) if has_network else None
     return ChainWatch(upstream, chains, timing, pace, network), chains
 
@@ -120,8 +122,8 @@ def test_a_list_without_any_configured_chain_changes_nothing() -> None:
 
 async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
     time = VirtualTime()
-    told = Told(time, [0, ARBITRUM, BASE], [0, BASE])
-    watch, chains = watch_of(time, told)
+    reported = Told(time, [0, ARBITRUM, BASE], [0, BASE])
+    watch, chains = watch_of(time, reported)
     with pytest.raises(Unavailable):
         watch.require_known()
     assert not watch.health().ok
@@ -130,9 +132,9 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
     assert watch.health().ok
     assert numbers(chains) == {ARBITRUM, BASE}
     await time.pass_until(PACE.usual - 1)
-    assert told.asked == [(0, Urgency.WATCHED)]
+    assert reported.asked == [(0, Urgency.WATCHED)]
     await time.pass_until(PACE.usual)
-    assert told.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
+    assert reported.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
     assert numbers(chains) == {BASE}
     await watch.close()
 
@@ -140,23 +142,23 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
 @pytest.mark.parametrize("bad", [None, [], [0, 101]], ids=["no answer", "empty", "unknown ones"])
 async def test_what_is_known_is_kept_when_a_refresh_fails(bad: list[int] | None) -> None:
     time = VirtualTime()
-    told = Told(time, [ARBITRUM], bad, [BASE])
-    watch, chains = watch_of(time, told)
+    reported = Told(time, [ARBITRUM], bad, [BASE])
+    watch, chains = watch_of(time, reported)
     await watch.start()
     await time.pass_until(PACE.usual)
     assert numbers(chains) == {ARBITRUM}
     watch.require_known()
     assert watch.health().ok
     await time.pass_until(PACE.usual + PACE.failed)
-    assert [at for at, _ in told.asked] == [0, PACE.usual, PACE.usual + PACE.failed]
+    assert [at for at, _ in reported.asked] == [0, PACE.usual, PACE.usual + PACE.failed]
     assert numbers(chains) == {BASE}
     await watch.close()
 
 
 async def test_no_order_is_taken_before_the_first_chain_list() -> None:
     time = VirtualTime()
-    told = Told(time, None, [0, 101], [ARBITRUM])
-    watch, _ = watch_of(time, told)
+    reported = Told(time, None, [0, 101], [ARBITRUM])
+    watch, _ = watch_of(time, reported)
     await watch.start()
     with pytest.raises(Unavailable) as caught:
         watch.require_known()
@@ -167,19 +169,19 @@ async def test_no_order_is_taken_before_the_first_chain_list() -> None:
     assert "101" in (health.detail or "")
     await time.pass_until(2 * PACE.unknown)
     watch.require_known()
-    assert len(told.asked) == 3
+    assert len(reported.asked) == 3
     await watch.close()
 
 
 async def test_an_upstream_that_says_nothing_holds_up_no_start() -> None:
     time = VirtualTime()
-    told = Told(time, [ARBITRUM])
-    told.is_silent = True
-    watch, _ = watch_of(time, told, Pace(start=1))
+    reported = Told(time, [ARBITRUM])
+    reported.is_silent = True
+    watch, _ = watch_of(time, reported, Pace(start=1))
     async with asyncio.timeout(180):
         await watch.start()
     assert not watch.health().ok
-    told.is_silent = False
+    reported.is_silent = False
     await time.pass_until(PACE.unknown)
     assert watch.health().ok
     await watch.close()
@@ -187,15 +189,15 @@ async def test_an_upstream_that_says_nothing_holds_up_no_start() -> None:
 
 async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
     time = VirtualTime()
-    told = Told(time, [ARBITRUM], [BASE])
-    watch, chains = watch_of(time, told)
+    reported = Told(time, [ARBITRUM], [BASE])
+    watch, chains = watch_of(time, reported)
     await watch.start()
     for _ in range(100):
         watch.ask_soon()
         await time.pass_until(time.now + 100)
-    assert len(told.asked) == 1
+    assert len(reported.asked) == 1
     await time.pass_until(PACE.least)
-    assert len(told.asked) == 2
+    assert len(reported.asked) == 2
     assert numbers(chains) == {BASE}
     await watch.close()
 
@@ -203,13 +205,13 @@ async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
 @pytest.mark.parametrize("at_start", [True, False])
 async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: bool) -> None:
     time = VirtualTime()
-    told = ToldWithNetwork(time, [ARBITRUM])
-    told.where = "sandbox" if at_start else "mainnet"
-    watch, _ = watch_of(time, told)
+    reported = ToldWithNetwork(time, [ARBITRUM])
+    reported.where = "sandbox" if at_start else "mainnet"
+    watch, _ = watch_of(time, reported)
     await watch.start()
     if not at_start:
         await watch.require_network()
-        told.where = "sandbox"
+        reported.where = "sandbox"
         with pytest.raises(Unavailable):
             await watch.require_network()
     for _ in range(3):
@@ -217,8 +219,8 @@ async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: 
             watch.require_known()
         assert "settles on sandbox" in (watch.health().detail or "")
         await time.pass_until(time.now + PACE.unknown)
-    assert len(told.asked) == 4
-    told.where = "mainnet"
+    assert len(reported.asked) == 4
+    reported.where = "mainnet"
     await time.pass_until(time.now + PACE.unknown)
     watch.require_known()
     assert watch.health().ok

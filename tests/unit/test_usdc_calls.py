@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.usdc import (
+from rpcsvc.domain import usdc
+from rpcsvc.domain.usdc import (
     WORD,
     Authorization,
     PayingCall,
@@ -95,7 +95,7 @@ def test_a_v_of_more_than_a_byte_is_no_signature() -> None:
         assert read_paying_call(with_word(CALLS[name], 6, usdc.uint_word(256))) is None
 
 
-def test_bytes_elsewhere_or_of_another_length_or_with_dirt_behind_them_are_not_read() -> None:
+def test_call_elsewhere_of_wrong_length_or_padding_is_not_read() -> None:
     for name in ("transferWithAuthorization, bytes", "receiveWithAuthorization, bytes"):
         call = CALLS[name]
         assert call[-31:] == bytes(31)
@@ -117,9 +117,7 @@ def test_other_calls_of_the_token_pay_nobody() -> None:
 
 
 @given(st.sampled_from(list(CALLS.values())), st.binary(max_size=400))
-def test_garbage_behind_a_selector_is_read_only_if_an_encoder_would_have_made_it(
-    call: bytes, garbage: bytes
-) -> None:
+def test_bytes_after_a_selector_are_read_only_if_well_encoded(call: bytes, garbage: bytes) -> None:
     found = read_paying_call(call[:4] + garbage)
     if found is not None:
         assert 0 <= found.units <= usdc.LARGEST_WORD

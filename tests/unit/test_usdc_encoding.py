@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.settlement.onchain.evm import keys, usdc
-from rpcsvc.settlement.onchain.evm.usdc import Authorization, Domain, Permit, Signature
+from rpcsvc.domain.usdc import Authorization, Domain, Permit, Signature
+from rpcsvc.settlement.onchain.evm import keys
 
 eth_abi = pytest.importorskip("eth_abi", reason="needs the extra rpcsvc[onchain]")
 messages = keys._load("eth_account.messages")

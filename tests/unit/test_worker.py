@@ -87,7 +87,7 @@ def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+def reported(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     """What the worker logs."""
     return captured(monkeypatch, "rpcsvc.orders.scheduler.worker")
 
@@ -110,7 +110,7 @@ async def test_a_part_that_breaks_keeps_none_of_the_others_waiting(name: str) ->
 
 
 async def test_each_failure_is_logged_and_the_first_is_in_health(
-    told: LogCapture,
+    reported: LogCapture,
 ) -> None:
     parts = Parts(start_due=Unavailable("the second"))
     worker = worker_of(parts)
@@ -130,7 +130,7 @@ async def test_each_failure_is_logged_and_the_first_is_in_health(
     async with asyncio.timeout(180):
         await worker.run()
     assert shown == [None, "the first", None]
-    reasons = {line["reason"] for line in told.entries if line["event"] == "worker_pass_failed"}
+    reasons = {line["reason"] for line in reported.entries if line["event"] == "worker_pass_failed"}
     assert reasons == {"the first", "the second"}
 
 
@@ -156,18 +156,18 @@ async def test_a_beat_that_hangs_is_in_health_until_it_ends(
         now[0] += LONG_PASS_MS - 1
         assert worker.health().ok, "it may have much to do"
         now[0] += 1
-        assert worker.health().detail == "One pass of the worker loop has lasted 60 s so far."
+        assert "has lasted 60 s so far." in str(worker.health().detail)
         goes_on.set()
         await running
     assert worker.health().ok
 
 
-async def test_what_stops_all_parts_is_logged_once(told: LogCapture) -> None:
+async def test_what_stops_all_parts_is_logged_once(reported: LogCapture) -> None:
     down = Unavailable("the database is down")
     worker = worker_of(Parts(**dict.fromkeys(ALL, cast("Exception", down))))
     with pytest.raises(Unavailable):
         await worker.tick()
-    assert told.entries == []
+    assert reported.entries == []
 
 
 @pytest.mark.parametrize(("paused", "left_out"), [(True, OnDeadline.REFUND), (False, None)])
@@ -180,7 +180,7 @@ async def test_nothing_turns_into_a_refund_while_payouts_are_paused(
     assert parts.left_out == [left_out]
 
 
-async def test_an_order_whose_deadline_breaks_is_quarantined_until_it_is_passed() -> None:
+async def test_order_with_a_failing_deadline_is_quarantined_until_met() -> None:
     parts = Parts(apply=RuntimeError("a hole in a rule"))
     parts.late = replace(open_order(terms()), deadline_at=1)
     worker = worker_of(parts)
@@ -196,7 +196,7 @@ async def test_an_order_whose_deadline_breaks_is_quarantined_until_it_is_passed(
 
 
 @pytest.mark.parametrize("deadline_at", [None, 2**62])
-async def test_an_order_whose_broken_deadline_is_put_off_is_quarantined_no_longer(
+async def test_order_with_a_postponed_deadline_leaves_quarantine(
     deadline_at: int | None,
 ) -> None:
     """Nobody would try it again before the next deadline, and that may never come."""
@@ -212,7 +212,7 @@ async def test_an_order_whose_broken_deadline_is_put_off_is_quarantined_no_longe
     assert "apply" not in parts.done
 
 
-async def test_while_payouts_are_paused_an_order_that_is_quarantined_stays_so() -> None:
+async def test_quarantined_order_stays_so_while_payouts_are_paused() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=2**62)
     with parts.quarantine.isolate("ord_1", DeadlinePassed):
@@ -244,7 +244,7 @@ class Broken(Parts):
         self._do(f"apply {order_id}")
 
 
-async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_are(
+async def test_failing_deadlines_block_none_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 2)
@@ -255,7 +255,7 @@ async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_a
     assert f"apply ord_{parts.count}" in parts.done
 
 
-async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_them(
+async def test_orders_with_unrecorded_deposits_block_none_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 1)
@@ -270,7 +270,7 @@ async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_
     assert not any(order_id in parts.quarantine for order_id in waiting), "none of them was tried"
 
 
-async def test_an_order_that_fell_out_of_sight_after_it_was_found_due_waits() -> None:
+async def test_due_order_waits_when_its_scan_lags_again() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=5)
     parts.progress = ScanProgress(["monero"], ManualClock())

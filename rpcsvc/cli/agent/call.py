@@ -19,13 +19,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpcsvc import strict_json
-from rpcsvc.cli.client import (
-    MAYBE_DONE,
-    Unreachable,
-    call_rpc,
-    find_endpoint,
-    service_at,
-)
 from rpcsvc.cli.context import (
     FAILED,
     OK,
@@ -35,6 +28,14 @@ from rpcsvc.cli.context import (
     UsageError,
     in_process,
 )
+from rpcsvc.client.endpoint import (
+    MAYBE_DONE,
+    Unreachable,
+    call_rpc,
+    find_endpoint,
+    service_at,
+)
+from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.logs import configure_logging
@@ -50,20 +51,20 @@ KEPT_SERVICES = 20
 HERE = ""
 
 
-class BrokenState(Exception):
+class BrokenState(UsageError):
     """The file is there but can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CliState:
-    """What is remembered of one service between commands."""
+    """The state kept for one service between commands."""
 
     session_id: str | None = None
     order_id: str | None = None
 
 
 def load_state(data_dir: Path, service: str = HERE) -> CliState:
-    """What is remembered of a service; empty where there is nothing. Raises BrokenState."""
+    """The state kept for a service; empty where there is none. Raises BrokenState."""
     return _load(data_dir).get(service, CliState())
 
 
@@ -158,14 +159,16 @@ def print_failure(
     Raises as ``run_operation`` does after the call.
     """
     names = {operation.command: operation.name for operation in OPERATIONS}
-    told = Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
+    reported = (
+        Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
+    )
     given = _option(argv, "--request-id")
     call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
     session = _option(argv, "--session-id")
     data: Json = {"network": None, "sessionId": None, "sessionSource": "none"}
     if session is not None and is_session_id(session):
         data |= {"sessionId": session.lower(), "sessionSource": "request"}
-    body = failure(names.get("".join(argv[:1]), "unknown"), told, call_id, data)
+    body = failure(names.get("".join(argv[:1]), "unknown"), reported, call_id, data)
     _print(json.loads(body), pretty=getattr(options, "pretty", None))
 
 
@@ -189,7 +192,7 @@ def wire_names(operation: Operation) -> set[str]:
 
 def read_params(options: argparse.Namespace) -> Json:
     """The inputs: ``--params``, with single options on top. Raises UsageError."""
-    params = _whole_params(options.params)
+    params = _all_params(options.params)
     given = {
         name.removeprefix(FIELD): value
         for name, value in vars(options).items()
@@ -201,7 +204,7 @@ def read_params(options: argparse.Namespace) -> Json:
     return params | given
 
 
-def _whole_params(text: str | None) -> Json:
+def _all_params(text: str | None) -> Json:
     if text is None:
         return {}
     # Bytes as they came: what is not UTF-8 has to be refused, not guessed at.
@@ -293,7 +296,7 @@ def _send(
     message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
     method = f"{settings.brand.slug}.{operation.name}"
     # What a URL leads to may be configured otherwise than this command is.
-    network = None if context.url() else _network_of(settings)
+    network = None if context.url() else ENGINES[settings.engine].network(settings)
     return call_rpc(
         endpoint,
         method,
@@ -303,14 +306,6 @@ def _send(
         network=network,
         local_session=session,
     )
-
-
-def _network_of(settings: Settings) -> str:
-    """What a service of these settings has as ``data.network`` (app.py, app_onchain.py)."""
-    if settings.engine == "sandbox":
-        return "sandbox"
-    side = settings.upstream if settings.engine == "upstream" else settings.onchain
-    return side.monero_network
 
 
 def _call_in_process(
@@ -326,7 +321,7 @@ def _call_in_process(
             try:
                 return await service.call(operation, params, call_id, key, session)
             except ServiceError as error:  # settling what was due before the call
-                network = _network_of(settings)
+                network = ENGINES[settings.engine].network(settings)
                 data = {"network": network, "sessionId": None, "sessionSource": "none"}
                 return failure(operation.name, error, call_id, data)
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rpcsvc.cli.client import Endpoint, call_rpc
+from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target, in_process, opening
+from rpcsvc.client.endpoint import Endpoint, call_rpc, find_endpoint
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.health_probe import printable
 from rpcsvc.ids import system_random
+from rpcsvc.logs import configure_logging
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
@@ -26,6 +28,27 @@ _SANDBOX = "sandbox"
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 Json = dict[str, Any]
 T = TypeVar("T")
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("demo", help="run a whole swap each way on the sandbox")
+    add_common(parser)
+    add_target(parser)
+    parser.set_defaults(command=_run)
+
+
+def _run(context: Context) -> int:
+    settings = context.settings()
+    url, data_dir = context.url(), context.options.data_dir
+    endpoint = find_endpoint(url, settings.data_dir) if url or data_dir else None
+    if endpoint is not None:
+        caller = Remote(endpoint, settings.brand.slug, context.token(settings))
+        return OK if run_remote(caller) else FAILED
+    configure_logging(settings.log.format, "warning")
+    passing = data_dir is None  # on a sandbox of its own, whatever engine is configured
+    with opening(settings) if passing else in_process(settings):
+        return OK if run_local(settings, context.local, passing=passing) else FAILED
 
 
 class Caller(Protocol):
@@ -51,7 +74,7 @@ class InProcess:
         return dict(json.loads(await self.service.call(_BY_NAME[name], params, "demo", None)))
 
     async def pause(self) -> None:
-        """Settle what is due for a while."""
+        """Run the worker for a while."""
         await self.service.settle_for(PAUSE_SECONDS)
 
 
@@ -177,8 +200,8 @@ async def _step(caller: Caller, name: str, params: Json) -> Json:
 
 def _checked(name: str, answer: Json) -> Json:
     if not answer["ok"]:
-        told = f"{_text(answer, 'error', 'code')}: {_text(answer, 'error', 'message')}"
-        raise CallFailed(f"{name} answered {told}")
+        reported = f"{_text(answer, 'error', 'code')}: {_text(answer, 'error', 'message')}"
+        raise CallFailed(f"{name} answered {reported}")
     return answer
 
 

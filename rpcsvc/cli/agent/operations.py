@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 from rpcsvc.cli.agent.call import FIELD, run_operation
 from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
+from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Operation, option_of
 from rpcsvc.operations.table import OPERATIONS
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-def add_operations(commands: Any) -> None:
-    """Hang the commands into the tree."""
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
     for operation in OPERATIONS:
         _add_operation(commands, operation)
 
@@ -43,26 +43,12 @@ def _add_operation(commands: Any, operation: Operation) -> None:
 def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
     flag = option_of(wire_name)
     extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
-    types = set(_types_in(annotation))
+    types = set(plain_types(annotation))
     if bool in types:
         extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     elif int in types and str not in types:
         extra["type"] = _integer
     group.add_argument(flag, action=Text, **extra)
-
-
-def _types_in(annotation: Any) -> Iterator[Any]:
-    """The plain types that a field can have, out of unions, literals and annotations."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        yield from map(type, arguments)
-    elif origin is Annotated:
-        yield from _types_in(arguments[0])
-    elif arguments:
-        for argument in arguments:
-            yield from _types_in(argument)
-    else:
-        yield annotation
 
 
 def _boolean(text: str) -> bool:

@@ -11,14 +11,13 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.cli.client import Unreachable
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError, add_common
+from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.settings_onchain import read_chains
@@ -35,12 +34,13 @@ _FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]
 # --- the parser ------------------------------------------------------------------------------
 
 
-def add_verify(commands: Any) -> None:
-    """Hang ``verify`` into the command tree."""
+def add_commands(commands: Any) -> None:
+    """Add both commands to the parser."""
     parser = commands.add_parser("verify", help="check what a service signed")
     actions = parser.add_subparsers(required=True, metavar="WHAT")
     _add_response(actions)
     _add_attestation(actions)
+    _add_receipt(commands)
 
 
 def _add_response(actions: Any) -> None:
@@ -60,11 +60,11 @@ def _add_response(actions: Any) -> None:
         "--status",
         "N",
         "the response's, if the headers file has no status line",
-        type=verify.whole_number,
+        type=verify.integer_text,
     )
     add("--jwks", "FILE|URL", "the service's public keys", required=True, action=Once)
     add("--kid", "KID", "trust this key only; write --kid=KID, as one may begin with a dash")
-    add("--max-age", "SECONDS", "refuse a response that is older", type=verify.whole_number)
+    add("--max-age", "SECONDS", "refuse a response that is older", type=verify.integer_text)
     add("--slug", "WORD", "the word in x-service-signature, if it is another one")
 
 
@@ -168,16 +168,12 @@ def _field(path: Path, line: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-Common = Callable[[argparse.ArgumentParser], None]
-
-
-def add_receipt(commands: Any, common: Common) -> None:
-    """Hang ``receipt`` into the command tree; ``common`` adds the shared options."""
+def _add_receipt(commands: Any) -> None:
     parser = commands.add_parser("receipt", help="check the receipt of a payout")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "check on your own node that a payout was made; nothing of the service is asked"
     verify = actions.add_parser("verify", help=text, description=text)
-    common(verify)
+    add_common(verify)
     verify.set_defaults(command=_verify)
 
     def add(flag: str, metavar: str, help_text: str, action: type[Once] = Text) -> None:

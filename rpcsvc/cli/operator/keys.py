@@ -6,13 +6,11 @@ within a second.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from rpcsvc.cli.context import OK, Context, Json, UsageError
+from rpcsvc.cli.context import OK, Context, Json, UsageError, add_common
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
@@ -22,12 +20,10 @@ from rpcsvc.signing.keys import (
     SigningKeyError,
 )
 
-Common = Callable[[argparse.ArgumentParser], None]
 
-
-def add_keys(commands: Any, common: Common) -> None:
-    """Hang ``keys`` and its actions into the command tree; ``common`` adds the shared options."""
-    parser = commands.add_parser("keys", help="look after the keys that sign responses")
+def add_commands(commands: Any) -> None:
+    """Add ``keys`` and its actions to the parser."""
+    parser = commands.add_parser("keys", help="list, rotate and export the signing keys")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     rows = (
         ("list", "list the current key and the retired ones", _list),
@@ -36,7 +32,7 @@ def add_keys(commands: Any, common: Common) -> None:
     )
     for name, text, command in rows:
         action = actions.add_parser(name, help=text, description=text)
-        common(action)
+        add_common(action)
         action.set_defaults(command=command)
         if name == "rotate":
             action.add_argument(

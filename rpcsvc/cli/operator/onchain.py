@@ -1,6 +1,7 @@
 """``rpcsvc onchain init``: makes the keys when there are none, and says what is missing to start.
 
-It pays nothing and takes no order. Beside a running service it only reads.
+It pays nothing and takes no order. It runs before there is a service that it could ask, so it reads
+the database itself; beside a running service it takes a snapshot and makes no keys.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError, add_common
 from rpcsvc.cli.operator.service import is_running, onchain_settings, print_json
 from rpcsvc.cli.recovery.deposits import reread_deposits, skip_addresses
 from rpcsvc.clock import SystemClock
@@ -47,29 +48,28 @@ from rpcsvc.store.backends.sqlite.database import (
     snapshot,
 )
 from rpcsvc.store.database import BooksUnreadable
-from rpcsvc.treasury.wallets import Recorded, look_at_all, recorded_wallets
+from rpcsvc.treasury.wallets import Recorded, read_wallets, recorded_wallets
 
-Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
 _MOST_DIGITS: Final = 15
 
 
-def add_onchain(commands: Any, common: Common) -> None:
-    """Hang the command into the tree; ``common`` adds the shared options."""
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
     parser = commands.add_parser("onchain", help="set up the engine onchain")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "make the keys if there are none, and check all that the engine needs"
     init = actions.add_parser(
         "init", help=text, description=f"{text}. Exit status: 0 all is there, 1 something is not."
     )
-    common(init)
+    add_common(init)
     init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     init.set_defaults(command=_init)
-    _add_skip(actions, common)
-    _add_reread(actions, common)
+    _add_skip(actions)
+    _add_reread(actions)
 
 
-def _add_skip(actions: Any, common: Common) -> None:
+def _add_skip(actions: Any) -> None:
     text = "hand out none of the next N deposit addresses of each asset, after a restored backup"
     skip = actions.add_parser(
         "skip-addresses",
@@ -77,7 +77,7 @@ def _add_skip(actions: Any, common: Common) -> None:
         description=f"{text}: orders that the database has lost may have them."
         " The service must not be running.",
     )
-    common(skip)
+    add_common(skip)
     skip.add_argument(
         "count", type=_count, metavar="N", help="more than there can have been orders since"
     )
@@ -87,10 +87,10 @@ def _add_skip(actions: Any, common: Common) -> None:
         help="have the Monero wallet scan the chain again, if it was restored from its words:"
         " that may take hours",
     )
-    skip.set_defaults(command=_skip)
+    skip.set_defaults(command=skip_addresses)
 
 
-def _add_reread(actions: Any, common: Common) -> None:
+def _add_reread(actions: Any) -> None:
     text = "have the USDC deposits of a network read again from a block on"
     again = actions.add_parser(
         "reread",
@@ -98,7 +98,7 @@ def _add_reread(actions: Any, common: Common) -> None:
         description=f"{text}, after its node left one out. What is known stays as it is."
         " The service must not be running: its next start reads them.",
     )
-    common(again)
+    add_common(again)
     again.add_argument("network", action=Text, metavar="NETWORK", help="such as arbitrum")
     again.add_argument(
         "--from",
@@ -109,7 +109,7 @@ def _add_reread(actions: Any, common: Common) -> None:
         metavar="BLOCK",
         help="a block before the one that the deposit is in, or that one",
     )
-    again.set_defaults(command=_reread)
+    again.set_defaults(command=reread_deposits)
 
 
 def _block(text: str) -> int:
@@ -118,24 +118,13 @@ def _block(text: str) -> int:
     return int(text)
 
 
-def _reread(context: Context) -> int:
-
-    return reread_deposits(context)
-
-
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_SKIPPED):
         raise argparse.ArgumentTypeError(f"must be 1 to {_MOST_SKIPPED}, not {text!r}")
     return int(text)
 
 
-def _skip(context: Context) -> int:
-
-    return skip_addresses(context)
-
-
 def _init(context: Context) -> int:
-
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     with _owning(settings) as alone:
@@ -175,9 +164,9 @@ def _owning(settings: Settings) -> Iterator[bool]:
 def _checks(
     settings: Settings, recorded: Recorded, *, alone: bool
 ) -> tuple[list[Check], str | None]:
-    """Everything that was looked at, and the hot wallet's address if there is one."""
+    """The result of every inspection, and the hot wallet's address if there is one."""
     key, hot_wallet = _key_check(settings, recorded.hot_wallet, alone=alone)
-    found = asyncio.run(_look(settings, recorded, hot_wallet, alone=alone))
+    found = asyncio.run(_poll(settings, recorded, hot_wallet, alone=alone))
     return [key, *found], hot_wallet
 
 
@@ -192,7 +181,7 @@ def _key_check(
     try:
         is_made = _is_missing(path) and recorded is None and alone
         if is_made:
-            _make_keys(path)
+            create_mnemonic(path, system_random)
         address = _hot_address(path)
     except KeyFileRefused as refused:
         remedy = "See docs/onchain.md, Keys."
@@ -221,10 +210,6 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def _make_keys(path: Path) -> None:
-    create_mnemonic(path, system_random)
-
-
 def _hot_address(path: Path) -> str:
     return HdKeys(read_mnemonic(path)).address(HOT_WALLET_INDEX)
 
@@ -232,11 +217,11 @@ def _hot_address(path: Path) -> str:
 # --- nodes -----------------------------------------------------------------------------------
 
 
-async def _look(
+async def _poll(
     settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
 ) -> list[Check]:
     """Ask every node and rate source once. Raises SettingsError."""
-    found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
+    found = await read_wallets(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)
     checks = list(readiness.monero_checks(found.monero, found.options, floors[XMR]))
     for network, coin in zip(found.networks, found.coins, strict=True):

@@ -1,7 +1,8 @@
-"""``rpcsvc payouts`` and ``rpcsvc refund``: money on its way out, and the brake.
+"""``rpcsvc payouts`` and ``rpcsvc refund``: outgoing transfers, and pausing them.
 
 ``pause`` and ``resume`` work with and without a running service: the switch is a file that the
-service reads before each signature. ``adopt`` and ``close`` are for a service that is stopped.
+service reads before each signature. ``adopt`` and ``close`` are for a service that is stopped: its
+own attempts to pay must be over, and none may begin, while a person says what was paid.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from rpcsvc.cli.context import OK, Context, Json, Text, UsageError
+from rpcsvc.cli.context import OK, Context, Json, Text, UsageError, add_common
 from rpcsvc.cli.operator.service import (
     ask,
     ask_service,
@@ -21,24 +23,21 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
-from rpcsvc.cli.recovery.transfers import adopt, close
 from rpcsvc.operations.admin import STATES
 from rpcsvc.operations.admin_models import MOST_LISTED
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 
-Common = Callable[[argparse.ArgumentParser], None]
 
-
-def add_payouts(commands: Any, common: Common) -> None:
-    """Hang the commands into the tree; ``common`` adds the shared options."""
-    parser = commands.add_parser("payouts", help="look at outgoing money, pause and resume it")
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser("payouts", help="list, pause and resume outgoing payments")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, text: str, command: Callable[[Context], int]) -> Any:
         made = actions.add_parser(name, help=text, description=text)
-        common(made)
+        add_common(made)
         made.set_defaults(command=command)
         return made
 
@@ -46,13 +45,15 @@ def add_payouts(commands: Any, common: Common) -> None:
     show = action("show", "everything about one payout or refund", _show)
     retry = action("retry", "have a pending one tried now instead of after its pause", _retry)
     adopting = action(
-        "adopt", "say which transaction paid one, after an older database was restored", adopt
+        "adopt",
+        "say which transaction paid one, after an older database was restored",
+        _recovery("adopt"),
     )
     text = (
         "say that one was paid, where nothing proves it, after an older database was restored; or"
         " end one that a reorganisation took for good"
     )
-    closing = action("close", text, close)
+    closing = action("close", text, _recovery("close"))
     for one in (show, retry, adopting, closing):
         one.add_argument(
             "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
@@ -81,6 +82,17 @@ def add_payouts(commands: Any, common: Common) -> None:
         "--reason", action=Text, required=True, type=_reason, help="shown in health and logs"
     )
     action("resume", "let money out again", _resume)
+    _add_refund(commands)
+
+
+def _recovery(command: str) -> Callable[[Context], int]:
+    """A command that reads the chains itself; the others ask the service and import no engine."""
+
+    def run(context: Context) -> int:
+        done: int = getattr(import_module("rpcsvc.cli.recovery.transfers"), command)(context)
+        return done
+
+    return run
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
@@ -206,11 +218,10 @@ def _has_service(settings: Settings) -> bool:
 # --- refunds ---------------------------------------------------------------------------------
 
 
-def add_refund(commands: Any, common: Common) -> None:
-    """Hang the command into the tree; ``common`` adds the shared options."""
+def _add_refund(commands: Any) -> None:
     text = "set the address that an order's deposit goes back to, if it waits for one"
     parser = commands.add_parser("refund", help=text, description=text)
-    common(parser)
+    add_common(parser)
     parser.add_argument("order", action=Text, metavar="ORDER", help="the order's id")
     parser.add_argument(
         "--to", action=Text, required=True, metavar="ADDR", help="on the deposit's network"

@@ -1,4 +1,4 @@
-"""What the operator's commands share: asking the running service over its socket, and printing."""
+"""Shared by the operator's commands: calls of the running service over its socket, and output."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rpcsvc.cli.client import Unreachable, call_method, socket_endpoint
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.client.endpoint import Endpoint, Unreachable, call_method, socket_endpoint
 from rpcsvc.settings import Settings
 
 
@@ -30,19 +30,20 @@ def print_json(value: Json) -> int:
 
 
 def refuse(text: str) -> int:
-    """Say on stderr why something was not done; the exit status."""
+    """Print the reason of a refusal to stderr; the exit status."""
     sys.stderr.write(f"rpcsvc: {text}\n")
     return FAILED
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows with their columns below each other."""
-    if not rows:
-        return
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows with aligned columns."""
+    sys.stdout.write("".join(f"{line}\n" for line in aligned(rows)))
 
 
 # A command may wait for nodes, and for a wallet that reads blocks first.
@@ -55,14 +56,20 @@ def is_running(settings: Settings) -> bool:
     return socket_endpoint(settings.data_dir) is not None
 
 
-def ask_service(settings: Settings, method: str, params: Json) -> Json:
-    """The answer of an admin method. Raises UsageError for a wrong input, else Unreachable."""
+def service_socket(settings: Settings) -> Endpoint:
+    """The service that answers on the data directory. Raises Unreachable and UntrustedSocket."""
     endpoint = socket_endpoint(settings.data_dir)
     if endpoint is None:
         raise Unreachable(
             f"No service runs on the data directory {settings.data_dir}. This command asks the"
             " running service; start it with rpcsvc serve."
         )
+    return endpoint
+
+
+def ask_service(settings: Settings, method: str, params: Json) -> Json:
+    """The answer of an admin method. Raises UsageError for a wrong input, else Unreachable."""
+    endpoint = service_socket(settings)
     answer = call_method(endpoint, f"admin.{method}", params, seconds=SECONDS)
     failed: Any = answer.get("error")
     if failed is None:

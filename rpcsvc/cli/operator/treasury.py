@@ -1,13 +1,15 @@
-"""``rpcsvc treasury``: what the wallets hold, and notes on transactions that were made by hand."""
+"""``rpcsvc treasury``: what the wallets hold, moves to their targets, and notes on transactions
+that were made by hand."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Text
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Text, add_common
 from rpcsvc.cli.operator.service import (
     ask_service,
     is_running,
@@ -16,31 +18,40 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
-from rpcsvc.cli.recovery.db import with_database
-from rpcsvc.clock import SystemClock
-from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.settings import Settings
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.treasury.annotations import Annotations
-
-Common = Callable[[argparse.ArgumentParser], None]
 
 
-def add_treasury(commands: Any, common: Common) -> None:
-    """Hang the command into the tree; ``common`` adds the shared options."""
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
     text = "what the wallets hold, what is reserved, owed, swept and spent on fees"
     parser = commands.add_parser(
         "treasury",
         help=text,
         description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
     )
-    common(parser)
+    add_common(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.set_defaults(command=_treasury)
-    _add_annotate(parser.add_subparsers(metavar="ACTION"), common)
+    actions = parser.add_subparsers(metavar="ACTION")
+    _add_plan(actions)
+    _add_annotate(actions)
 
 
-def _add_annotate(actions: Any, common: Common) -> None:
+def _add_plan(actions: Any) -> None:
+    text = "which moves would bring each network to its target, and when it runs dry; moves nothing"
+    # What was given before the action holds, too.
+    parser = actions.add_parser(
+        "plan",
+        help=text,
+        description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
+        argument_default=argparse.SUPPRESS,
+    )
+    add_common(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.set_defaults(command=_plan)
+
+
+def _add_annotate(actions: Any) -> None:
     text = "say what a transaction was that you made by hand, so that the audit takes it as right"
     # What was given before the action holds, too.
     parser = actions.add_parser(
@@ -49,7 +60,7 @@ def _add_annotate(actions: Any, common: Common) -> None:
         description=f"{text}. Its units are read from the chain.",
         argument_default=argparse.SUPPRESS,
     )
-    common(parser)
+    add_common(parser)
     parser.add_argument(
         "network", action=Text, metavar="NETWORK", help="monero, or a chain such as arbitrum"
     )
@@ -76,6 +87,33 @@ def _treasury(context: Context) -> int:
     else:
         _print_tables(view)
     return FAILED if view["problems"] else OK
+
+
+def _plan(context: Context) -> int:
+    plan = ask_service(onchain_settings(context), "treasury.plan", {})
+    if context.options.json:
+        print_json(plan)
+    else:
+        _print_plan(plan)
+    return FAILED if plan["problems"] else OK
+
+
+def _print_plan(plan: Json) -> None:
+    names = ("network", "asset", "held", "reserved", "free", "target", "received", "sent",
+             "runsDryAt", "uncovered")  # fmt: skip
+    head = ("NETWORK", "ASSET", "HELD", "RESERVED", "FREE", "TARGET", f"IN {plan['days']} D",
+            f"OUT {plan['days']} D", "RUNS DRY", "UNCOVERED")  # fmt: skip
+    rows = [[str(item[name] or "-") for name in names] for item in plan["networks"]]
+    print_table([head, *rows])
+    for move in plan["moves"]:
+        sys.stdout.write(
+            f"\nmove {move['amount']} {move['asset']} from {move['from']} to {move['to']}, where"
+            f" {move['arrives']} {move['arrivesAsset']} arrive before fees: {move['why']}\n"
+        )
+    if not plan["moves"]:
+        sys.stdout.write("\nnothing to move\n")
+    for problem in plan["problems"]:
+        sys.stdout.write(f"\nnot asked: {problem}\n")
 
 
 # --- annotations -----------------------------------------------------------------------------
@@ -109,15 +147,8 @@ def _annotate(context: Context) -> int:
 def _carried_out(settings: Settings, action: str, params: Json) -> Json:
     if is_running(settings):
         return ask_service(settings, f"treasury.{action}", params)
-
-    async def alone(database: Database) -> Noted:
-        annotations = Annotations(settings, database, SystemClock())
-        network, txid = params["network"], params["txid"]
-        if action == "unannotate":
-            return await annotations.remove(network, txid)
-        return await annotations.add(network, txid, params["note"], params["internalWei"])
-
-    return with_database(settings, alone)._asdict()
+    recovery = import_module("rpcsvc.cli.recovery.transfers")  # it imports the whole engine
+    return dict(recovery.annotate(settings, action, params))
 
 
 # --- tables ----------------------------------------------------------------------------------

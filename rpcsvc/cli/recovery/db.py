@@ -1,60 +1,51 @@
-"""``rpcsvc db``: check, back up and restore the database, and own that of a stopped service.
-
-With engine onchain a restore adopts from the payment journal what was signed since the copy.
-"""
+"""``rpcsvc db``: check, back up and copy the database, and own that of a stopped service."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
-import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from rpcsvc.cli.client import Unreachable
-from rpcsvc.cli.context import FAILED, OK, Context, UsageError, opening
+from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common, opening
 from rpcsvc.cli.operator.service import is_running
+from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
+from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.clock import SystemClock
-from rpcsvc.durable_files import sync_directory
+from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
-from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.journal.files import (
-    FOLDER,
-    JournalDamaged,
-    mirror,
-    read_place,
+from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.store.backends import EXTRA_MISSING
+from rpcsvc.store.backends.sqlite.database import (
+    DATABASE_NAME,
+    Database,
+    OwnerLock,
+    snapshot,
 )
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
 from rpcsvc.store.backends.sqlite.maintenance import (
     BackupFailed,
     backup_database,
     check_database,
     check_journal,
-    damage_of,
 )
-from rpcsvc.store.journal_replay import Replayed, forget_mark, open_journal
+from rpcsvc.store.reservation_check import reservation_problems
 
 T = TypeVar("T")
 
 
 def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-    """Do some work on the database, alone. Raises UsageError and Unreachable.
+    """Run ``work`` on the database of a stopped service. Raises UsageError and Unreachable.
 
     Nobody else signs, publishes or hands out an address meanwhile.
     """
     configure_logging(settings.log.format, "error")
+    require_sqlite(settings, "engine onchain, whose books this mends, runs on SQLite")
     if is_running(settings):
         raise UsageError(
             f"A service runs on {settings.data_dir}. Stop it first: while it runs, it is the only"
@@ -94,140 +85,9 @@ async def _owned(settings: Settings) -> AsyncIterator[Database]:
         lock.release()
 
 
-_WITHOUT: Final = (
-    "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"
-)
-
-
-def restore_copy(context: Context) -> int:
-    """The command. Raises UsageError: then the database is as it was."""
-    settings, options = context.settings(), context.options
-    configure_logging(settings.log.format, "error")
-    copy: Path = options.copy
-    if is_running(settings):
-        raise UsageError(f"A service runs on {settings.data_dir}. Stop it first.")
-    if damage := damage_of(copy):
-        raise UsageError(f"{copy} can't be used: {damage}")
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = OwnerLock(settings.data_dir)
-    try:
-        lock.acquire()
-    except DataDirInUse as error:
-        raise UsageError(str(error)) from error
-    try:
-        is_onchain = settings.engine == "onchain"
-        if is_onchain:
-            _take_journal(settings, options.journal or [], without=options.without_journal)
-        kept = _put_in_place(settings.data_dir, copy)
-        if kept is not None:
-            sys.stdout.write(f"The database that was there is {kept}\n")
-        with opening(settings):
-            done = asyncio.run(_adopt(settings, without=options.without_journal))
-    finally:
-        lock.release()
-    return _tell(done)
-
-
-def _take_journal(settings: Settings, given: Sequence[Path], *, without: bool) -> None:
-    """Have the longest journal in the data directory. Raises UsageError."""
-    folder = settings.data_dir / FOLDER
-    try:
-        if without:
-            _move_away(folder)
-            return
-        known = [folder, *settings.onchain.journal_places, *given]
-        found = {place: read_place(place) for place in known}
-        best = max(known, key=lambda place: found[place].end.line)
-        if found[best].end.line == 0:
-            raise UsageError(
-                f"There is no payment journal in {', '.join(str(place) for place in known)}. Name"
-                " where there is one with --journal. If none is left: --without-journal, and then"
-                " go by docs/restore.md"
-            )
-        if found[best].problem is not None:
-            raise UsageError(f"The journal in {best} is damaged: {found[best].problem}.")
-        if best != folder and found[best].end.line > found[folder].end.line:
-            mirror(best, folder)
-    except (OSError, JournalDamaged) as error:
-        raise UsageError(f"The payment journal can't be used: {error}.") from error
-
-
-def _move_away(path: Path) -> Path | None:
-    """Keep what is in the way under another name."""
-    if not path.exists():
-        return None
-    kept = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-    path.rename(kept)
-    sync_directory(path.parent)
-    return kept
-
-
-def _put_in_place(data_dir: Path, copy: Path) -> Path | None:
-    """The copy as the database; where the one that was there is kept, with its log."""
-    fresh = data_dir / f"{DATABASE_NAME}.fresh"
-    shutil.copyfile(copy, fresh)
-    fresh.chmod(0o600)
-    fd = os.open(fresh, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    database = data_dir / DATABASE_NAME
-    kept = _move_away(database)
-    for suffix in ("-wal", "-shm"):
-        beside = database.with_name(DATABASE_NAME + suffix)
-        if beside.exists() and kept is not None:
-            beside.rename(kept.with_name(kept.name + suffix))
-    fresh.rename(database)
-    sync_directory(data_dir)
-    return kept
-
-
-async def _adopt(settings: Settings, *, without: bool) -> Replayed | None:
-    """What the journal brought; None where there is none. Raises UsageError."""
-    database = await Database.open(settings.data_dir)
-    try:
-        if settings.engine != "onchain":
-            return None
-        switch = PauseSwitch(settings.data_dir)
-        if without:
-            switch.pause(_WITHOUT)
-            await forget_mark(database)
-        options = wiring.journal_options(settings.onchain, settings.data_dir)
-        journal = PaymentJournal(options, SystemClock(), system_random)
-        try:
-            done = await open_journal(journal, database, SystemClock(), switch)
-            health = journal.health()
-        finally:
-            await journal.close()
-        if not health.ok:
-            raise UsageError(f"{health.detail}. The copy is in place, and nothing was adopted.")
-        return None if without else done
-    finally:
-        await database.close()
-
-
-def _tell(done: Replayed | None) -> int:
-    if done is None:
-        sys.stdout.write("The copy is in place.\n")
-        return OK
-    sys.stdout.write(
-        f"The copy is in place. The journal brought {len(done.payments)} payments;"
-        f" {len(done.orders)} transfers are told of theirs.\n"
-    )
-    for name in done.lost:
-        sys.stdout.write(f"{name}: its order is lost, its payment is on record\n")
-    for problem in done.refused:
-        sys.stderr.write(f"rpcsvc: not adopted, and payouts are paused: {problem}\n")
-    return FAILED if done.refused else OK
-
-
-Common = Callable[[argparse.ArgumentParser], None]
-
-
-def add_db(commands: Any, common: Common) -> None:
-    """Hang the commands into the tree; ``common`` adds the shared options."""
-    parser = commands.add_parser("db", help="look after the database")
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser("db", help="check, back up and restore the database")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser("check", help="check the file and the books")
     backup = actions.add_parser("backup", help="copy the database while the service runs")
@@ -243,22 +103,102 @@ def add_db(commands: Any, common: Common) -> None:
         "--without-journal", action="store_true",
         help="none is left: begin a new one, with payouts paused",
     )  # fmt: skip
+    text = "move the books of a stopped service to another database, compared row by row"
+    move = actions.add_parser("copy", help=text, description=text)
+    for name in ("from", "to"):
+        move.add_argument(
+            f"--{name}", action=Text, required=True, dest=f"copy_{name}", metavar="DATABASE",
+            help="sqlite:DIR, a postgresql:// URL, or postgresql: for that of database_url",
+        )  # fmt: skip
     for action, command in (
         (check, _check),
+        (move, _copy),
         (backup, _backup),
         (restore, restore_copy),
     ):
-        common(action)
+        add_common(action)
         action.set_defaults(command=command)
 
 
 def _check(context: Context) -> int:
     settings = context.settings()
-    problems = check_database(settings.data_dir)
-    if settings.engine == "onchain" and not problems:
-        folder, places = settings.data_dir / FOLDER, settings.onchain.journal_places
-        problems, state = check_journal(settings.data_dir, folder, places)
-        sys.stderr.write(f"{state}\n")
+    if settings.postgresql_url is not None:
+        return _tell_problems(asyncio.run(_check_server(settings.postgresql_url)))
+    problems, journal = check_books(settings)
+    if journal is not None:
+        sys.stderr.write(f"{journal}\n")
+    return _tell_problems(problems)
+
+
+def check_books(settings: Settings) -> tuple[list[str], str | None]:
+    """What is wrong with the database, its books and the journal, and how the journal is.
+
+    The journal is left out where the engine has none, or the database has problems already.
+    """
+    problems = check_database(settings.data_dir) or asyncio.run(_recount(settings.data_dir))
+    if not ENGINES[settings.engine].signs or problems:
+        return problems, None
+    folder, places = settings.data_dir / FOLDER, settings.onchain.journal_places
+    return check_journal(settings.data_dir, folder, places)
+
+
+async def _recount(data_dir: Path) -> list[str]:
+    with snapshot(data_dir) as taken:
+        return await reservation_problems(taken, SystemClock().now_ms())
+
+
+async def _check_server(url: str) -> list[str]:
+    try:
+        from rpcsvc.store.backends.postgresql.maintenance import (  # noqa: PLC0415 - of an extra
+            check_server,
+        )
+    except ImportError as error:
+        raise UsageError(EXTRA_MISSING) from error
+    return await check_server(url)
+
+
+def _copy(context: Context) -> int:
+    settings, options = context.settings(), context.options
+    configure_logging(settings.log.format, "error")
+    try:
+        from rpcsvc.store.backends.copying import (  # noqa: PLC0415 - of an extra
+            NotCopied,
+            from_server,
+            to_server,
+        )
+    except ImportError as error:
+        raise UsageError(EXTRA_MISSING) from error
+    source, target = options.copy_from, options.copy_to
+    is_out = source.startswith("sqlite:") and target.startswith("postgres")
+    if not is_out and not (source.startswith("postgres") and target.startswith("sqlite:")):
+        raise UsageError("Name one sqlite:DIR and one postgresql:// URL, with --from and --to.")
+    file, url = (source, target) if is_out else (target, source)
+    data_dir = Path(file.removeprefix("sqlite:"))
+    if url in ("postgresql:", "postgres:"):
+        if settings.postgresql_url is None:
+            raise UsageError("postgresql: stands for database_url, which is not set.")
+        url = settings.postgresql_url
+    try:
+        done = (
+            to_server(data_dir, url, _progress) if is_out else from_server(url, data_dir, _progress)
+        )
+        counts = asyncio.run(done)
+    except NotCopied as error:
+        raise UsageError(f"Nothing was copied: {error}.") from error
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")
+    sys.stdout.write(f"{sum(counts.values())} rows of {len(counts)} tables are copied and equal.\n")
+    return OK
+
+
+def _progress(table: str, rows: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{table}: {rows} rows")
+        sys.stderr.flush()
+
+
+def _tell_problems(problems: Sequence[str]) -> int:
     for problem in problems:
         sys.stdout.write(f"{problem}\n")
     sys.stdout.write(f"{len(problems)} problems\n" if problems else "ok\n")
@@ -267,6 +207,7 @@ def _check(context: Context) -> int:
 
 def _backup(context: Context) -> int:
     destination: Path = context.options.destination
+    require_sqlite(context.settings(), "back up the server with pg_dump or pg_basebackup")
     try:
         problems = backup_database(context.settings().data_dir, destination)
     except BackupFailed as error:

@@ -1,4 +1,4 @@
-"""``rpcsvc onchain skip-addresses`` and ``onchain reread``: mend addresses and deposits.
+"""``rpcsvc onchain skip-addresses`` and ``onchain reread``: repair addresses and deposits.
 
 The first is for a restored copy of the database, the second for deposits of USDC that a node left
 out. The service must not be running.
@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
 )
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 

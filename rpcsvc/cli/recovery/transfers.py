@@ -1,4 +1,4 @@
-"""``rpcsvc payouts adopt`` and ``payouts close``: record what became of a transfer.
+"""``rpcsvc payouts adopt|close`` and ``treasury explain``: record what became of a transfer.
 
 Adopting asks the chain whether a transaction of the own wallet pays just that transfer. Closing is
 the operator's signed word, for what no key proves or a reorganisation took for good. Nothing is
@@ -14,7 +14,7 @@ from typing import Final
 
 import orjson
 
-from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
@@ -22,6 +22,7 @@ from rpcsvc.domain.events import AdvanceTransfer, TransferPrepared, TransferSett
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import TransferState
 from rpcsvc.ids import system_random
+from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
@@ -37,13 +38,13 @@ from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import Database, Statement, StoreConflict
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.treasury.annotations import Annotations
 
 
 def adopt(context: Context) -> int:
@@ -308,6 +309,19 @@ class _Closing:
         if opened.transfer.state is not TransferState.SETTLED:
             effect = AdvanceTransfer(name)
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
+
+
+def annotate(settings: Settings, action: str, params: Json) -> Json:
+    """What ``treasury.annotate`` or ``unannotate`` answers, as after a restore: no service runs."""
+
+    async def alone(database: Database) -> Noted:
+        annotations = Annotations(settings, database, SystemClock())
+        network, txid = params["network"], params["txid"]
+        if action == "unannotate":
+            return await annotations.remove(network, txid)
+        return await annotations.add(network, txid, params["note"], params["internalWei"])
+
+    return with_database(settings, alone)._asdict()
 
 
 def _line(opened: OpenTransfer) -> str:

@@ -22,7 +22,7 @@ STATE: dict[AgentState, str] = {
     " `data.amountDue` is not null, more has to be sent.",
     AgentState.SWAP_PROCESSING: "The payout is on its way. Poll.",
     AgentState.REFUNDING: "The deposit goes back. Poll; if `data.actionRequired` is"
-    " `refund_address`, ask the user for one and send it with support.create; if it is"
+    " `refund_address`, ask the user for one and send it with swap.refundAddress; if it is"
     " `refund_blocked`, the network refuses the refund address, and the operator tries again.",
     AgentState.COMPLETED: "Terminal. The payout is final; tell the user.",
     AgentState.TERMINAL_FAILURE: "Terminal. `data.outcome` is `expired`, `refunded` or `failed`."
@@ -76,9 +76,17 @@ ERROR: dict[str, str] = {
     " fund it. Or the `sessionId` is not the one that the order was made in.",
     "order_not_cancellable": "Ask for the order's status: what was sent to it is swapped or"
     " refunded.",
+    "order_not_fundable": "It can't be paid by signing: not here, it waits for XMR, nothing is due,"
+    " or a signed payment is under way. Ask for the order's status.",
+    "payment_required": "Have the user's wallet sign an entry of"
+    " `details.paymentRequired.accepts`, and send the same call with the payment (x402).",
+    "payment_refused": "Nothing was taken. `details.paymentRequired.error` says why; sign a new"
+    " payment, of what is in `accepts` now.",
     "order_not_found": "Check the `orderId`. Nothing is known of it here.",
     "idempotency_conflict": "The key was used with another payload; `details` name the fields"
     " that differ. For a new order use a new key, for a retry the same payload.",
+    "quote_changed": "No order was made: `details.worse` names what is worse than in the quote of"
+    " `quoteDigest`. Get a new quote, and let the user decide.",
     "unavailable": "Wait for `Retry-After` seconds and repeat the call, with its idempotency key if"
     " it had one. Nothing was done, unless the message says that this is not known yet.",
     "internal_error": "Repeat the call, with its idempotency key if it had one: either the first"

@@ -1,7 +1,7 @@
 """The quickstart (spec 2.2), agent metadata (agent.json) and the plugin manifest (ai-plugin.json).
 
-agent.json is this service's own description of itself. It does not claim to be the card of an
-agent protocol: the service speaks JSON-RPC 2.0 and HTTPS with its own operations, nothing else.
+agent.json is this service's own description of itself, not the card of an agent protocol. That of
+MCP is beside it (wellknown.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.documents.text import escape_markdown, mail_domain
 from rpcsvc.http.gate import WINDOW_SECONDS
-from rpcsvc.http.site import API_ROOT, BFF_ROOT, RPC_PATH, Site
+from rpcsvc.http.mcp.revisions import SERVED
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Operation
@@ -167,6 +168,7 @@ def agent(site: Site) -> Json:
             "quickstart": site.absolute(links.QUICKSTART),
             "openrpc": site.absolute(links.OPENRPC),
             "apiCatalog": site.absolute(links.API_CATALOG),
+            "mcpServerCard": site.absolute(links.SERVER_CARD),
         },
     }
 
@@ -199,6 +201,12 @@ def _transports(site: Site) -> Json:
             "description": site.absolute(links.OPENRPC),
             "methodPrefix": f"{site.brand.slug}.",
             "params": "by name only",
+        },
+        "mcp": {
+            "versions": list(SERVED),
+            "url": site.absolute(MCP_PATH),
+            "description": site.absolute(links.SERVER_CARD),
+            "stdio": f"{site.client} mcp {site.client_target}",
         },
         "bff": {
             "url": site.absolute(BFF_ROOT),
@@ -265,7 +273,7 @@ def _rate_limits(site: Site) -> list[Json]:
     rpc_client = "token" if site.rpc_needs_token else address
     rows = (
         ("orders", rate.orders_per_minute, address, orders),
-        ("requests", rate.requests_per_minute, address, "all else over HTTPS but health"),
+        ("requests", rate.requests_per_minute, address, "other requests over HTTPS, health exempt"),
         ("rpc", rate.rpc_requests_per_minute, rpc_client, "each call over JSON-RPC"),
     )
     return [

@@ -14,6 +14,9 @@ AGENT_ALIAS = "/agent.json"
 AI_PLUGIN = "/.well-known/ai-plugin.json"
 SECURITY_TXT = "/.well-known/security.txt"
 API_CATALOG = "/.well-known/api-catalog"
+AI_CATALOG = "/.well-known/ai-catalog.json"
+SERVER_CARD = "/.well-known/mcp/server-card.json"
+SERVER_CARD_ALIAS = "/mcp/server-card"
 JWKS = "/.well-known/jwks.json"
 OPENAPI = "/openapi.json"
 OPENAPI_WELL_KNOWN = "/.well-known/openapi.json"
@@ -36,12 +39,18 @@ DESCRIPTIONS: dict[str, str] = {
     AGENT: "machine-readable metadata: transports, operations with schemas, signing, limits",
     JWKS: "the public keys that responses are signed with",
     AI_PLUGIN: "plugin manifest that points to the OpenAPI description",
+    SERVER_CARD: "MCP server card: where MCP is served, and in which revisions",
+    AI_CATALOG: "AI catalogue that points to the server card",
     API_CATALOG: "API catalog (RFC 9727)",
     SECURITY_TXT: "where to report a security problem (RFC 9116)",
     SITEMAP: "the list of these documents for crawlers",
     ROBOTS: "what crawlers may read",
 }
-ALIASES: dict[str, str] = {AGENT_ALIAS: AGENT, OPENAPI_WELL_KNOWN: OPENAPI}
+ALIASES: dict[str, str] = {
+    AGENT_ALIAS: AGENT,
+    OPENAPI_WELL_KNOWN: OPENAPI,
+    SERVER_CARD_ALIAS: SERVER_CARD,
+}
 
 
 def quickstart_links(site: Site) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rpcsvc.http.documents.agent import description, flow, limits
 from rpcsvc.http.documents.recording import Recording, on_network, show, show_elsewhere
 from rpcsvc.http.documents.signatures import signature_check
 from rpcsvc.http.documents.text import escape_markdown, link, page, table
-from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
+from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 
@@ -58,6 +58,8 @@ def summary(site: Site) -> str:
             f"- HTTPS API: {site.absolute(API_ROOT)}, JSON bodies, no API key.",
             f"- JSON-RPC 2.0: POST {site.absolute(RPC_PATH)}, methods `{site.brand.slug}.*`,"
             f" {token}.",
+            f"- MCP: {site.absolute(MCP_PATH)} (Streamable HTTP), or `{site.client} mcp"
+            f" {site.client_target}` on stdio.",
             f"- Command line: `{site.client} agent:capabilities {site.client_target}`{variable}.",
             "- `x2u` sends XMR and receives USDC; `u2x` sends USDC and receives XMR.",
             "- Amounts are decimal strings of what the user sends, never JSON numbers.",
@@ -286,6 +288,8 @@ def _failures(site: Site, recording: Recording) -> str:
     intro = (
         "No order waits forever: `deadlineAt` and `onDeadline` say what the service does by"
         " itself. What is decided by deposits waits for longer while their network can't be seen."
+        " Instead of polling, let the service answer when something has happened: `waitSec` on"
+        " status, or the order's events as `text/event-stream`."
         " An order that is made with `refundAddress` refunds to it and nowhere else: name one."
         " XMR hides its sender, so without it a refund of XMR needs an address from the order's"
         " owner, who is whoever knows both `orderId` and `sessionId`."

@@ -15,6 +15,8 @@ from functools import lru_cache
 from importlib import resources
 from urllib.parse import urlencode
 
+from rpcsvc.domain import usdc
+from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import AgentState
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.text import code, json_text
@@ -24,8 +26,11 @@ from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import Settings
 
 FILE = "recording.json"
+# The site of the service that was recorded: shown as the reader's own.
+RECORDED_AT = Settings().effective_site_url
 START_MS = 1_767_323_045_000  # 2026-01-02T03:04:05Z
 STEP_MS = 250
 LONGEST_WAIT_STEPS = 400
@@ -109,6 +114,11 @@ class _Stage:
                 return
         raise TimeoutError(f"{prefix}: still {last_state} after {LONGEST_WAIT_STEPS} polls")
 
+    @property
+    def now(self) -> int:
+        """The time of the script."""
+        return self._clock.now
+
     async def pass_time(self, ms: int) -> None:
         """Let time pass, and do what falls due."""
         self._clock.now += ms
@@ -129,6 +139,7 @@ async def record(service: LocalService, clock: StageClock) -> Recording:
     await _expire(stage, swap)
     await _refund(stage, swap)
     await _cancel(stage, swap)
+    await _sign(stage)
     return stage.exchanges
 
 
@@ -150,8 +161,12 @@ async def _succeed(stage: _Stage, swap: Json) -> None:
     order = await stage.play("execute", "swap.execute", swap, EXAMPLE_KEY)
     order_id = order.answer["data"]["order"]["orderId"]
     await stage.play("status-waiting_for_funding", "swap.status", {"orderId": order_id})
+    funding = order.answer["data"]["fundingInstructions"]
+    payment = {"orderId": order_id, "paymentUri": funding["paymentUri"]}
+    await stage.play("check", "swap.check", payment)
     await stage.play("fund", "sandbox.fund", {"orderId": order_id})
     await stage.follow("status", order_id, AgentState.WAITING_FOR_FUNDING.value)
+    await stage.play("events", "swap.events", {"orderId": order_id})
 
 
 async def _meet_errors(stage: _Stage, swap: Json, ordered: Json) -> None:
@@ -165,8 +180,12 @@ def _priced(swap: Json) -> Json:
 
 
 async def _expire(stage: _Stage, swap: Json) -> None:
-    order = await stage.play("unfunded", "swap.create", swap, "0f6c2b9a-order-2")
-    order_id = order.answer["data"]["order"]["orderId"]
+    told = {**swap, "webhook": "https://agent.example/hooks/swaps"}
+    order = await stage.play("unfunded", "swap.create", told, "0f6c2b9a-order-2")
+    data = order.answer["data"]
+    order_id = data["order"]["orderId"]
+    owned = {"orderId": order_id, "sessionId": data["sessionId"]}
+    await stage.play("webhook-deliveries", "swap.webhookDeliveries", owned)
     await stage.pass_time(2 * HOUR_MS)
     status = await stage.play("unfunded-end", "swap.status", {"orderId": order_id})
     ticket = next(a for a in status.answer["nextActions"] if a["action"] == "create_support_ticket")
@@ -184,12 +203,11 @@ async def _refund(stage: _Stage, swap: Json) -> None:
         await stage.pass_time(STEP_MS)
     await stage.play("refund-asked", "swap.status", {"orderId": order_id})
     give = {
-        "message": "Please send the refund to this address.",
         "orderId": order_id,
         "sessionId": data["sessionId"],
-        "walletAddress": table.MONERO,
+        "address": table.MONERO,
     }
-    await stage.play("refund-address", "support.create", give)
+    await stage.play("refund-address", "swap.refundAddress", give)
     await stage.follow("refund", order_id, AgentState.REFUNDING.value)
 
 
@@ -197,7 +215,44 @@ async def _cancel(stage: _Stage, swap: Json) -> None:
     order = await stage.play("unwanted", "swap.create", swap, "0f6c2b9a-order-4")
     data = order.answer["data"]
     owned = {"orderId": data["order"]["orderId"], "sessionId": data["sessionId"]}
+    await stage.play("list", "swap.list", {"sessionId": data["sessionId"]})
     await stage.play("cancel", "swap.cancel", owned)
+
+
+async def _sign(stage: _Stage) -> None:
+    """Pay an order by a signature of a key that everybody can make: it owns nothing."""
+    back = _OPERATION["swap.execute"].examples[1].params
+    order = await stage.play("usdc-order", "swap.create", dict(back), "0f6c2b9a-order-5")
+    params = {"orderId": order.answer["data"]["order"]["orderId"]}
+    asked = await stage.play("payment-required", "swap.fund", params)
+    offer = asked.answer["error"]["details"]["paymentRequired"]["accepts"][0]
+    await stage.play("payment", "swap.fund", {**params, "payment": _payment(offer, stage.now)})
+
+
+def _payment(offer: Json, now: int) -> Json:
+    """The PaymentPayload of x402 that accepts an offer at ``now`` (ms)."""
+    from coincurve import PrivateKey  # noqa: PLC0415 - of no use but to make the recording
+
+    key, valid_before = PrivateKey(b"\1" * 32), now // 1_000 + offer["maxTimeoutSeconds"]
+    public = key.public_key.format(compressed=False)[1:]
+    payer = evm_checksum("0x" + usdc.keccak256(public)[-20:].hex())
+    nonce = hashlib.sha256(b"stage nonce").digest()
+    units = int(offer["amount"])
+    given = usdc.Authorization(payer, offer["payTo"], units, 0, valid_before, nonce)
+    extra, chain_id = offer["extra"], int(offer["network"].removeprefix("eip155:"))
+    domain = usdc.Domain(extra["name"], extra["version"], chain_id, offer["asset"])
+    signed = key.sign_recoverable(usdc.transfer_digest(domain, given), hasher=None)
+    authorization = {
+        "from": payer,
+        "to": offer["payTo"],
+        "value": offer["amount"],
+        "validAfter": "0",
+        "validBefore": str(valid_before),
+        "nonce": f"0x{nonce.hex()}",
+    }
+    signature = f"0x{signed[:64].hex()}{27 + signed[64]:02x}"
+    payload = {"signature": signature, "authorization": authorization}
+    return {"x402Version": 2, "accepted": offer, "payload": payload}
 
 
 def on_network(recording: Recording, network: str) -> Recording:
@@ -206,6 +261,13 @@ def on_network(recording: Recording, network: str) -> Recording:
         name: Exchange(**table.on_network(asdict(exchange), network))
         for name, exchange in recording.items()
     }
+
+
+def of_site(site: Site, document: Json) -> Json:
+    """A document with recorded answers as this site gives them: on its network, with its URL."""
+    on_its_network = json.dumps(table.on_network(document, site.network))
+    given: Json = json.loads(on_its_network.replace(RECORDED_AT, site.url))
+    return given
 
 
 def dumps(recording: Recording) -> str:
@@ -223,7 +285,7 @@ def load() -> Recording:
 
 def show(site: Site, exchange: Exchange) -> str:
     """One call over HTTPS and its answer."""
-    answer = code(json_text(exchange.answer), "json")
+    answer = code(json_text(exchange.answer).replace(RECORDED_AT, site.url), "json")
     return f"{code(_request(site, exchange), 'http')}\n\nAnswer:\n\n{answer}"
 
 

@@ -1,4 +1,4 @@
-"""Documents of a form that others define: security.txt, api-catalog, robots, sitemap, home page."""
+"""Documents of a form that others define: security.txt, catalogues, MCP card, robots, sitemap."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 from rpcsvc.clock import iso8601
 from rpcsvc.http.documents import links
-from rpcsvc.http.documents.agent import description
 from rpcsvc.http.documents.text import mail_domain
-from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
+from rpcsvc.http.mcp.revisions import SERVED
+from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.envelope import Json
 
 DAY_MS = 86_400_000
@@ -18,6 +18,9 @@ SECURITY_TXT_DAYS = 180
 CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
 CATALOG_TYPE = f'application/linkset+json; profile="{CATALOG_PROFILE}"'
 _JSON = "application/json"
+_CARD_SCHEMA = "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json"
+SERVER_CARD_TYPE = "application/mcp-server-card+json"
+AI_CATALOG_TYPE = "application/ai-catalog+json"
 
 
 def security_txt(site: Site, now: int) -> bytes:
@@ -50,29 +53,30 @@ def security_contact(site: Site) -> str:
 
 
 def api_catalog(site: Site) -> Json:
-    """The linkset of RFC 9727: the two APIs, and for each its descriptions and status."""
+    """The linkset of RFC 9727: the three APIs, and for each its descriptions and status."""
     apis = (
-        (API_ROOT, links.OPENAPI, links.HEALTH),
-        (RPC_PATH, links.OPENRPC, "/health"),
+        (API_ROOT, links.OPENAPI, _JSON, links.HEALTH),
+        (RPC_PATH, links.OPENRPC, _JSON, "/health"),
+        (MCP_PATH, links.SERVER_CARD, SERVER_CARD_TYPE, "/health"),
     )
     return {
         "linkset": [
             {
                 "anchor": site.absolute(links.API_CATALOG),
-                "item": [{"href": site.absolute(path)} for path, _, _ in apis],
+                "item": [{"href": site.absolute(path)} for path, *_ in apis],
             },
             *(_api(site, *api) for api in apis),
         ]
     }
 
 
-def _api(site: Site, path: str, described_by: str, health: str) -> Json:
+def _api(site: Site, path: str, described_by: str, described_as: str, health: str) -> Json:
     def target(path: str, media_type: str) -> list[Json]:
         return [{"href": site.absolute(path), "type": media_type}]
 
     return {
         "anchor": site.absolute(path),
-        "service-desc": target(described_by, _JSON),
+        "service-desc": target(described_by, described_as),
         "service-doc": target(links.LLMS_FULL, "text/plain"),
         "service-meta": target(links.AGENT, _JSON),
         "status": target(health, _JSON),
@@ -81,8 +85,53 @@ def _api(site: Site, path: str, described_by: str, health: str) -> Json:
 
 def api_catalog_link(site: Site) -> str:
     """The Link header of RFC 9727, section 2: the same relations without a body."""
-    rows = ((links.API_CATALOG, "api-catalog"), (API_ROOT, "item"), (RPC_PATH, "item"))
+    rows = (
+        (links.API_CATALOG, "api-catalog"),
+        (API_ROOT, "item"),
+        (RPC_PATH, "item"),
+        (MCP_PATH, "item"),
+    )
     return ", ".join(f'<{site.absolute(path)}>; rel="{relation}"' for path, relation in rows)
+
+
+def server_card(site: Site) -> Json:
+    """The MCP server card (SEP-2127): identity and endpoint. Tools are told after connecting."""
+    return {
+        "$schema": _CARD_SCHEMA,
+        "name": f"{_namespace(site.domain)}/{site.brand.slug}",
+        "title": site.brand.name[:100],
+        "description": "Swaps XMR for USDC and USDC for XMR on behalf of a user.",
+        "version": site.version,
+        "websiteUrl": site.absolute(links.HOME),
+        "remotes": [
+            {
+                "type": "streamable-http",
+                "url": site.absolute(MCP_PATH),
+                "supportedProtocolVersions": list(SERVED),
+            }
+        ],
+    }
+
+
+def _namespace(domain: str) -> str:
+    """``swap.example.com`` as ``com.example.swap``; an address stands as it is, without colons."""
+    if domain.replace(".", "").isdigit() or ":" in domain:
+        return domain.replace(":", "-")
+    return ".".join(reversed(domain.split(".")))
+
+
+def ai_catalog(site: Site) -> Json:
+    """The AI catalogue of the domain: one entry, the MCP server card."""
+    return {
+        "specVersion": "1.0",
+        "entries": [
+            {
+                "identifier": f"urn:air:{site.domain}:mcp:{site.brand.slug}",
+                "type": SERVER_CARD_TYPE,
+                "url": site.absolute(links.SERVER_CARD),
+            }
+        ],
+    }
 
 
 def robots_txt(site: Site) -> bytes:
@@ -94,6 +143,7 @@ def robots_txt(site: Site) -> bytes:
         f"Allow: {links.endpoints(site)['capabilities']}",
         f"Disallow: {API_ROOT}/",
         f"Disallow: {RPC_PATH}",
+        f"Disallow: {MCP_PATH}",
         "",
         f"Sitemap: {site.absolute(links.SITEMAP)}",
     ]
@@ -113,40 +163,6 @@ def sitemap(site: Site) -> bytes:
             "",
         )
     ).encode()
-
-
-def home(site: Site) -> bytes:
-    """The page at the root: what this is, and a link to every document."""
-    name, motto = html.escape(site.brand.name), html.escape(site.brand.motto)
-    items = [
-        f'<li><a href="{path}">{path}</a>: {html.escape(text)}</li>'
-        for path, text in links.DESCRIPTIONS.items()
-    ]
-    support = links.endpoints(site)["support"]
-    return "\n".join(
-        (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<title>{name}</title><link rel="icon" href="{links.LOGO}">',
-            '<meta name="viewport" content="width=device-width"></head><body>',
-            f"<h1>{name}</h1>",
-            f"<p>{motto}</p>" if motto else "",
-            f"<p>{html.escape(description(site))}</p>",
-            "<ul>",
-            *items,
-            "</ul>",
-            f"<p>Questions, and security problems: {_reach(site)}POST {html.escape(support)} with"
-            " <code>{&quot;message&quot;: &quot;...&quot;}</code> opens a ticket.</p>",
-            "</body></html>",
-            "",
-        )
-    ).encode()
-
-
-def _reach(site: Site) -> str:
-    if site.contact is None:
-        return ""
-    contact = html.escape(site.contact, quote=True)
-    return f'<a href="{contact}">{contact}</a>. '
 
 
 def logo() -> bytes:

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from rpcsvc import errors
-from rpcsvc.http import schemas
+from rpcsvc.http import schemas, x402
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.agent import description, quickstart
-from rpcsvc.http.documents.recording import START_MS
+from rpcsvc.http.documents.recording import START_MS, of_site
+from rpcsvc.http.event_stream import EVENT_STREAM
 from rpcsvc.http.openapi.bff import INTEGRATOR_KEY, bff_paths, bff_schemas, integrator_key
 from rpcsvc.http.openapi.parts import (
     ANY_CALL,
@@ -31,7 +32,6 @@ from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Effect, Example, Operation
-from rpcsvc.operations.table import on_network
 
 _EFFECTS: Final = {
     Effect.READ: "Changes nothing.",
@@ -77,8 +77,28 @@ def operation_item(site: Site, operation: Operation) -> Json:
     followed = _links(site, operation)
     if followed:
         good["links"] = followed
-    called["responses"] = {"200": good, **error_responses(site, operation)}
+    goods = _settlements(good) if operation.payable else {"200": good}
+    called["responses"] = {**goods, **error_responses(site, operation)}
+    if operation.follow is not None:
+        called["parameters"].append(parameter_ref("LastEventId"))
+        good["content"][EVENT_STREAM] = {"schema": {"type": "string", "description": _STREAM}}
+        ended = {"description": "As a stream: the order is over, and nothing is left to send."}
+        called["responses"]["204"] = {**ended, "headers": header_refs(site, charged=True)}
     return called
+
+
+_STREAM: Final = (
+    "Server-sent events: each has a `cursor` as its `id`, and as its `data` one event in JSON, as"
+    " `data.events` has them. Lines that begin with a colon say that the connection is alive. The"
+    " response is not signed, the status answer is."
+)
+
+
+def _settlements(good: Json) -> Json:
+    """The good answers of an operation that takes a payment."""
+    headers = {**good["headers"], x402.RESPONSE: header_ref(x402.RESPONSE)}
+    unknown = "It is not known yet what became of the payment: sign no other, watch the order."
+    return {"200": {**good, "headers": headers}, "202": {**good, "description": unknown}}
 
 
 def _description(site: Site, operation: Operation) -> str:
@@ -99,6 +119,8 @@ def _call_parameters(site: Site, operation: Operation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
+    if operation.payable:
+        shared.append(parameter_ref("PaymentSignature"))
     params = schemas.params_schema(site, operation)
     names = [
         name
@@ -138,7 +160,8 @@ def _request_body(site: Site, operation: Operation) -> Json:
         for example in operation.examples
     }
     name = schemas.request_name(operation)
-    return {"required": True, "content": {JSON: {"schema": ref(name), "examples": examples}}}
+    content = {JSON: {"schema": ref(name), "examples": examples}}
+    return {"required": not operation.payable, "content": content}
 
 
 def _body_of(site: Site, operation: Operation, example: Example) -> Json:
@@ -155,14 +178,16 @@ def _slug(name: str) -> str:
 
 
 def _links(site: Site, operation: Operation) -> Json:
-    """What can be called next with nothing but the order's id, which this answer tells."""
+    """The calls that need no more than the order's id, which this answer contains."""
     if "order" not in operation.result.model_fields or not operation.creates:
         return {}
     order_id = "$response.body#/data/order/orderId"
     found: Json = {}
     for other in site.operations:
-        needed = schemas_of(other, site.networks)["params"].get("required")
-        if not other.path or needed != ["orderId"]:
+        params = schemas_of(other, site.networks)["params"]
+        if other.payable or not other.path or "anyOf" in params:
+            continue
+        if params.get("required") != ["orderId"]:
             continue
         given = {"orderId": order_id}
         sent = {"parameters": given} if other.method == "GET" else {"requestBody": given}
@@ -351,7 +376,7 @@ def openapi_document(site: Site) -> Json:
         },
     }
     # A copy: parts of it are kept by others, the recording and the operations' schemas.
-    return on_network(document, site.network)
+    return of_site(site, document)
 
 
 def _info(site: Site) -> Json:

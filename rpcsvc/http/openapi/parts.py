@@ -1,4 +1,4 @@
-"""What both halves of the OpenAPI document share: headers, parameters, refusals by status.
+"""Shared by both halves of the OpenAPI document: headers, parameters, refusals by status.
 
 Responses that are the same for every operation that has them stand once, under components.
 """
@@ -11,9 +11,10 @@ from typing import Final
 
 from rpcsvc import errors
 from rpcsvc.errors import ServiceError
-from rpcsvc.http import schemas
+from rpcsvc.http import schemas, x402
 from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
@@ -22,6 +23,7 @@ from rpcsvc.operations.service import Operation
 
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"
+_BASE64: Final = "^[A-Za-z0-9+/]+={0,2}$"
 ANY_CALL: Final = (
     errors.TlsRequired,
     errors.MisdirectedRequest,
@@ -93,6 +95,20 @@ def shared_parameters() -> Json:
             # value are not part of it (RFC 9110, section 5.5).
             "schema": {"type": "string", "pattern": f"^{key_pattern(LEAST_PUBLIC_KEY)}$"},
         },
+        "LastEventId": {
+            "name": LAST_EVENT_ID,
+            "in": "header",
+            "description": "Of a stream, where it has to be the id of one of its events: the last"
+            " that the client has. It counts before `after`. Answers in JSON do not read it.",
+            "schema": {"type": "string"},
+        },
+        "PaymentSignature": {
+            "name": x402.SIGNATURE,
+            "in": "header",
+            "description": "The signed payment, a PaymentPayload of x402 version 2 as Base64 of its"
+            " JSON; here or as `payment` in the body.",
+            "schema": {"type": "string"},
+        },
         "IfNoneMatch": {
             "name": "if-none-match",
             "in": "header",
@@ -120,6 +136,14 @@ def shared_headers(site: Site) -> Json:
         "Cache-Control": _header(
             "For how long a copy may be kept.", "^(public, max-age=[0-9]+|no-store), no-transform$",
             required=True,
+        ),
+        x402.REQUIRED: _header(
+            "PaymentRequired of x402 version 2, as Base64 of its JSON: `details.paymentRequired`.",
+            _BASE64, required=True,
+        ),
+        x402.RESPONSE: _header(
+            "SettlementResponse of x402 version 2, as Base64 of its JSON: `paymentResponse`.",
+            _BASE64, required=True,
         ),
         **_signature_headers(site),
     }  # fmt: skip
@@ -191,6 +215,8 @@ def _refusal(site: Site, group: list[ErrorClass], operation: Operation | None = 
     headers = header_refs(site, charged=charged and errors.InternalError not in group)
     if errors.MethodNotAllowed in group:
         headers["Allow"] = header_ref("Allow")
+    if errors.PaymentRequired in group:
+        headers[x402.REQUIRED] = header_ref(x402.REQUIRED)
     if {errors.RateLimited, errors.Unavailable}.intersection(group):
         headers["Retry-After"] = header_ref("Retry-After")
     return response(schemas.error_lines(group), ref("ErrorEnvelope"), headers, shown)

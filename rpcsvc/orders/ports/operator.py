@@ -1,10 +1,11 @@
-"""What the operator asks of the records: transfers, integrators' fees, claims in doubt, tickets.
+"""The port of the operator's records: transfers, integrators' fees, claims in doubt, tickets.
 
 Amounts are atomic units, times are ms since the epoch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from rpcsvc.domain.order import OnDeadline, OrderStatus, TransferState
@@ -114,6 +115,22 @@ class OperatorBooks(Protocol):
         """
         ...
 
+    async def open_orders_by_status(self) -> dict[str, tuple[int, int]]:
+        """How many open orders have each status, and since when (ms) the oldest has it."""
+        ...
+
+    async def due(self) -> dict[tuple[str, str], int]:
+        """Units of the transfers that are not over, by network and kind."""
+        ...
+
+    async def unmined_payments(self, networks: Iterable[str]) -> dict[str, int]:
+        """How many signed payments are in no block, by network."""
+        ...
+
+    async def unresolved_authorizations(self) -> int:
+        """How many signed authorizations have neither paid their order nor failed."""
+        ...
+
     async def tickets(self) -> list[StoredTicket]:
         """The tickets, oldest first."""
         ...
@@ -124,7 +141,7 @@ class OperatorBooks(Protocol):
 
 
 class Noted(NamedTuple):
-    """What became of a note on a transaction.
+    """The outcome of a note on a transaction.
 
     ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record
     as. ``refused``: why nothing was changed.
@@ -138,16 +155,20 @@ class Noted(NamedTuple):
 
 
 class Treasury(Protocol):
-    """The wallets of an engine that has some, as the operator sees them."""
+    """The operator's view of an engine's wallets."""
 
     async def view(self) -> dict[str, Any]:
-        """What they hold, and what of it is reserved, owed, swept and spent on fees."""
+        """The wallets' holdings, and the amounts reserved, owed, swept and spent on fees."""
+        ...
+
+    async def plan(self) -> dict[str, Any]:
+        """The inventory of each network beside its target, and the moves that would reach it."""
         ...
 
     async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
-        """Note what a transaction was that was made by hand. Raises InvalidInput, Unavailable."""
+        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
         ...
 
     async def remove_annotation(self, network: str, txid: str) -> Noted:
-        """Forget a note. Raises InvalidInput."""
+        """Remove an annotation. Raises InvalidInput."""
         ...

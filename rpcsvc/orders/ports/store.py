@@ -1,6 +1,6 @@
-"""The store port: what the order layer asks of a store, and the records that it keeps.
+"""The store port and its records.
 
-A ``Change`` is committed whole or not at all.
+A ``Change`` is committed completely or not at all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, Protocol
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.webhooks import Webhook
+from rpcsvc.orders.unfunded import Admission, Reservation, Reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether something works; ``detail`` says what is wrong when it does not."""
+    """The result of a check; ``detail`` says what is wrong and what to do."""
 
     ok: bool
     detail: str | None = None
@@ -71,11 +73,37 @@ class Ticket:
 
 
 class TicketCharge(NamedTuple):
-    """What a ticket took of a day's budget: the day of UTC, the client as stored, and bytes."""
+    """What a ticket takes of a day's budget: the day of UTC, the client as stored, and bytes.
+
+    With it counted the client may have ``most_tickets``, and all together ``most_bytes``.
+    """
 
     day: int
     client: str
     size: int
+    most_tickets: int
+    most_bytes: int
+
+
+class TicketsTaken(NamedTuple):
+    """What was taken of a day's budget: tickets of one client, and bytes of all."""
+
+    tickets: int
+    size: int
+
+
+class ReservationChange(NamedTuple):
+    """How the reservations of an order change with it (orders/reservations.py).
+
+    ``funded``: units by network, of those that change; 0: none any more. ``unfunded``: what is
+    reserved for deposits that have not come; None: nothing any more. One that does not begin now
+    changes its units only where it has not ended.
+    """
+
+    order_id: str
+    funded: Mapping[str, int]
+    unfunded: Reservation | None
+    begins: bool
 
 
 class StatusView(NamedTuple):
@@ -89,7 +117,7 @@ class StatusView(NamedTuple):
 
 
 class RelayState(StrEnum):
-    """What became of a claim. CLAIMED: the call was about to be made, or is being made.
+    """The state of a claim. CLAIMED: the call was about to be made, or is being made.
 
     REFUSED: there is no order, or none whose address anybody has; its ``reason`` says which.
     """
@@ -126,12 +154,13 @@ Projection = Callable[[Order], StatusView | None]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Everything that one event changes: committed whole or not at all.
+    """All changes of one event, committed together or not at all.
 
     ``is_new`` tells an insert from an update of ``order``, which comes with its line of history.
     ``done`` are effects that the event finished. ``evidence`` is what the order's report was read
-    from. ``client`` is who asked for a new order (orders/unfunded.py), kept until
-    ``forgets_client``. Raises ValueError for a change of which a part could not be written.
+    from. ``admission`` is who asked for a new order, and the bounds that it is made within.
+    ``webhook``: where the events of a new order are sent. Raises ValueError for a change of which a
+    part could not be written.
     """
 
     order: Order | None = None
@@ -145,16 +174,19 @@ class Change:
     charge: TicketCharge | None = None
     relay: RelayRecord | None = None
     evidence: bytes = b""
-    client: str | None = None
-    forgets_client: bool = False
+    reservation: ReservationChange | None = None
+    admission: Admission | None = None
+    webhook: Webhook | None = None
 
     def __post_init__(self) -> None:
         order = self.order
         if (order is None) is not (self.history is None):
             raise ValueError("an order and a line of its history are written together")
+        if order is None and (self.effects or self.view or self.is_new or self.evidence):
+            raise ValueError("effects, view, is_new and evidence belong to an order")
+        if self.webhook is not None and not self.is_new:
+            raise ValueError("a webhook comes with its new order")
         if order is None:
-            if self.effects or self.view or self.is_new or self.evidence:
-                raise ValueError("effects, view, is_new and evidence belong to an order")
             return
         if self.evidence and order.report is None:
             raise ValueError("evidence belongs to the report of an order")
@@ -169,7 +201,7 @@ Commit = Callable[[Rows], Awaitable[None]]
 
 
 class StaleWrite(Exception):
-    """An order was changed by someone else since it was read. Nothing was written: read again."""
+    """What a write was decided on changed since it was read. Nothing was written: read again."""
 
 
 class OrderStore(Protocol):
@@ -184,7 +216,7 @@ class OrderStore(Protocol):
         ...
 
     async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
-        """Which order an address was given to."""
+        """The order that has this deposit address."""
         ...
 
     async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
@@ -199,8 +231,21 @@ class OrderStore(Protocol):
         """Whether the address was given to an order to pay to, on any network."""
         ...
 
-    async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
-        """The session's orders, newest first."""
+    async def orders_of_session(
+        self, session_id: str, limit: int, after: str | None = None
+    ) -> list[Order]:
+        """The session's orders, newest first; those made before the one with the id ``after``.
+
+        None at all where ``after`` is no order of the session.
+        """
+        ...
+
+    async def history(self, order_id: str, after: int, limit: int) -> list[HistoryEntry]:
+        """The order's history after a version, oldest first."""
+        ...
+
+    async def versions(self, order_ids: Sequence[str]) -> dict[str, int]:
+        """The version of each of these orders."""
         ...
 
     async def open_orders(self) -> list[str]:
@@ -226,8 +271,28 @@ class OrderStore(Protocol):
         """
         ...
 
-    async def unfunded_clients(self) -> dict[str, str]:
-        """Who asked for each order that awaits its deposit, by order id."""
+    async def reserved(self, network: str, client: str = "") -> Reserved:
+        """What is reserved on a network, and by the unfunded orders of a client."""
+        ...
+
+    async def reserved_by(self, order_id: str, network: str) -> int:
+        """What one order reserves on a network."""
+        ...
+
+    async def unfunded(self, limit: int, client: str | None = None) -> list[Reservation]:
+        """What is reserved without a deposit, by one client or by all, soonest to expire first."""
+        ...
+
+    async def expired_reservations(
+        self, now: int, limit: int, known: Mapping[str, int]
+    ) -> list[str]:
+        """Orders whose reservation without a deposit is over, oldest first: all that was sent to
+        them in time is on record (``known``: by network, complete until then).
+        """
+        ...
+
+    async def end_reservations(self, order_ids: Sequence[str], now: int) -> None:
+        """End what these orders reserve without a deposit, if it is over by now."""
         ...
 
     async def pending_effects(self) -> list[PendingEffect]:
@@ -259,9 +324,10 @@ class OrderStore(Protocol):
         ...
 
     async def commit(self, *changes: Change) -> None:
-        """Make the changes durable, all of them whole or nothing at all.
+        """Commit all of the changes, or none.
 
-        Raises StaleWrite when an order is not at the version before that of its change.
+        Raises StaleWrite when an order is not at the version before that of its change, does not
+        hold its admission, or has a key that is taken: what it was decided on has changed.
         """
         ...
 
@@ -273,18 +339,25 @@ class OrderStore(Protocol):
         """Wait until every commit begun so far is on disk or refused."""
         ...
 
-    async def orders_made(self, day: int) -> dict[str, int]:
-        """How many orders each client made on a day of UTC."""
+    async def orders_made(self, client: str, day: int) -> int:
+        """How many orders a client made on a day of UTC."""
         ...
 
-    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
-        """Tickets and bytes that each client was charged on a day of UTC."""
+    async def tickets_taken(self, day: int, client: str) -> TicketsTaken:
+        """What was charged on a day of UTC."""
         ...
 
     async def forget_tickets(self, before: int) -> int:
         """Drop tickets made before that time, the oldest first and so many at once.
 
         Returns how many.
+        """
+        ...
+
+    async def forget_webhooks(self, before: int) -> int:
+        """Delete webhooks, secrets included, of orders that ended before that time; some at once.
+
+        One with a pending message stays. Returns how many.
         """
         ...
 

@@ -13,7 +13,7 @@ from rpcsvc.orders.ports.venue import BridgeRates
 
 
 class UpstreamRequest(NamedTuple):
-    """What is asked of the upstream; ``twap`` None: at once. ``refund_address``: refunds of the
+    """A swap to be quoted or ordered; ``twap`` None: at once. ``refund_address``: refunds of the
     order go there and nowhere else.
     """
 
@@ -27,26 +27,25 @@ class UpstreamRequest(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A price: payout units, and USDC units per XMR as they follow from it."""
+    """A price, in payout units, and how long the swap takes."""
 
     expected_output: int
     min_received: int
-    usdc_per_xmr: int
     seconds: int
 
 
 class Created(NamedTuple):
-    """The order that the upstream made: payout units, and USDC units per XMR as they follow.
+    """The order that the upstream made.
 
-    Times are ms since the epoch. ``is_over``: it was over in the answer already.
+    ``expires_at``: ms since the epoch. ``expected_output``: payout units; None of a bridge order,
+    which takes any deposit. ``is_over``: it was over in the answer already.
     """
 
     upstream_id: str
     deposit_address: str
-    expected_output: int
-    usdc_per_xmr: int
     expires_at: int
     raw: bytes
+    expected_output: int | None = None
     is_over: bool = False
 
 
@@ -61,7 +60,7 @@ class CreationUnknown(Exception):
 
 
 class UpstreamResting(Exception):
-    """No order can be asked for now, whichever it is; in ``wait_ms`` one may be."""
+    """The upstream takes no calls now; try again in ``wait_ms``."""
 
     def __init__(self, reason: str, wait_ms: int) -> None:
         super().__init__(reason)
@@ -70,7 +69,7 @@ class UpstreamResting(Exception):
 
 
 class UpstreamStatus(NamedTuple):
-    """An order as the upstream tells it; ``raw`` is its answer, for audit."""
+    """An order as the upstream reports it; ``raw`` is its answer, for audit."""
 
     status: OrderStatus
     report: Report
@@ -78,7 +77,7 @@ class UpstreamStatus(NamedTuple):
 
 
 class UpstreamPort(Protocol):
-    """The upstream, in our words. Raises errors.ServiceError when nothing was done."""
+    """An upstream service. Raises errors.ServiceError when nothing was done."""
 
     @property
     def honours_keys(self) -> bool:
@@ -91,7 +90,7 @@ class UpstreamPort(Protocol):
         ...
 
     async def start(self) -> None:
-        """Learn chains and network; the upstream may be down while this service starts."""
+        """Ask for chains and network; the upstream may be down while this service starts."""
         ...
 
     def require_ready(self) -> None:
@@ -103,11 +102,11 @@ class UpstreamPort(Protocol):
         ...
 
     def remember(self, ages_ms: list[int]) -> None:
-        """Orders were created so long ago by an earlier process: they count for the limit."""
+        """Count orders of an earlier process, by their age, for the limit of creations."""
         ...
 
     async def quote(self, request: UpstreamRequest) -> Offer:
-        """A price."""
+        """The price of a swap; a bridge order has none."""
         ...
 
     async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
@@ -115,7 +114,7 @@ class UpstreamPort(Protocol):
         ...
 
     async def cancel(self, terms: Terms) -> UpstreamStatus | None:
-        """End the order of these terms there; how it stands then, as ``status`` tells it.
+        """End the order of these terms there; how it stands then, as ``status`` reports it.
 
         Raises OrderNotCancellable, also where the upstream has no cancellation. May be repeated.
         """

@@ -20,11 +20,13 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
+from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import UnsupportedChain
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
-from rpcsvc.orders.unfunded import SOCKET, Client
+from rpcsvc.orders.unfunded import SOCKET, Admission, Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,12 @@ def network_of(asset: Asset, chain: Chain) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VenueProfile:
-    """How a venue names itself and its networks.
+    """The names of a venue and of its networks.
 
     ``engine`` is its name in the settings, ``network`` the one that every answer states.
     ``names`` gives the names of the network that a deposit of an asset is made on, for the USDC
     side ``chain``. ``bridges`` are the exchanges that it can pay to and take from.
+    ``is_gasless``: USDC orders can be funded by a signed authorization.
     """
 
     engine: str
@@ -68,6 +71,7 @@ class VenueProfile:
     names: Callable[[Asset, str], NetworkNames]
     bridges: frozenset[str] = frozenset()
     is_simulated: bool = False
+    is_gasless: bool = False
 
     def require_offered(self, chain: Chain) -> None:
         """Raise UnsupportedChain for a chain that is configured, and not settled on now.
@@ -102,11 +106,13 @@ class QuoteRequest(NamedTuple):
 
 
 class OrderRequest(NamedTuple):
-    """What the user wants, checked: ``amount`` is what they send, ``to`` where the payout goes.
+    """A validated order request: ``amount`` is what the user sends, ``to`` where the payout goes.
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
     ``refund_address``: where refunds go, and nowhere else.
     ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
+    ``least``: payout units that it must bring. ``accept`` raises QuoteChanged for a quote that the
+    caller does not accept. ``webhook``: where its events are sent.
     """
 
     direction: Direction
@@ -119,6 +125,9 @@ class OrderRequest(NamedTuple):
     refund_address: str | None = None
     client: Client = SOCKET
     to_field: str = "to"
+    least: int = 0
+    accept: Callable[[Quote], None] | None = None
+    webhook: Webhook | None = None
 
     @property
     def priced(self) -> QuoteRequest:
@@ -163,13 +172,14 @@ class Quote:
 class NewOrder(NamedTuple):
     """An order to be committed: its terms and the quote that it locks.
 
-    ``client`` is who asked for it, as it is stored; empty where unfunded orders are not counted.
+    ``admission`` is who asked for it, and the bounds that it is made within; None where nothing is
+    counted.
     ``relay`` is the claim that became it, of an order that an upstream settles.
     """
 
     terms: Terms
     quote: Quote
-    client: str = ""
+    admission: Admission | None = None
     relay: RelayRecord | None = None
 
 
@@ -215,10 +225,12 @@ class Venue(Protocol):
     """Prices orders, opens them and answers for them. Raises errors.ServiceError."""
 
     profile: VenueProfile
-    # How long (ms) a quote keeps its rate; None where the venue does not tell.
+    # How long (ms) a quote keeps its rate; None where the venue does not say.
     price_lock: int | None
+    # Funds orders by signed authorizations; None where the venue can't.
+    gasless: GaslessFunding | None
 
-    def market(self, client: Client) -> Market | None:
+    async def market(self, client: Client) -> Market | None:
         """The rate and the limits; None while no rate is known for all amounts."""
         ...
 
@@ -247,11 +259,11 @@ class Venue(Protocol):
         ...
 
     def watch(self, order_id: str) -> None:
-        """Somebody asks for this order: it is to be up to date soon."""
+        """A caller polls this order: update it soon."""
         ...
 
     async def refresh(self, order_id: str) -> None:
-        """Bring this order up to date now, where that does not happen by itself."""
+        """Update this order now, where no worker does it."""
         ...
 
     async def cancel(self, order: Order) -> Order:
@@ -262,7 +274,7 @@ class Venue(Protocol):
         ...
 
     async def give_refund_address(self, order: Order, address: str, ticket: Ticket) -> bool:
-        """Have refunds of an order go to an address that its owner named with a ticket.
+        """Set the refund address that the order's owner named with a ticket.
 
         Returns whether it was accepted.
         """
@@ -273,11 +285,11 @@ class Venue(Protocol):
         ...
 
     async def bridge_rates(self) -> BridgeRates:
-        """What the bridge gives. Raises errors.ServiceError."""
+        """The bridge's rates. Raises errors.ServiceError."""
         ...
 
-    async def confirmations(self, order: Order) -> Confirmations:
-        """How far an order's deposits are confirmed."""
+    async def confirmations(self, order: Order) -> Confirmations | None:
+        """How far an order's deposits are confirmed; None where the venue watches none."""
         ...
 
     async def health(self) -> Mapping[str, Health]:
@@ -285,11 +297,11 @@ class Venue(Protocol):
         ...
 
     async def readiness(self) -> Mapping[str, Health]:
-        """The same checks, for callers: whether an order can be taken now."""
+        """The same checks, for callers: whether an order can be made now."""
         ...
 
     async def progress(self) -> Mapping[str, Health]:
-        """Checks of orders that were taken; a bad one keeps nobody from making others."""
+        """Checks of existing orders; a failed one does not stop new orders."""
         ...
 
 
@@ -306,6 +318,8 @@ class FaultKind(StrEnum):
     PAYOUT_UNKNOWN_SENT = "payout_unknown_sent"
     PAYOUT_UNKNOWN_LOST = "payout_unknown_lost"
     REFUND_FAILS = "refund_fails"
+    FUNDING_FAILS = "funding_fails"
+    FUNDING_UNKNOWN = "funding_unknown"
     REORGANISE_DEPOSIT = "reorganise_deposit"
     DROP_DEPOSIT = "drop_deposit"
     RESTORE_DEPOSIT = "restore_deposit"
@@ -325,6 +339,8 @@ NEEDED: Final = {
     FaultKind.PAYOUT_UNKNOWN_SENT: "orderId",
     FaultKind.PAYOUT_UNKNOWN_LOST: "orderId",
     FaultKind.REFUND_FAILS: "orderId",
+    FaultKind.FUNDING_FAILS: "orderId",
+    FaultKind.FUNDING_UNKNOWN: "orderId",
     FaultKind.REORGANISE_DEPOSIT: "orderId",
     FaultKind.DROP_DEPOSIT: "orderId",
     FaultKind.RESTORE_DEPOSIT: "orderId",
@@ -343,7 +359,7 @@ class SimulatedDeposit(NamedTuple):
 
 
 class SandboxControls(Protocol):
-    """The developer's hand in the simulated chains. It never acts on an order itself."""
+    """Controls of the simulated chains. They never act on an order itself."""
 
     async def fund(self, order: Order, units: int | None) -> SimulatedDeposit:
         """Send ``units``, or else what is still due, from a simulated user to the deposit address.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
@@ -17,7 +17,7 @@ from rpcsvc.orders.ports.store import Commit, Health
 
 @dataclass(frozen=True, slots=True)
 class DepositSighting:
-    """A deposit as the chain shows it at this moment. ``state`` REMOVED: it is gone."""
+    """A deposit as the chain shows it now. ``state`` REMOVED: no longer there."""
 
     key: DepositKey
     address: str
@@ -29,7 +29,7 @@ class DepositSighting:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one look at the deposits has found.
+    """The result of one deposit scan.
 
     ``complete_until``: when (ms) the scan of each network began that was scanned completely. Every
     deposit until then is in ``sightings``, or was acknowledged as it is.
@@ -61,7 +61,7 @@ class Record(Protocol):
 
 
 class Outcome(StrEnum):
-    """What the network says of a transfer.
+    """The network's word on a transfer.
 
     ABSENT: it does not know it now, which proves nothing about later. FAILED is said only when
     the transfer can never be carried out. An exception is UNKNOWN.
@@ -108,7 +108,7 @@ class NetworkNames:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the operator's own wallet can pay out, in atomic units.
+    """The amounts that a wallet can pay out, in atomic units.
 
     ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
     """
@@ -116,6 +116,17 @@ class Holdings:
     free: int
     locked: int
     seconds_to_unlock: int
+
+
+class NetworkState(NamedTuple):
+    """What the last look at a network found; None where that is not known.
+
+    ``block_age``: ms since its node showed a new block. ``outputs``: those that the wallet can
+    spend, on a network that has such.
+    """
+
+    block_age: int | None = None
+    outputs: int | None = None
 
 
 class TransferRejected(Exception):
@@ -170,7 +181,7 @@ class Wallets(Protocol):
         ...
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: final ones need not be shown again."""
+        """The order layer has committed these: final ones need not be shown again."""
         ...
 
     def transfers_per_payment(self, network: str) -> int:
@@ -188,19 +199,19 @@ class Wallets(Protocol):
         ...
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the transfer's own bytes to the network; the same bytes may be handed over again."""
+        """Publish the transfer's signed bytes; repeating it is safe."""
         ...
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer's transaction id."""
+        """The outcome for the transfer's transaction id."""
         ...
 
     async def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
         ...
 
-    def required_confirmations(self, network: str) -> int:
-        """How many confirmations make a deposit on this network final."""
+    def required_confirmations(self, network: str, units: int) -> int:
+        """How many confirmations make deposits of ``units`` in all final on this network."""
         ...
 
     async def health(self) -> Health:

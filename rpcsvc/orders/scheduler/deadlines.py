@@ -1,4 +1,5 @@
-"""Passes the deadlines of orders that are due, and ends price locks that the rate has broken.
+"""Passes the deadlines of orders that are due, ends price locks that the rate has broken, and
+reservations for deposits that did not come.
 
 Where deposits decide what happens at a deadline, it waits until the deposit scan has passed it.
 """
@@ -47,7 +48,7 @@ class Deadlines:
         self._is_paused = is_paused
 
     async def keep(self) -> int:
-        """Pass the oldest that are due; returns how many."""
+        """Apply the oldest deadlines that are due; returns how many."""
         now = self._clock.now_ms()
         if self._is_paused():
             # A payout may have been made that only the operator knows of: he says so (adopts it)
@@ -56,7 +57,7 @@ class Deadlines:
             again = overdue
         else:
             overdue = await self._overdue(now)
-            # Another event may have put off the deadline of one that is quarantined.
+            # Another event may have postponed the deadline of one that is quarantined.
             again = list(dict.fromkeys([*overdue, *self._quarantine.failing(DeadlinePassed)]))
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
@@ -132,3 +133,25 @@ class PriceLocks:
                 await self._processor.apply(order_id, LockBroken(rate))
             except ImpossibleTransition as refused:
                 log.info("price_lock_kept", order_id=order_id, reason=str(refused))
+
+
+EXPIRED_PER_TICK = 200
+
+
+class ExpiredReservations:
+    """Ends what is reserved for deposits that did not come in time, once that is known."""
+
+    def __init__(self, store: OrderStore, progress: ScanProgress, clock: Clock) -> None:
+        self._store = store
+        self._progress = progress
+        self._clock = clock
+
+    async def end(self) -> int:
+        """End those that are due. Nothing is left to do after it: it counts as no work."""
+        lagging = self._progress.lagging
+        most = EXPIRED_PER_TICK + len(lagging)  # those that wait are found again each time
+        known, now = self._progress.complete_until, self._clock.now_ms()
+        found = await self._store.expired_reservations(now, most, known)
+        if ended := [order_id for order_id in found if order_id not in lagging]:
+            await self._store.end_reservations(ended, now)
+        return 0

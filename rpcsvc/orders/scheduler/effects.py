@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -67,7 +67,7 @@ class EffectRunner:
         *,
         poll_ms: int,
         stop_seconds: float = STOP_SECONDS,
-        payable: Callable[[Order], int | None] = lambda _order: None,
+        payable: Callable[[Order], Awaitable[int | None]] | None = None,
     ) -> None:
         self._store = store
         self._processor = processor
@@ -89,19 +89,19 @@ class EffectRunner:
         processor.on_effects(self.schedule)
 
     def schedule(self, order_id: str, effects: Iterable[Effect]) -> None:
-        """Have the effects run as soon as there is room."""
+        """Schedule the effects."""
         for effect in effects:
             self._push(PendingEffect(order_id, effect), self._clock.now_ms())
 
     async def recover(self) -> int:
-        """Schedule everything that the store says is pending; returns how many there are."""
+        """Schedule all pending effects of the store; returns how many there are."""
         pending = await self._store.pending_effects()
         for effect in pending:
             self._push(effect, self._clock.now_ms())
         return len(pending)
 
     async def start_due(self) -> int:
-        """Take up the effects whose time has come, some at a time; returns how many.
+        """Start the effects that are due, up to a limit; returns how many.
 
         Each starts now, or as soon as its wallet is done with those before it.
         """
@@ -136,7 +136,7 @@ class EffectRunner:
             return None
         try:
             order = await self._store.order(pending.order_id)
-        except Exception:  # noqa: BLE001 - it is read again when it runs, and that tells of it
+        except Exception:  # noqa: BLE001 - it is read again when it runs, which reports the failure
             return None
         return order.transfer(pending.effect.transfer_id) if order else None
 
@@ -146,7 +146,7 @@ class EffectRunner:
         task.add_done_callback(self._running.discard)
 
     def hurry(self, transfer_id: str) -> bool:
-        """Have a transfer go on in the next pass instead of after its pause; whether it waited.
+        """Move a transfer to the next pass instead of after its pause; returns whether it waited.
 
         One that is being worked on, or is the wallet's next, is left alone: nothing ever runs
         twice at a time.
@@ -166,7 +166,7 @@ class EffectRunner:
             await asyncio.wait(self._running)
 
     async def stop(self) -> None:
-        """Begin nothing more, and let what is under way end; within ``stop_seconds``.
+        """Start nothing more, and wait up to ``stop_seconds`` for running effects.
 
         What takes longer is cut short as by a crash: the effect is committed, and the next start
         finds out how far it came.
@@ -178,7 +178,7 @@ class EffectRunner:
             return
         _, late = await asyncio.wait(self._running, timeout=self._stop_seconds)
         for task in late:
-            log.warning("effect_cut_short", task=task.get_name())
+            log.warning("effect_interrupted", task=task.get_name())
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
@@ -212,7 +212,7 @@ class EffectRunner:
         except Unavailable as error:
             log.warning("effect_postponed", order_id=pending.order_id, reason=error.message)
         except Exception:
-            # Whatever broke, the effect is still committed: keep trying and tell the operator.
+            # Whatever broke, the effect is still committed: keep trying and log it.
             log.exception("effect_failed", order_id=pending.order_id)
         self._known.discard(pending)
         match again:
@@ -255,7 +255,7 @@ class EffectRunner:
         try:
             rate = self._rates.rate().usdc_per_xmr
         except Unavailable as error:
-            log.warning("chunk_without_rate", order_id=order.order_id, reason=error.message)
+            log.warning("chunk_postponed", order_id=order.order_id, reason=error.message)
         else:
             if twap.next_fill(order, rate, now) is not None:
                 return ChunkFilled(effect.index, rate)
@@ -263,12 +263,12 @@ class EffectRunner:
 
     @staticmethod
     def _retry_ms(order: Order) -> int:
-        """How long a chunk that has no fair rate waits for the next look: one interval."""
+        """How long a chunk that has no fair rate waits for its next try: one interval."""
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
         rate, order = self._rates.rate().usdc_per_xmr, await self._store.order(order_id)
-        payable = None if order is None else self._payable(order)
+        payable = await self._payable(order) if order is not None and self._payable else None
         return await self._apply_once(order_id, Repriced(rate, payable), effect)
 
     async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> Then:
@@ -276,7 +276,7 @@ class EffectRunner:
         try:
             await self._processor.apply(order_id, event, done=(effect,), done_if_void=True)
         except ImpossibleTransition as refused:
-            log.info("effect_is_void", order_id=order_id, reason=str(refused))
+            log.info("effect_dropped", order_id=order_id, reason=str(refused))
         return Then.DONE
 
     def _pause_ms(self, pending: PendingEffect) -> int:
@@ -298,11 +298,11 @@ class WalletQueue:
         self._turn = (self._payouts, self._refunds)  # the first goes next, if any waits there
 
     def add(self, kind: TransferKind, pending: PendingEffect) -> None:
-        """Have it wait behind all of its kind."""
+        """Append a transfer to the queue of its kind."""
         (self._payouts if kind is TransferKind.PAYOUT else self._refunds).append(pending)
 
     def take(self) -> PendingEffect | None:
-        """Whose turn it is; None when nothing waits."""
+        """The next transfer; None when the queue is empty."""
         for waiting, other in (self._turn, self._turn[::-1]):
             if waiting:
                 self._turn = (other, waiting)
@@ -310,7 +310,7 @@ class WalletQueue:
         return None
 
     def clear(self) -> None:
-        """Have nothing wait any more."""
+        """Empty the queue."""
         for waiting in self._turn:
             waiting.clear()
 
@@ -327,6 +327,6 @@ async def retry_transfer(
     try:
         await processor.apply(order_of(transfer_id), RefundRetried())
     except (ImpossibleTransition, ServiceError) as reason:
-        log.info("refund_not_retried", transfer_id=transfer_id[:80], reason=str(reason))
+        log.info("refund_retry_refused", transfer_id=transfer_id[:80], reason=str(reason))
         return False
     return True

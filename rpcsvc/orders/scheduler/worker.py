@@ -1,4 +1,4 @@
-"""The worker loop: looks for deposits, keeps deadlines, carries out effects.
+"""The worker loop: scans for deposits, applies deadlines, runs effects.
 
 ``tick`` is one pass and may be called by hand (tests do); ``run`` repeats it until it is stopped.
 """
@@ -31,7 +31,7 @@ Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Worker:
-    """Moves orders on without anyone asking.
+    """Runs the service's periodic work on orders.
 
     A pass takes ``steps`` in turn, then starts the effects of ``runners`` that are due. ``loops``
     run as long as the worker does, each begun again if it breaks.
@@ -54,6 +54,10 @@ class Worker:
         self._failure: str | None = None
         self._stopping = False
 
+    def beside(self, loop: Loop) -> None:
+        """Have one more loop run as long as the worker does."""
+        self._loops += (loop,)
+
     async def recover(self) -> int:
         """Schedule the effects that an earlier process left; returns how many."""
         return sum([await runner.recover() for runner in self._runners])
@@ -64,19 +68,21 @@ class Worker:
             await runner.drain()
 
     def hurry(self, transfer_id: str) -> bool:
-        """Have a transfer go on in the next pass instead of after its pause; whether it waited."""
+        """Move a transfer to the next pass instead of after its pause; whether it waited."""
         return any(runner.hurry(transfer_id) for runner in self._runners)
 
     def wake(self) -> None:
-        """Have the next pass begin now instead of at the end of the interval."""
+        """Start the next pass now instead of at the end of the interval."""
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last pass went well, for every order, and none hangs."""
+        """Whether the last pass succeeded for every order and no pass hangs."""
         lasts = 0 if self._pass_began is None else steady_ms() - self._pass_began
         if lasts >= LONG_PASS_MS:
             return Health(
-                False, f"One pass of the worker loop has lasted {lasts // 1000} s so far."
+                False,
+                f"One pass of the worker loop has lasted {lasts // 1000} s so far. Check the disk"
+                " and the daemons, then restart the service.",
             )
         if self._failure is not None:
             return Health(False, self._failure)
@@ -95,11 +101,11 @@ class Worker:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-        # The last pass may have been under way when stop() looked.
+        # The last pass may have been under way when stop() was called.
         await self._stop_runners()
 
     async def stop(self) -> None:
-        """Let the work in hand come to a committed end, or leave it to the next start."""
+        """Let running work end with a commit, or leave it to the next start."""
         self._stopping = True
         self._wake.set()
         await self._stop_runners()

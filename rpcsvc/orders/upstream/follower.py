@@ -1,4 +1,4 @@
-"""Asks the upstream for open orders, one after the other, until they are over.
+"""Polls the upstream for open orders, one after the other, until they end.
 
 An order that can't be read is retried after a growing pause of its own; the upstream's limits and
 breaker pause all of them. Orders that somebody polls get three calls of four.
@@ -22,7 +22,7 @@ from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
 
-# How long the answer to a new order's first look is waited for.
+# How long the first poll of a new order may take.
 FIRST_ANSWER_MS: Final = 2_000
 # An order is not asked for more often than this.
 ASK_EVERY_MS: Final = 1_000
@@ -30,7 +30,7 @@ ASK_EVERY_MS: Final = 1_000
 LONGEST_PAUSE_MS: Final = 300_000
 # How long nobody is asked for after that: an upstream that starts again may be back by then.
 AFTER_FAILURE_MS: Final = 250
-# Health tells of orders that could not be read for so long.
+# Health names the number of orders that could not be read for this long.
 UNREAD_TOLD_MS: Final = 3_600_000
 # One call of so many is for whichever order has waited longest: else those that nobody polls would
 # wait for ever where the upstream's limits leave room for those only that somebody does.
@@ -63,23 +63,23 @@ class Follower:
         self._first_asks: set[asyncio.Task[None]] = set()
 
     async def recover(self) -> None:
-        """Take up the open orders that an earlier process left."""
+        """Follow the open orders of an earlier process."""
         for order_id in await self._store.open_relayed():
             self._open.setdefault(order_id, 0)
         self._wake.set()
 
     def follow(self, order_id: str) -> None:
-        """An order was made: follow it."""
+        """Follow a new order."""
         self._open[order_id] = self._clock.now_ms()
         self._wake.set()
 
     def watch(self, order_id: str) -> None:
-        """Somebody asks for this order: it comes before those that nobody asks for."""
+        """A caller polls this order: give it priority."""
         if order_id in self._open:
             self._watched.add(order_id)
 
     async def run(self) -> None:
-        """Ask for one order after the other, as fast as the upstream's limit allows."""
+        """Poll one order after the other, as fast as the upstream's limits allow."""
         while True:
             if self._open:
                 await asyncio.sleep(await self.ask_next() / 1000)
@@ -88,7 +88,7 @@ class Follower:
                 await self._wake.wait()
 
     async def ask_next(self) -> int:
-        """Ask for the order that was not asked for longest, of watched ones mostly.
+        """Poll the order with the oldest answer, mostly a watched one.
 
         Returns how long to wait before the next call, in ms.
         """
@@ -115,7 +115,7 @@ class Follower:
         await asyncio.wait([asking], timeout=FIRST_ANSWER_MS / 1000)
 
     async def ask_now(self, order_id: str) -> None:
-        """Ask for an open order once, where ``run`` does not. What goes wrong is logged."""
+        """Poll an open order once, where ``run`` does not. Failures are logged."""
         if order_id in self._open:
             await self._ask_safely(order_id, is_watched=True)
 
@@ -162,7 +162,7 @@ class Follower:
             await self.take(order, found)
 
     async def take(self, order: Order, found: UpstreamStatus) -> Order:
-        """Apply what the upstream tells of an order; the order as committed."""
+        """Apply the upstream's report of an order; returns the order as committed."""
         event = UpstreamReported(found.status, found.report)
         try:
             order = await self._processor.apply(order.order_id, event, evidence=found.raw)

@@ -13,19 +13,28 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.store import Change, Health, OrderStore, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import (
+    Change,
+    Health,
+    OrderStore,
+    RelayRecord,
+    RelayState,
+    ReservationChange,
+)
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamPort,
     UpstreamRequest,
 )
+from rpcsvc.orders.unfunded import Admission, Reservation
 from rpcsvc.orders.upstream.follower import Follower
 
 log = structlog.get_logger(__name__)
@@ -44,6 +53,14 @@ _NOT_TAKEN = (
 
 # What could not be written is tried again no more often than this.
 WRITE_EVERY_MS = 1_000
+
+
+class Asking(NamedTuple):
+    """The id of an order that is asked for, what it reserves meanwhile, and within which bounds."""
+
+    order_id: str
+    reservation: Reservation
+    admission: Admission
 
 
 class Relay:
@@ -69,20 +86,24 @@ class Relay:
         self._upstream.remember([now - made_at for made_at in recent])
 
     async def create(
-        self, request: UpstreamRequest, claim: Claim | None, fresh_id: str, *, least: int = 0
+        self, request: UpstreamRequest, claim: Claim | None, fresh: Asking, *, least: int = 0
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
         ``least``: payout units that it must bring, by the quote that was just given; a call that is
         made again had another one. Raises Unavailable while the outcome of an earlier call is not
-        known, or that of this one is not, and of an order that nobody should pay for;
+        known, or that of this one is not, and of an order that nobody should pay for; StaleWrite,
+        before anybody is asked, where the bounds do not hold any more;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
-        record, resumed = await self._record(request, claim, fresh_id)
+        record, resumed = await self._record(request, claim, fresh.order_id)
         # A resumed call is the same to the letter, or its key would be refused.
         request = request._replace(session_id=record.session_id)
         if not resumed:
-            await self._store.commit(Change(relay=record))
+            reserves = ReservationChange(record.order_id, {}, fresh.reservation, begins=True)
+            await self._store.commit(
+                Change(relay=record, reservation=reserves, admission=fresh.admission)
+            )
         try:
             created = await self._upstream.create(request, record.order_id, resumed=resumed)
         except CreationUnknown as unknown:
@@ -226,7 +247,9 @@ class Relay:
             {each.order_id for each in (*await self._store.relays_in(doubtful), *unwritten)}
         )
         if count:
-            return Health(False, f"{count} upstream orders are in doubt (reconciling)")
+            return Health(
+                False, f"{count} upstream orders are in doubt: settle them with rpcsvc relays"
+            )
         return self.follower.health()
 
 
@@ -236,8 +259,9 @@ def _flaw(created: Created, least: int, now: int) -> str | None:
         return "the upstream made it, and says that it is over"
     if created.expires_at <= now:
         return f"it expired at {iso8601(created.expires_at)}, by this machine's clock"
-    if created.expected_output < least:
-        return f"it would bring {created.expected_output} units; at least {least} were quoted"
+    output = created.expected_output
+    if output is not None and output < least:
+        return f"it would bring {output} units; at least {least} were quoted"
     return None
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, require_storable
 from rpcsvc.domain.order import PERPS, Order
-from rpcsvc.domain.pricing import BPS, Direction, Price
+from rpcsvc.domain.pricing import BPS, Direction, Price, implied_rate
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
@@ -20,7 +22,6 @@ from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     BridgeRates,
-    Confirmations,
     Market,
     NewOrder,
     OrderRequest,
@@ -31,15 +32,17 @@ from rpcsvc.orders.ports.venue import (
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.reservations import UPSTREAM, Reservations
-from rpcsvc.orders.unfunded import Client, Reservation
+from rpcsvc.orders.reservations import UPSTREAM
+from rpcsvc.orders.unfunded import Admission, Client, Reservation
 from rpcsvc.orders.upstream.follower import Follower
-from rpcsvc.orders.upstream.relay import Relay
+from rpcsvc.orders.upstream.relay import Asking, Relay
 
 log = structlog.get_logger(__name__)
 
 # How long a swap takes, where no quote of the upstream says.
-USUAL_SECONDS = 1_800
+_USUAL_SECONDS: Final = 1_800
+# A bridge order takes any deposit; its terms name one unit each way, the least that can be stored.
+_ANY_AMOUNT: Final = 1
 
 
 class UpstreamVenue:
@@ -53,21 +56,20 @@ class UpstreamVenue:
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
-        reservations: Reservations,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = None
+        self.gasless: GaslessFunding | None = None
         self._upstream = upstream
         self._relay = relay
         self._follower = follower
         self._limits = limits
-        self._reservations = reservations
         self._maker = TermsMaker(core.policy, core.clock, core.random)
         self._clock = core.clock
 
     # --- prices ---
 
-    def market(self, client: Client) -> Market | None:  # noqa: ARG002 - there is none
+    async def market(self, client: Client) -> Market | None:  # noqa: ARG002 - there is none
         """None: the upstream prices each amount by itself."""
         return None
 
@@ -82,17 +84,27 @@ class UpstreamVenue:
 
     async def quote(self, request: QuoteRequest) -> Quote:
         """The upstream's price. Its fees are within it, and it checks its own limits."""
+        quote, _ = await self._priced(request)
+        return quote
+
+    async def _priced(self, request: QuoteRequest) -> tuple[Quote, Admission]:
+        """A quote, and the bounds within which an order at it can be made."""
         self._upstream.require_ready()
         self.profile.require_offered(request.chain)
         amount = request.amount
-        self._limits.require(request.client, amount, UPSTREAM, 0)
+        admission = await self._require(request, 0)
+        if request.chain.name == PERPS:
+            return _quote(request, None, self._clock.now_ms()), admission
         asked = UpstreamRequest(request.direction, request.chain, amount, request.to)
         offer = await self._upstream.quote(asked)
         require_storable(amount)
-        self._limits.require(
-            request.client, amount, UPSTREAM, _worth(request, offer.expected_output)
-        )
-        return _quote(request, offer, self._clock.now_ms())
+        admission = await self._require(request, _worth(request, offer.expected_output))
+        return _quote(request, offer, self._clock.now_ms()), admission
+
+    async def _require(self, request: QuoteRequest, worth: int) -> Admission:
+        client = request.client
+        reserved = await self._limits.reserved(client, UPSTREAM)
+        return await self._limits.require(client, request.amount, UPSTREAM, worth, reserved)
 
     # --- orders ---
 
@@ -104,13 +116,15 @@ class UpstreamVenue:
         """
         self._require_can_fix(request.refund_address)
         is_in_doubt = claim is not None and await self._relay.is_in_doubt(claim)
-        quote = None
+        quote, admission = None, Admission(self._limits.stored(request.client))
         try:
-            quote = await self.quote(request.priced)
+            quote, admission = await self._priced(request.priced)
         except ServiceError:
             if not is_in_doubt:
                 raise
-        named, client = self._maker.ids(request), self._limits.stored(request.client)
+        if quote is not None and request.accept is not None and not is_in_doubt:
+            request.accept(quote)
+        named = self._maker.ids(request)
         # The session goes with the order: with it its owner can name a refund address there, too.
         # Nothing here may depend on the rate: a call that is repeated must be the very same.
         asked = UpstreamRequest(
@@ -122,11 +136,12 @@ class UpstreamVenue:
             twap=request.twap,
             refund_address=request.refund_address,
         )
-        with self._reservations.asking(named.order_id, self._reservation(request, quote, client)):
-            least = quote.min_received if quote else 0
-            record, created = await self._relay.create(asked, claim, named.order_id, least=least)
+        least = max(quote.min_received, request.least) if quote else 0
+        reservation = self._reservation(request, quote, admission.client)
+        fresh = Asking(named.order_id, reservation, admission)
+        record, created = await self._relay.create(asked, claim, fresh, least=least)
         async with self._relay.recording(record):
-            yield self._made(request, quote, record, created, client)
+            yield self._made(request, quote, record, created, admission.client)
         if request.twap is not None:
             # Only its status says whether it is cut, and how.
             await self._follower.ask_first(record.order_id)
@@ -170,7 +185,8 @@ class UpstreamVenue:
             upstream_id=created.upstream_id,
             twap=None,
         )
-        return NewOrder(terms, agreed, client, record)
+        # The bounds held when the upstream was asked; what it has made is recorded.
+        return NewOrder(terms, agreed, Admission(client), record)
 
     def watch(self, order_id: str) -> None:
         """Ask the upstream for this order before those that nobody asks for."""
@@ -209,16 +225,15 @@ class UpstreamVenue:
     # --- the bridge ---
 
     def least_deposit(self, direction: Direction, chain: Chain) -> int:  # noqa: ARG002 - any
-        """One unit: the upstream's own minimum is not known before it is asked."""
-        return 1
+        """One unit: the order takes any deposit, and the upstream has a minimum of its own."""
+        return _ANY_AMOUNT
 
     async def bridge_rates(self) -> BridgeRates:
         """The upstream's."""
         return await self._upstream.bridge_rates()
 
-    async def confirmations(self, order: Order) -> Confirmations:  # noqa: ARG002 - none is watched
+    async def confirmations(self, order: Order) -> None:
         """None: deposits are watched by the upstream, which reports them."""
-        return Confirmations(0, 0)
 
     # --- health ---
 
@@ -242,8 +257,13 @@ def _worth(request: QuoteRequest, output: int) -> int:
     return output if request.amount.asset is XMR else request.amount.units
 
 
-def _quote(request: QuoteRequest, offer: Offer, now: int) -> Quote:
-    rate = Rate(offer.usdc_per_xmr, now, "upstream")
+def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> Quote:
+    """The quote at an offer of the upstream; a bridge order has none."""
+    if offer is None:
+        offer, price = Offer(_ANY_AMOUNT, 0, _USUAL_SECONDS), _ANY_AMOUNT
+    else:
+        price = implied_rate(request.direction, request.amount.units, offer.expected_output)
+    rate = Rate(price, as_of, "upstream")
     return Quote(
         direction=request.direction,
         chain=request.chain,
@@ -261,10 +281,9 @@ def _quote(request: QuoteRequest, offer: Offer, now: int) -> Quote:
 
 def _agreed(request: QuoteRequest, quote: Quote | None, created: Created, now: int) -> Quote:
     """The quote with what the upstream has agreed to; all of it, where there was no quote."""
-    offer = Offer(
-        created.expected_output,
-        min(quote.min_received, created.expected_output) if quote else 0,
-        created.usdc_per_xmr,
-        quote.seconds if quote else USUAL_SECONDS,
-    )
-    return _quote(request, offer, quote.rate.as_of if quote else now)
+    output, as_of = created.expected_output, quote.rate.as_of if quote else now
+    if output is None:
+        return _quote(request, None, as_of)
+    if quote is None:
+        return _quote(request, Offer(output, 0, _USUAL_SECONDS), as_of)
+    return _quote(request, Offer(output, min(quote.min_received, output), quote.seconds), as_of)

@@ -6,7 +6,7 @@ A scan that hangs or fails delays no other adapter: it goes on, and a later pass
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -19,6 +19,7 @@ from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,
     NetworkNames,
+    NetworkState,
     Observation,
     PreparedTransfer,
     Record,
@@ -48,7 +49,7 @@ class ChainAdapter(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
     def require_ready(self) -> None:
@@ -78,6 +79,10 @@ class ChainAdapter(Protocol):
         """All that the wallet holds, locked or not. Raises errors.Unavailable before the first
         look.
         """
+        ...
+
+    def states(self) -> Mapping[str, NetworkState]:
+        """What the last look found, by network."""
         ...
 
     def names(self, chain: str) -> NetworkNames:
@@ -119,11 +124,11 @@ class ChainAdapter(Protocol):
         ...
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the transfer's own bytes to the network; the same bytes may be handed over again."""
+        """Publish the transfer's signed bytes; repeating it is safe."""
         ...
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer's transaction id."""
+        """The outcome for the transfer's transaction id."""
         ...
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
@@ -137,8 +142,8 @@ class ChainAdapter(Protocol):
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
         ...
 
-    def required_confirmations(self, network: str) -> int:
-        """How many confirmations make a deposit on this network final."""
+    def required_confirmations(self, network: str, units: int) -> int:
+        """How many confirmations make deposits of ``units`` in all final on this network."""
         ...
 
     async def maintain(self) -> None:
@@ -150,7 +155,7 @@ class ChainAdapter(Protocol):
         ...
 
     async def notes(self) -> list[str]:
-        """What the operator should see to in time; no order has to wait for it."""
+        """Notes for the operator that delay no order."""
         ...
 
 
@@ -162,7 +167,7 @@ async def each_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def together(looks: Iterable[Observation]) -> Observation:
-    """What looks at different networks have found."""
+    """The observations of several networks as one."""
     parts = list(looks)
     return Observation(
         [sighting for part in parts for sighting in part.sightings],
@@ -172,14 +177,14 @@ def together(looks: Iterable[Observation]) -> Observation:
 
 # A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
 SCAN_TIMEOUT_SECONDS: Final = 2.0
-# A look takes milliseconds. One that takes so long meets a node that hangs, or catches up.
+# A scan takes milliseconds. One that takes this long waits for a node that hangs or catches up.
 HANGS_SECONDS: Final = 15.0
 
 
 class AdapterWatch:
-    """One adapter's looks, one at a time. Seconds are those of ``now``, which only runs forward.
+    """One adapter's scans, one at a time. Seconds are those of ``now``, which is monotonic.
 
-    ``has_looked``: the last ``observe`` ended with a look, and its result may be acknowledged.
+    ``has_looked``: the last ``observe`` finished a scan, and its result may be acknowledged.
     """
 
     def __init__(
@@ -194,21 +199,21 @@ class AdapterWatch:
         self._now = now
         self._since = 0.0
         self._fault: str | None = None
-        self._look: asyncio.Task[Observation] | None = None
+        self._poll: asyncio.Task[Observation] | None = None
         self.has_looked = False
 
     async def observe(self) -> Observation:
-        """What a look has found; nothing while it is still under way, or when it failed."""
+        """What a scan has found; nothing while it is still under way, or when it failed."""
         self.has_looked = False
-        if self._look is None:
+        if self._poll is None:
             self._since = self._now()
-            self._look = asyncio.create_task(self._observe())
-        done, _ = await asyncio.wait({self._look}, timeout=self._timeout)
+            self._poll = asyncio.create_task(self._observe())
+        done, _ = await asyncio.wait({self._poll}, timeout=self._timeout)
         if not done:
             return Observation()
-        look, self._look = self._look, None
+        poll, self._poll = self._poll, None
         try:
-            found = look.result()
+            found = poll.result()
         except Exception as error:  # noqa: BLE001 - logged, and in health
             self._failed(error)
             return Observation()
@@ -216,37 +221,41 @@ class AdapterWatch:
         return found
 
     def _failed(self, error: Exception) -> None:
-        """Say it once; a look is begun every second."""
+        """Log it once; a scan is begun every second."""
         fault = type(error).__name__
         if fault != self._fault:
-            log.error("deposits_not_observed", asset=self._adapter.asset.symbol, exc_info=error)
+            log.error("deposit_scan_failed", asset=self._adapter.asset.symbol, exc_info=error)
         self._fault = fault
 
     async def _observe(self) -> Observation:
         return await self._adapter.observe()
 
     async def close(self) -> None:
-        """End the look that is under way."""
-        look, self._look = self._look, None
-        if look is not None:
-            look.cancel()
-            await asyncio.gather(look, return_exceptions=True)
+        """Cancel the scan that is under way."""
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            poll.cancel()
+            await asyncio.gather(poll, return_exceptions=True)
 
     def hangs(self) -> bool:
-        """Whether a look has been under way for too long."""
-        return self._look is not None and self._now() - self._since >= HANGS_SECONDS
+        """Whether a scan has been under way for too long."""
+        return self._poll is not None and self._now() - self._since >= HANGS_SECONDS
 
     def is_blind(self) -> bool:
-        """Whether deposits are not seen: a look hangs, or the last one failed."""
+        """Whether deposits are not seen: a scan hangs, or the last one failed."""
         return self._fault is not None or self.hangs()
 
     def health(self) -> Health:
-        """Not ok while a look hangs, or after one that failed."""
+        """Not ok while a scan hangs, or after one that failed."""
         if not self.is_blind():
             return Health(True)
         if self._fault is not None:
-            return Health(False, f"a look for deposits has failed ({self._fault})")
+            fault = self._fault
+            return Health(
+                False,
+                f"the deposit scan has failed ({fault}): report deposit_scan_failed in the log",
+            )
         seconds = int(self._now() - self._since)
         return Health(
-            False, f"a look for deposits has taken {seconds} s: a node hangs, or catches up"
+            False, f"the deposit scan has run for {seconds} s: a node hangs or catches up, check it"
         )

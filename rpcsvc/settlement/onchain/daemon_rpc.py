@@ -416,6 +416,10 @@ class StallDetector:
         if height > self._highest:
             self._highest, self._since = height, self._steady()
 
+    def age_ms(self) -> int | None:
+        """Time since the node showed a new block; None before the first."""
+        return None if self._highest < 0 else self._steady() - self._since
+
     def problem(self, node: str) -> str | None:
         """For the operator: that the chain of ``node`` has stopped; None while blocks come."""
         lasts = self._steady() - self._since

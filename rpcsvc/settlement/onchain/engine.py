@@ -21,6 +21,7 @@ from rpcsvc.orders.ports.wallets import (
     Fees,
     Holdings,
     NetworkNames,
+    NetworkState,
     Observation,
     Outcome,
     Record,
@@ -39,9 +40,10 @@ Pause = Callable[[float], Awaitable[None]]
 class OnchainEngine:
     """Implements Wallets with one adapter per asset.
 
-    ``reconciliations``: what has to be looked at once, by asset, before anything is signed for it.
+    ``reconciliations``: the check that must pass once, by asset, before anything is signed for it.
     ``unserved``: what is wrong with orders that neither adapter serves; None: nothing. ``journal``:
     where payments are recorded before anything else; nothing is signed while it takes none.
+    ``has_time``: whether the lease under which money is moved still has time.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class OnchainEngine:
         reconciliations: Mapping[Asset, StartupReconciliation] | None = None,
         unserved: Callable[[], Awaitable[str | None]] | None = None,
         journal: PaymentJournal | None = None,
+        has_time: Callable[[], bool] = lambda: True,
     ) -> None:
         self._adapters = {adapter.asset: adapter for adapter in adapters}
         self._watches = {adapter.asset: AdapterWatch(adapter) for adapter in adapters}
@@ -63,6 +66,7 @@ class OnchainEngine:
         self._reconciliations = dict(reconciliations or {})
         self._unserved = unserved
         self._journal = journal
+        self._has_time = has_time
         self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
@@ -71,20 +75,21 @@ class OnchainEngine:
         await asyncio.gather(*(adapter.start() for adapter in self._adapters.values()))
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await asyncio.gather(*(watch.close() for watch in self._watches.values()))
         await asyncio.gather(*(adapter.close() for adapter in self._adapters.values()))
 
     async def run(self, pause: Pause = asyncio.sleep) -> None:
         """Look after both adapters between passes, until cancelled. Neither waits for the other."""
         await asyncio.gather(
-            *(self._look_after(adapter, pause) for adapter in self._adapters.values())
+            *(self._maintain_loop(adapter, pause) for adapter in self._adapters.values())
         )
 
-    async def _look_after(self, adapter: ChainAdapter, pause: Pause) -> None:
+    async def _maintain_loop(self, adapter: ChainAdapter, pause: Pause) -> None:
         while True:
-            await self._look_first(adapter)
-            await self._maintain(adapter)
+            if self._has_time():
+                await self._inspect_first(adapter)
+                await self._maintain(adapter)
             await pause(self.poll_ms / 1000)
 
     async def _maintain(self, adapter: ChainAdapter) -> None:
@@ -96,13 +101,13 @@ class OnchainEngine:
             log.exception("upkeep_failed", asset=adapter.asset.symbol)
             self._faults[adapter.asset] = type(error).__name__
 
-    async def _look_first(self, adapter: ChainAdapter) -> None:
+    async def _inspect_first(self, adapter: ChainAdapter) -> None:
         """Whatever was sent and is not on record is found even if nothing is to be signed."""
-        look = self._reconciliations.get(adapter.asset)
-        if look is None:
+        poll = self._reconciliations.get(adapter.asset)
+        if poll is None:
             return
         try:
-            await look.require_done()
+            await poll.require_done()
         except Unavailable as reason:
             log.info("reconciliation_postponed", asset=adapter.asset.symbol, reason=reason.message)
         except Exception:
@@ -129,7 +134,7 @@ class OnchainEngine:
         return self._adapters[asset].deposit_address()
 
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Network fees as the nodes tell them. Raises errors.Unavailable before they have."""
+        """Network fees as the nodes report them. Raises errors.Unavailable before they have."""
         return Fees(self._adapters[payout].fee(chain), self._adapters[deposit].fee(chain))
 
     def holdings(self, network: str) -> Holdings:
@@ -144,6 +149,14 @@ class OnchainEngine:
                 " Try again later."
             )
         return held
+
+    def states(self) -> dict[str, NetworkState]:
+        """What the last look at each network found."""
+        return {
+            network: state
+            for adapter in self._adapters.values()
+            for network, state in adapter.states().items()
+        }
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
         """Raise errors.InvalidDestination for an address that the token does not pay."""
@@ -181,9 +194,9 @@ class OnchainEngine:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
         return await self._of(key.network).confirmations(key)
 
-    def required_confirmations(self, network: str) -> int:
-        """How many confirmations make a deposit on this network final."""
-        return self._of(network).required_confirmations(network)
+    def required_confirmations(self, network: str, units: int) -> int:
+        """How many confirmations make deposits of ``units`` in all final on this network."""
+        return self._of(network).required_confirmations(network, units)
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -204,22 +217,22 @@ class OnchainEngine:
         if self._journal is not None:
             await self._journal.require_ready()
         async with self._guard.passing(transfer, companions) as together:
-            if (look := self._reconciliations.get(adapter.asset)) is not None:
-                await look.require_done()
+            if (poll := self._reconciliations.get(adapter.asset)) is not None:
+                await poll.require_done()
             # Payouts may have been paused meanwhile: by another caller's first look, which leaves
             # this one nothing to find.
             self._guard.require_open()
             await adapter.prepare(transfer, together, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the transfer's own bytes to the network, unless payouts are paused."""
+        """Publish the transfer's signed bytes, unless payouts are paused."""
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
         adapter = self._of(transfer.network)
         return await _with_receipt(adapter, transfer, await adapter.publish(transfer))
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer; with its receipt once it is settled."""
+        """The transfer's outcome on the network; with its receipt once it is settled."""
         adapter = self._of(transfer.network)
         return await _with_receipt(adapter, transfer, await adapter.look_up(transfer))
 
@@ -230,7 +243,7 @@ class OnchainEngine:
             (adapter.asset.symbol, await adapter.health()) for adapter in self._adapters.values()
         ]
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
-        checks += [(asset.symbol, look.health()) for asset, look in self._reconciliations.items()]
+        checks += [(asset.symbol, poll.health()) for asset, poll in self._reconciliations.items()]
         checks += [
             (adapter.asset.symbol, self._above_floor(adapter))
             for adapter in self._adapters.values()
@@ -261,7 +274,7 @@ class OnchainEngine:
         if held >= floor:
             return Health(True)
         shown = format_units(held, adapter.asset), format_units(floor, adapter.asset)
-        return Health(False, f"the wallet holds {shown[0]}, below the floor of {shown[1]}")
+        return Health(False, f"the wallet holds {shown[0]}, below the floor of {shown[1]}: fund it")
 
     def _of(self, network: str) -> ChainAdapter:
         for adapter in self._adapters.values():
@@ -275,7 +288,7 @@ async def _acknowledge(adapter: ChainAdapter, sightings: Sequence[DepositSightin
 
 
 def _upkeep(fault: str) -> Health:
-    return Health(False, f"the upkeep has failed ({fault})")
+    return Health(False, f"the upkeep has failed ({fault}): report upkeep_failed in the log")
 
 
 async def _with_receipt(adapter: ChainAdapter, transfer: Transfer, verdict: Verdict) -> Verdict:

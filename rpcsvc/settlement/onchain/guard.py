@@ -45,7 +45,7 @@ class Caps:
 
 
 class Signed(Protocol):
-    """What the wallets have signed away, as the books have it."""
+    """Sums of signed payments, as recorded in the books."""
 
     async def sent_since(self, asset: Asset, at: int) -> int:
         """Units signed away since a time (ms), other than what can never be made."""
@@ -103,7 +103,7 @@ class PauseSwitch:
         self._unwritten = None
 
     def resume(self) -> None:
-        """Let money out again. Raises OSError."""
+        """Resume payouts. Raises OSError."""
         self._path.unlink(missing_ok=True)
         self._unwritten = None
 

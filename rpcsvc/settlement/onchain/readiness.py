@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient, look_at_held
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 
@@ -37,7 +37,7 @@ class XmrHeld:
 
 @dataclass(frozen=True, slots=True)
 class MoneroFound:
-    """What a look at Monero found. A problem is None where all is well."""
+    """What the inspection of Monero found. A problem is None where all is well."""
 
     height: int | None = None
     node_problem: str | None = None
@@ -48,7 +48,7 @@ class MoneroFound:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFound:
-    """What a look at one EVM network found. ``paused`` and ``blacklisted`` are the token's."""
+    """The inspection of one EVM network. ``paused`` and ``blacklisted`` are the token's."""
 
     network: EvmNetwork
     problem: str | None = None
@@ -66,7 +66,7 @@ class _Problem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MoneroInspector:
-    """One look at node and wallet; it opens and closes the clients of ``connection``.
+    """Inspects node and wallet once; opens and closes the clients of ``connection``.
 
     ``recorded`` is the wallet of the service's first start.
     """
@@ -81,16 +81,16 @@ class MoneroInspector:
         """The wallet daemon."""
         return self.connection.wallet
 
-    async def look(self) -> MoneroFound:
+    async def poll(self) -> MoneroFound:
         """Everything that can be found out now."""
         async with self.connection.node, self.connection.wallet:
             try:
                 info = await self.connection.check_node()
             except (RpcFailure, ChainUnusable) as error:
                 return MoneroFound(node_problem=str(error), wallet_problem="its node is not there")
-            return await self._look_at_wallet(info.height)
+            return await self._read_wallet(info.height)
 
-    async def _look_at_wallet(self, height: int) -> MoneroFound:
+    async def _read_wallet(self, height: int) -> MoneroFound:
         address = None
         try:
             address = await self._open_address()
@@ -139,7 +139,7 @@ class MoneroInspector:
             raise _Problem(f"the wallet is still scanning: it is at height {scanned} of {height}")
 
     async def _held(self, height: int) -> XmrHeld:
-        held = await look_at_held(self.wallet, height)
+        held = await read_held(self.wallet, height)
         return XmrHeld(
             unlocked=held.unlocked,
             locked=held.locked,
@@ -152,10 +152,10 @@ class MoneroInspector:
 # --- EVM -------------------------------------------------------------------------------------
 
 
-async def look_at_network(
+async def inspect_network(
     network: EvmNetwork, client: EvmClient, hot_wallet: str | None
 ) -> NetworkFound:
-    """One look at a node, its token, and what the hot wallet holds there, if there is one."""
+    """Inspects a node once, its token, and what the hot wallet holds there, if there is one."""
     connection = EvmConnection(client, network)
     async with client:
         try:
@@ -177,7 +177,7 @@ _BLOCK_MINUTES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. ``remedy`` says what to do when it is not ``ok``."""
+    """One result of the inspection. ``remedy`` says what to do when it is not ``ok``."""
 
     name: str
     ok: bool

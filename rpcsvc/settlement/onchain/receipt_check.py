@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.errors import ServiceError
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode

@@ -1,4 +1,4 @@
-"""Transactions and deposits that no order knows: pausing payouts for them, and adopting them.
+"""Unrecorded transactions and unattributed deposits: pauses payouts for them, and adopts them.
 
 An unrecorded outgoing transaction means a database restored from an older copy, or a key in other
 hands: signing on would pay twice, or help a thief. Nothing is signed until the operator resumes
@@ -49,7 +49,7 @@ class UnrecordedLedger(Protocol):
         ...
 
     async def monero_cursor(self) -> int | None:
-        """The newest block of Monero whose deposits are on record; None before the first look."""
+        """The newest block of Monero whose deposits are on record; None before the first scan."""
         ...
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:

@@ -16,6 +16,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.errors import ServiceError
+from rpcsvc.orders.lease import Lease
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
@@ -46,7 +47,8 @@ class Parts:
     """What the engine is given besides its settings.
 
     ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
-    ``unserved`` says what is wrong with orders of chains that have no node; None: nothing.
+    ``unserved`` says what is wrong with orders of chains that have no node; None: nothing. Upkeep
+    runs while ``lease`` has time.
     """
 
     data_dir: Path
@@ -57,6 +59,7 @@ class Parts:
     evm_ledgers: Ledgers
     signed: Signed
     unserved: Callable[[], Awaitable[str | None]]
+    lease: Lease
     journal: PaymentJournal | None = None
 
 
@@ -74,6 +77,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         reconciliations=_reconciliations(settings, parts, clients),
         unserved=parts.unserved,
         journal=parts.journal,
+        has_time=parts.lease.has_time,
     )
     try:
         yield engine

@@ -97,12 +97,14 @@ class Tx:
 
 
 class Fault(StrEnum):
-    """A fault that waits for the next transfer of an order."""
+    """A fault that waits for the next transfer of an order, or its next signed payment."""
 
     PAYOUT_FAILS = "payout_fails"
     PAYOUT_UNKNOWN_SENT = "payout_unknown_sent"
     PAYOUT_UNKNOWN_LOST = "payout_unknown_lost"
     REFUND_FAILS = "refund_fails"
+    FUNDING_FAILS = "funding_fails"
+    FUNDING_UNKNOWN = "funding_unknown"
 
 
 class Setting(StrEnum):
@@ -188,7 +190,7 @@ class SandboxLedger(Protocol):
         ...
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
-        """Have a fault wait for the order's next transfer."""
+        """Schedule a fault for the order's next transfer."""
         ...
 
     async def clear_fault(self, order_id: str, fault: Fault) -> None:

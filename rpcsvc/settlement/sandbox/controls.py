@@ -1,4 +1,4 @@
-"""What a developer may provoke in the sandbox: funding, faults, time, rates.
+"""The developer's controls of the sandbox: funding, faults, time, rates.
 
 The controls act on the simulated chains, never on an order: the service finds out by itself, as it
 would on real chains. They cover every row of "What happens to a deposit".

@@ -237,7 +237,7 @@ class SandboxEngine:
         return DepositSighting(key, tx.recipient, tx.units, tx.sender, tx.broadcast_at, state)
 
     def _confirmed(self, chain: SimulatedChain, tx: Tx, now: int) -> bool:
-        return _depth(chain, tx, now) >= self.required_confirmations(tx.network)
+        return _depth(chain, tx, now) >= self.required_confirmations(tx.network, tx.units)
 
     async def confirmations(self, key: DepositKey) -> int:
         """How many blocks deep a deposit is now."""
@@ -245,7 +245,7 @@ class SandboxEngine:
         tx = await self._ledger.transaction(key.network, key.txid)
         return _depth(chain, tx, now) if tx else 0
 
-    def required_confirmations(self, network: str) -> int:
+    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
         """How many blocks deep a transaction must be."""
         return self._options.confirmations[asset_of(network).symbol]
 

@@ -3,7 +3,7 @@
 A deposit address must be good for the network on which the user pays, and a payout address must be
 the one that was asked for. What is wrong raises UpstreamBroken, which names the field and never
 quotes its value. Fields that the specification does not have are ignored. An unknown status is
-UNKNOWN, never guessed: a wrong guess would tell a user that money has arrived.
+UNKNOWN, never guessed: a wrong guess would report money that has not arrived.
 
 Amounts are atomic units, times are ms since the epoch, other numbers are exact decimals.
 Sources: spec 2.4 (fields), spec 3.2 and 3.3 (statuses), and spellings of the public API.
@@ -60,7 +60,7 @@ class Networks:
     """Where this service's users may be asked to pay.
 
     ``monero``: mainnet only, unless the upstream is a sandbox. ``forbidden`` holds lower-case EVM
-    addresses that nobody may be told to pay to, such as the token contracts.
+    addresses that no payer may be sent to, such as the token contracts.
     """
 
     monero: Collection[MoneroNetwork] = (MoneroNetwork.MAINNET,)
@@ -460,7 +460,7 @@ def order(answer: UpstreamAnswer, request: OrderBody, networks: Networks) -> Ups
 
 
 def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> StatusAnswer:
-    """An order as it stands; it must be the one that was asked for."""
+    """An order's current state; it must be the one that was asked for."""
     found = StatusAnswer.read(answer)
     if found.order_id != order_id:
         raise _broken("orderId", "is not the order that was asked for")
@@ -480,7 +480,7 @@ def bridge_order(
 
 
 def bridge_status_of(answer: UpstreamAnswer, order_id: str) -> BridgeOrderStatus:
-    """A bridge order as it stands; it must be the one that was asked for."""
+    """A bridge order's current state; it must be the one that was asked for."""
     found = BridgeOrderStatus.read(answer)
     if found.order_id != order_id:
         raise _broken("id", "is not the order that was asked for")

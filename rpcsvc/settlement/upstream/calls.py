@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.domain.money import USDC, as_decimal, format_units, limits_told
+from rpcsvc.domain.money import USDC, as_decimal, format_units, reported_limits
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.errors import (
     AmountAboveMaximum,
@@ -96,7 +96,7 @@ class Upstream:
 
     @property
     def tells_network(self) -> bool:
-        """Whether the dialect has a call that tells on which network orders are settled."""
+        """Whether the dialect has a call that reports the network on which orders are settled."""
         return "capabilities" in self._dialect.paths
 
     async def network(self, demand: Demand, *, total_ms: int | None = None) -> str:
@@ -138,7 +138,7 @@ class Upstream:
         )
 
     async def order(self, order_id: str, *, demand: Demand | None = None) -> answers.StatusAnswer:
-        """An order as it stands."""
+        """An order's current state."""
         call = self._call("order", order_id)
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks), demand)
 
@@ -185,7 +185,7 @@ class Upstream:
     async def bridge_order(
         self, order_id: str, *, demand: Demand | None = None
     ) -> answers.BridgeOrderStatus:
-        """A bridge order as it stands."""
+        """A bridge order's current state."""
         call = self._call("bridge_order", order_id)
         return await self._read(call, lambda a: answers.bridge_status_of(a, order_id), demand)
 
@@ -339,5 +339,5 @@ def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceE
         field=str(details.get("field", field)),
         received=details.get("received"),
         allowed=details.get("allowed"),
-        details=limits_told(rest, as_decimal),
+        details=reported_limits(rest, as_decimal),
     )

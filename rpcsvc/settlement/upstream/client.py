@@ -69,7 +69,7 @@ class UpstreamClient:
 
     ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
     dialect's error bodies. ``creations``, ``prices`` and ``calls`` are the budgets: of what makes
-    something, of what only asks for a price, and of all else.
+    something, of one that asks for a price, and of any other call.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class UpstreamClient:
     async def _reported(
         self, call: UpstreamCall, key: str | None, *, creates: bool, permit: Permit, budget: Budget
     ) -> UpstreamAnswer:
-        """One attempt, with its outcome told to breaker, budget and health."""
+        """One attempt, with its outcome reported to breaker, budget and health."""
         try:
             reply = await self._exchange.send(call, key, creates=creates)
             # One about unfunded orders leaves room for other amounts, and ends at any time.
@@ -252,7 +252,11 @@ class UpstreamClient:
         if not (error.retryable and in_time and attempt < self._options.attempts):
             return False
         log.warning(
-            "upstream_retry", call=call.name, attempt=attempt, in_ms=pause, reason=error.reason
+            "upstream_call_retried",
+            call=call.name,
+            attempt=attempt,
+            in_ms=pause,
+            reason=error.reason,
         )
         await self._timing.sleep_ms(pause)
         return True

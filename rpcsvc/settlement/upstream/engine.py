@@ -1,4 +1,4 @@
-"""The upstream port over HTTP: quotes, orders and their status, in the order layer's words."""
+"""The upstream port over HTTP: quotes, orders and their status, in the order layer's types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
 from rpcsvc.domain.order import PERPS, OrderStatus, Report, Terms, TwapPlan
-from rpcsvc.domain.pricing import ONE_XMR, Direction
+from rpcsvc.domain.pricing import Direction, implied_rate
 from rpcsvc.errors import (
     OrderNotCancellable,
     ServiceError,
@@ -32,7 +32,6 @@ from rpcsvc.orders.ports.upstream import (
 )
 from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
 from rpcsvc.orders.ports.wallets import NetworkNames
-from rpcsvc.orders.upstream.venue import USUAL_SECONDS
 from rpcsvc.settlement.upstream import answers, exchange
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
@@ -90,9 +89,7 @@ class UpstreamEngine:
         self._creations.remember(ages_ms)
 
     async def quote(self, request: UpstreamRequest) -> Offer:
-        """A price. Raises errors.ServiceError. A bridge order has none: it takes what comes."""
-        if request.chain.name == PERPS:
-            return Offer(1, 0, 1, USUAL_SECONDS)
+        """The price of a swap. Raises errors.ServiceError."""
         # An upstream need not read longer numbers; its limit is below this one.
         body = exchange.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
         try:
@@ -100,10 +97,10 @@ class UpstreamEngine:
             found = await self._upstream.quote(body, urgency)
         except UpstreamError as error:
             raise self._refusal(request.chain, error) from error
-        rate = _rate(request.direction, found.from_amount, found.to_amount)
+        rate = implied_rate(request.direction, found.from_amount, found.to_amount)
         if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
-        return Offer(found.to_amount, found.min_received, rate, found.estimated_seconds)
+        return Offer(found.to_amount, found.min_received, found.estimated_seconds)
 
     async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
@@ -122,7 +119,7 @@ class UpstreamEngine:
         to_perps = request.direction is Direction.XMR_TO_USDC
         call = self._upstream.bridge_deposit if to_perps else self._upstream.bridge_withdraw
         made = await call(request.to, key=key, resumed=resumed)
-        return Created(made.order_id, made.deposit_address, 1, 1, made.expires_at, made.raw)
+        return Created(made.order_id, made.deposit_address, made.expires_at, made.raw)
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         body = exchange.OrderBody(
@@ -144,10 +141,9 @@ class UpstreamEngine:
         return Created(
             made.order_id,
             made.deposit_address,
-            made.expected_output,
-            _rate(request.direction, request.amount.units, made.expected_output),
             made.expires_at,
             made.raw,
+            made.expected_output,
             is_over=made.status is not UNKNOWN and made.status.is_terminal,
         )
 
@@ -205,9 +201,9 @@ class UpstreamEngine:
         # The relay asks for it again by itself, and for others in between.
         urgency = Urgency.WATCHED if is_watched else Urgency.ROUTINE
         demand = Demand(urgency, is_repeated=False)
-        look = self._bridge_status if terms.is_bridge else self._swap_status
+        poll = self._bridge_status if terms.is_bridge else self._swap_status
         try:
-            return await look(terms, demand)
+            return await poll(terms, demand)
         except (BreakerOpen, BudgetSpent) as error:
             raise UpstreamResting(error.reason, error.retry_after_ms or _REST_MS) from error
         except UpstreamError as error:
@@ -257,7 +253,7 @@ class UpstreamEngine:
     def require_ready(self) -> None:
         """Raise errors.Unavailable until the upstream's chains and network are known.
 
-        Calls tell the rest.
+        Everything else is reported by the calls.
         """
         self.watch.require_known()
 
@@ -292,7 +288,7 @@ _BRIDGE_STATUS = {
 
 
 def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | None:
-    # What is paid from another address, or to another, tells nothing of this order's money.
+    # What is paid from or to another address says nothing about this order's money.
     if not same_address(found.to_address, terms.to_address):
         raise _another("toAddress")
     if not same_address(found.deposit_address, terms.deposit_address):
@@ -336,12 +332,6 @@ def _tradable(tokens: object, chain: Chain) -> list[str]:
     return [token for token in named if isinstance(token, str) and token.lower() in ours]
 
 
-def _rate(direction: Direction, sent: int, received: int) -> int:
-    """USDC units per XMR as they follow from a price, after all fees."""
-    usdc, xmr = (received, sent) if direction is Direction.XMR_TO_USDC else (sent, received)
-    return max(1, usdc * ONE_XMR // xmr)
-
-
 def _twap(plan: TwapPlan | None) -> exchange.TwapRequest:
     if plan is None:
         return exchange.TwapRequest(disabled=True)
@@ -375,7 +365,7 @@ _TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
 
 
 def _whole_intervals(twap: answers.UpstreamTwap) -> Decimal:
-    """What is left of the time, rounded up: else each look would be news and a line of history."""
+    """What is left of the time, rounded up: otherwise each poll would add a line of history."""
     interval, left = ceil(twap.interval_ms) or 1, ceil(twap.estimated_time_remaining_ms)
     return Decimal(interval * -(-left // interval))
 

@@ -1,4 +1,4 @@
-"""How often an upstream is called, and when it is left alone: the budget and the breaker.
+"""The budget of calls to an upstream, and the circuit breaker.
 
 The budget keeps any window of 60 seconds within the upstream's published limit. The upstream counts
 when a call arrives, some time between its start and its end here; so a call holds its slot while it
@@ -26,7 +26,7 @@ CREATIONS_PER_MINUTE: Final = 5
 CALLS_PER_MINUTE: Final = 20
 # The upstream's clock may run a little slower than ours.
 _HELD_MS: Final = WINDOW_MS + 250
-# A waiting call looks again at least this often: others may have given up.
+# A waiting call checks again at least this often: others may have stopped waiting.
 _LOOK_AGAIN_MS: Final = 500
 
 
@@ -155,7 +155,7 @@ class Budget:
             del self._waiting[place]
 
     def free(self) -> int:
-        """How many calls could be made now, those of ROUTINE urgency aside."""
+        """How many calls could be made now, calls of ROUTINE urgency not counted."""
         if self._pause_left() > 0:
             return 0
         self._forget()
@@ -302,7 +302,7 @@ class Breaker:
 
     def _refusal(self, wait_ms: int) -> BreakerOpen:
         return BreakerOpen(
-            f"The upstream is left alone for now, after: {self._reason}",
+            f"Calls to the upstream are paused, after: {self._reason}",
             retry_after_ms=wait_ms,
             retryable=False,
         )

@@ -1,4 +1,4 @@
-"""The chains on offer and the upstream's network: learned from it at start, and again now and then.
+"""The chains on offer and the upstream's network: read from it at start, and refreshed.
 
 OfferedChains   the registry that our surfaces read: configured, and listed by the upstream
 NetworkCheck    refuses orders while the upstream's network is not known to be ours
@@ -45,29 +45,29 @@ class NetworkCheck:
     def __init__(self, upstream: Upstream, ours: MoneroNetwork) -> None:
         self._upstream = upstream
         self._ours = ours
-        self._told: str | None = None
+        self._reported: str | None = None
         self._problem = "it was not asked yet"
 
     async def ask(self, demand: Demand, *, total_ms: int | None = None) -> bool:
         """Ask for the network now; returns whether it was reported. Failures are logged."""
         try:
-            told = await self._upstream.network(demand, total_ms=total_ms)
+            reported = await self._upstream.network(demand, total_ms=total_ms)
         except UpstreamError as error:
             self._problem = error.reason
             log.warning("upstream_network_unknown", reason=error.reason)
             return False
-        was, self._told = self._told, told
-        if self._is_another and told != was:
-            log.error("upstream_network_differs", upstream=told, ours=self._ours.value)
+        was, self._reported = self._reported, reported
+        if self._is_another and reported != was:
+            log.error("upstream_network_differs", upstream=reported, ours=self._ours.value)
         return True
 
     @property
     def _is_another(self) -> bool:
-        return self._told is not None and _MONERO_OF.get(self._told) is not self._ours
+        return self._reported is not None and _MONERO_OF.get(self._reported) is not self._ours
 
     def require_same(self) -> None:
         """Raise errors.Unavailable unless the upstream was last known to be on our network."""
-        if self._told is None:
+        if self._reported is None:
             raise Unavailable(
                 "The network of the service that settles this is not known yet. Try again later.",
                 retry_after=10,
@@ -80,29 +80,29 @@ class NetworkCheck:
             )
 
     async def require_same_now(self) -> None:
-        """The same, of what the upstream tells when it is asked now: before each order."""
+        """The same, from a fresh answer of the upstream: called before each order."""
         if not await self.ask(Demand(Urgency.CREATION)):
             raise Unavailable(
-                "The service that settles this does not tell its network now. Try again later.",
+                "The service that settles orders does not report its network now. Try again later.",
                 retry_after=10,
             )
         self.require_same()
 
     def health(self) -> Health:
         """Not ok until the upstream has reported that it is on our network."""
-        if self._told is None:
+        if self._reported is None:
             return Health(False, f"The upstream's network is not known: {self._problem}")
         if not self._is_another:
             return Health(True)
         return Health(
             False,
-            f"The upstream settles on {self._told}, and upstream.monero_network is {self._ours}: no"
-            f" order is made. {self._remedy()}",
+            f"The upstream settles on {self._reported}, and upstream.monero_network is"
+            f" {self._ours}: no order is made. {self._remedy()}",
         )
 
     def _remedy(self) -> str:
         move = f"Set upstream.url to a service on {self._ours}"
-        theirs = _MONERO_OF.get(self._told or "")
+        theirs = _MONERO_OF.get(self._reported or "")
         return (
             f"{move}{f', or upstream.monero_network to {theirs},' if theirs else ''} and restart."
         )
@@ -186,7 +186,7 @@ class Pace:
 class ChainWatch:
     """Keeps OfferedChains to what the upstream lists. A refresh that fails changes nothing.
 
-    ``network`` is asked for together with the list; None where the upstream does not tell it.
+    ``network`` is asked for together with the list; None where the upstream does not report it.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class ChainWatch:
             await asyncio.wait([self._task])
 
     def require_known(self) -> None:
-        """Raise errors.Unavailable until the upstream has told its list once, and while it is not
+        """Raise errors.Unavailable until the upstream has sent its list once, and while it is not
         known to be on our network.
         """
         if self._network is not None:
@@ -231,12 +231,12 @@ class ChainWatch:
         if self._learned_at is None:
             left = self._due_at - self._timing.now_ms()
             raise Unavailable(
-                "The service that settles this has not told its chains yet. Try again later.",
+                "The service that settles orders has not listed its chains yet. Try again later.",
                 retry_after=max(1, -(-left // 1000)),
             )
 
     async def require_network(self) -> None:
-        """Raise errors.Unavailable unless the upstream told just now that it is on our network."""
+        """Raise errors.Unavailable unless the upstream reports our network in a fresh answer."""
         if self._network is None:
             return
         try:
@@ -275,19 +275,19 @@ class ChainWatch:
 
     async def _ask_for_chains(self, urgency: Urgency, total_ms: int | None) -> None:
         try:
-            told = await self._upstream.chains(Demand(urgency), total_ms=total_ms)
+            reported = await self._upstream.chains(Demand(urgency), total_ms=total_ms)
         except UpstreamError as error:
             self._failed(error.reason)
             return
-        before, kept = self._chains.all(), self._chains.offer(told.chains)
+        before, kept = self._chains.all(), self._chains.offer(reported.chains)
         if not kept:
-            listed = _shown(told.chains)
+            listed = _shown(reported.chains)
             self._failed(f"none of the configured chains is among those it lists: {listed}")
             return
         self._learned_at = self._timing.now_ms()
         self._due_at = self._learned_at + self._pace.usual
         if kept != before:
-            log.info("upstream_chains", offered=[chain.name for chain in kept])
+            log.info("upstream_chains_listed", offered=[chain.name for chain in kept])
 
     def _failed(self, problem: str) -> None:
         self._problem = problem
@@ -302,7 +302,7 @@ class ChainWatch:
             try:
                 await self.ask(Urgency.ROUTINE)
             except Exception:
-                # Whatever broke, what is known stays known, and the operator is told.
+                # On any failure the known list is kept, and the log says why.
                 log.exception("upstream_chains_failed")
                 self._failed("the call broke; see upstream_chains_failed in the log")
 
@@ -314,5 +314,5 @@ def _dollars(minimum: Decimal) -> int:
 
 def _shown(listed: Iterable[UpstreamChain]) -> str:
     numbers = (chain.chain_id for chain in listed if chain.chain_id != MONERO_CHAIN_ID)
-    told = list(map(str, islice(numbers, _MOST_SHOWN)))
-    return ", ".join(told) or "none"
+    reported = list(map(str, islice(numbers, _MOST_SHOWN)))
+    return ", ".join(reported) or "none"

@@ -1,6 +1,6 @@
 """Builds an upstream engine from the settings: client, budgets, breaker, and one of two dialects.
 
-The BFF of another rpcsvc has error codes and idempotency keys, and tells its network in the agent
+The BFF of another rpcsvc has error codes and idempotency keys, and reports its network in the agent
 API's capabilities. The public API (``/v1/...``) has neither: a creation of unknown outcome is never
 sent again, and of its errors, which are free text, only what certainly names something that the
 caller can mend is passed on, in our own words. Sources: spec 4.4 (paths), spec 7 (errors).
@@ -180,8 +180,7 @@ BFF_CREATIONS_PER_MINUTE = 24
 
 @asynccontextmanager
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
-    """The upstream as a venue. Raises SettingsError."""
-    check(parts.settings, parts.chains)
+    """The upstream as a venue, with settings that passed ``check``."""
     settings = parts.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
     async with upstream_engine(settings, parts.chains, strict_json.loads) as engine:

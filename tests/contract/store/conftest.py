@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Tables
+from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.database import Database
+from tests.postgres import new_database
 
-# Each opens a database, and closes it again.
-BACKENDS: dict[str, Callable[[Path], Awaitable[Database]]] = {"sqlite": Database.open}
+
+@asynccontextmanager
+async def _sqlite(folder: Path, _server: Callable[[], str]) -> AsyncIterator[Database]:
+    opened = await SqliteDatabase.open(folder)
+    yield opened
+    await opened.close()
+
+
+@asynccontextmanager
+async def _postgresql(_folder: Path, server: Callable[[], str]) -> AsyncIterator[Database]:
+    async with new_database(server()) as url:
+        opened = await PostgresDatabase.open(url)
+        yield opened
+        await opened.close()
+
+
+Opened = Callable[[Path, Callable[[], str]], AbstractAsyncContextManager[Database]]
+BACKENDS: dict[str, Opened] = {"sqlite": _sqlite, "postgresql": _postgresql}
 
 
 @pytest.fixture(params=BACKENDS)
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tables]:
+async def database(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Callable[[], str]
+) -> AsyncIterator[Database]:
     """A new database."""
-    opened = await BACKENDS[request.param](tmp_path)
-    yield opened
-    await opened.close()
+    async with BACKENDS[request.param](tmp_path, postgres) as opened:
+        yield opened

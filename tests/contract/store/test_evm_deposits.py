@@ -111,7 +111,7 @@ async def test_deposits_are_found_by_network_transaction_and_watch(
     assert await ledger.deposit(deposit("none").key) is None
 
 
-async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
+async def test_blocks_above_a_fork_are_void_and_one_below_is_kept(
     ledger: SqlEvmDepositLedger,
 ) -> None:
     numbers = (3, 5, 8, 10)

@@ -64,7 +64,7 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
     assert await ledger.highest_address() == address(3)
 
 
-async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
+async def test_deposit_keeps_its_first_seen_time_and_amount(
     ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
@@ -90,7 +90,7 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
     assert [item.txid for item in await ledger.deposits_to_watch(8)] == ["b", "c"]
 
 
-async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_blocks(
+async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(
     ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
@@ -209,7 +209,7 @@ async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger)
         assert out in await ledger.without_order()
 
 
-async def test_settled_payments_are_found_by_height_or_while_they_have_none(
+async def test_settled_payments_are_found_by_height_or_without_one(
     ledger: SqlMoneroLedger,
 ) -> None:
     for name, height in (("a", 5), ("b", 9)):

@@ -16,6 +16,9 @@ from rpcsvc.orders.ports.store import (
     HistoryEntry,
     PendingEffect,
     StaleWrite,
+    Ticket,
+    TicketCharge,
+    TicketsTaken,
 )
 from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
@@ -49,11 +52,28 @@ async def test_an_order_comes_back_as_it_was_committed(
     assert [tuple(row) for row in await database.fetch(versions)] == [(1,), (2,), (3,)]
 
 
+async def test_a_planned_payout_is_due(store: SqlOrderStore, database: Tables) -> None:
+    books, order = SqlOperatorBooks(database), fresh()
+    await store.commit(created(order))
+    assert await books.due() == {}
+    units = order.terms.deposit_amount
+    for event in (
+        ev.DepositSeen(DepositKey("monero", "tx", 0), units, None, NOW),
+        ev.DepositConfirmed(DepositKey("monero", "tx", 0)),
+    ):
+        result = transition(order, event, NOW)
+        order = result.order
+        entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+        await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
+    assert order.payout is not None
+    assert await books.due() == {("arbitrum", "payout"): order.payout.units}
+
+
 async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     store: SqlOrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh(1), response("k")))
-    with pytest.raises(StoreConflict):
+    with pytest.raises(StaleWrite):
         await store.commit(created(fresh(2), response("k")))
     assert await store.order("ord_2") is None
     assert [tuple(row) for row in await database.fetch("SELECT count(*) FROM event_log")] == [(1,)]
@@ -67,7 +87,7 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderSt
     keys = ["a", "taken", "b", "c"]
     changes = [created(fresh(n), response(key)) for n, key in enumerate(keys, start=1)]
     results = await asyncio.gather(*map(store.commit, changes), return_exceptions=True)
-    assert [isinstance(result, StoreConflict) for result in results] == [False, True, False, False]
+    assert [isinstance(result, StaleWrite) for result in results] == [False, True, False, False]
     assert [await store.order(f"ord_{n}") is not None for n in (1, 2, 3, 4)] == [
         True,
         False,
@@ -114,7 +134,7 @@ async def test_the_database_refuses_to_change_what_has_happened(
         await database.write([statement(sql, ())])
 
 
-async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
+async def test_status_view_is_bound_to_its_time_and_service_version(
     store: SqlOrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh()))
@@ -151,7 +171,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
-async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
+async def test_overdue_orders_can_be_read_without_those_to_refund(
     store: SqlOrderStore,
 ) -> None:
     waiting, stuck = fresh(1), fresh(2)
@@ -164,7 +184,7 @@ async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
     assert await store.overdue(NOW, 9, {}) == []
 
 
-async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known(
+async def test_overdue_orders_wait_for_the_scan_of_their_network(
     store: SqlOrderStore,
 ) -> None:
     waiting, paying = fresh(1), replace(fresh(2), on_deadline=OnDeadline.REPUBLISH)
@@ -283,3 +303,19 @@ async def test_a_value_that_is_not_given_is_an_error(database: Tables) -> None:
         await database.fetch("SELECT order_id FROM orders WHERE order_id = :order_id")
     with pytest.raises(StoreConflict):
         await database.write([Statement("DELETE FROM tickets WHERE ticket_id = :ticket_id")])
+
+
+async def test_tickets_at_once_never_break_a_budget(store: SqlOrderStore, database: Tables) -> None:
+    async def take(number: int, client: str) -> None:
+        ticket = Ticket(f"tkt_{number}", NOW, "other", "m", None, None, None)
+        await store.commit(Change(ticket=ticket, charge=TicketCharge(3, client, 100, 3, 500)))
+
+    made = await asyncio.gather(
+        *(take(number, "one" if number < 5 else "other") for number in range(12)),
+        return_exceptions=True,
+    )
+    assert made.count(None) == 5
+    assert all(isinstance(each, StaleWrite) for each in made if each is not None)
+    assert await store.tickets_taken(3, "one") == TicketsTaken(3, 500)
+    assert await store.tickets_taken(3, "other") == TicketsTaken(2, 500)
+    assert len(await database.fetch("SELECT seq FROM tickets")) == 5

@@ -23,6 +23,7 @@ from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,
     NetworkNames,
+    NetworkState,
     Observation,
     PreparedTransfer,
     Record,
@@ -122,7 +123,7 @@ class EvmNetworkAdapter:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the node, or with what it tells; None: nothing."""
+        """The problem with the node or its answers; None if there is none."""
         return self.connection.problem or self.deposits.problem
 
     def require_up(self) -> None:
@@ -172,20 +173,20 @@ class EvmNetworkAdapter:
             log.exception("upkeep_failed", network=self.network.name)
             self._fault = type(error).__name__
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check the node, then note fees and balances."""
         try:
             with self.connection.watched():
                 head = await self.connection.check()
-                await self.payments.look_at_gas()
+                await self.payments.refresh_gas()
                 await self.payments.reconcile()
-                await self.opening.look(head)
+                await self.opening.poll(head)
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
     async def maintain(self) -> None:
-        """Look, follow payments, sweep; what fails is in health and tried again."""
-        await self.look()
+        """Refresh, follow payments, sweep; what fails is in health and tried again."""
+        await self.poll()
         try:
             with self.connection.watched():
                 await self.payments.maintain()
@@ -194,7 +195,7 @@ class EvmNetworkAdapter:
             log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
 
     async def problems(self) -> list[str]:
-        """What is wrong, in words for the operator."""
+        """Problems for the operator, in words."""
         name = self.network.name
         failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
         found = [text for text in (self.problem, self.connection.stall(), failed) if text]
@@ -249,14 +250,14 @@ class EvmAdapter:
         return next(iter(self._by_network.values())).payments.hot_wallet
 
     async def start(self) -> None:
-        """Take up the addresses, connect, look. A node that is not right is a matter of health.
+        """Adopt the addresses, connect, refresh. A node that is not right is reported by health.
 
         Raises ChainUnusable for the mnemonic of another service.
         """
         await self._make_addresses()
         for adapter in self._by_network.values():
             adapter.client.rpc.open()
-        await self._each(EvmNetworkAdapter.look)
+        await self._each(EvmNetworkAdapter.poll)
 
     async def close(self) -> None:
         """Give unused addresses back and let go of the connections."""
@@ -300,15 +301,22 @@ class EvmAdapter:
         return not await self._by_network[network].blacklist.has(address)
 
     def total(self) -> int:
-        """What the hot wallet holds on all networks. Raises errors.Unavailable before a look."""
+        """What the hot wallet holds on all networks. Raises errors.Unavailable before a refresh."""
         found = [adapter.payments.hot() for adapter in self._by_network.values()]
         if all(hot is None for hot in found):
             raise Unavailable("What the hot wallet holds is not known yet.")
         return sum(hot.usdc for hot in found if hot is not None)
 
     def hot(self, network: str) -> HotBalances | None:
-        """The hot wallet's balances at the last look; None before one."""
+        """The hot wallet's balances at the last refresh; None before one."""
         return self._by_network[network].payments.hot()
+
+    def states(self) -> Mapping[str, NetworkState]:
+        """What the last look found, by network."""
+        return {
+            name: NetworkState(adapter.connection.block_age())
+            for name, adapter in self._by_network.items()
+        }
 
     def names(self, chain: str) -> NetworkNames:
         """The chain by its name and number, and its token; of any chain in the table.
@@ -338,10 +346,10 @@ class EvmAdapter:
         await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep a deposit was at the last look; 0 when it is gone."""
+        """How deep a deposit was at the last scan; 0 when it is gone."""
         return await self._by_network[key.network].deposits.confirmations(key)
 
-    def required_confirmations(self, network: str) -> int:
+    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
         """How many confirmations a deposit needs."""
         return _depth(self._by_network[network].network)
 
@@ -367,13 +375,13 @@ class EvmAdapter:
             await adapter.payments.prepare(transfer, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
+        """Publish the signed bytes; repeating it is safe. Raises errors.Unavailable."""
         adapter = self._by_network[transfer.network]
         with adapter.connection.watched():
             return await adapter.payments.publish(transfer)
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer. Raises errors.Unavailable."""
+        """The transfer's outcome on the network. Raises errors.Unavailable."""
         adapter = self._by_network[transfer.network]
         with adapter.connection.watched():
             return await adapter.payments.look_up(transfer)
@@ -410,7 +418,7 @@ class EvmAdapter:
         return Health(not problems, "; ".join(problems) or None)
 
     async def notes(self) -> list[str]:
-        """What the operator should see to in time: what can't be swept, what is of no order."""
+        """Notes for the operator: deposits that can't be swept, or that belong to no order."""
         unswept = [text for adapter in self._by_network.values() for text in adapter.notes()]
         return unswept + await self._of_no_order()
 

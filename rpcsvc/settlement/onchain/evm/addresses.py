@@ -89,7 +89,7 @@ class EvmAddressPool:
                 try:
                     await self._ledger.reserve_addresses(self._top - unused)
                 except Unavailable as reason:
-                    log.info("evm_addresses_left_out", unused=unused, reason=reason.message)
+                    log.info("evm_addresses_skipped", unused=unused, reason=reason.message)
 
     async def _load_returned(self, reserved_to: int) -> None:
         await self._know_all(reserved_to)
@@ -105,7 +105,7 @@ class EvmAddressPool:
         to those addresses has to be seen.
         """
         if missing := await self._ledger.unknown_addresses(reserved_to):
-            log.warning("evm_addresses_recorded_anew", addresses=len(missing))
+            log.warning("evm_addresses_recorded", addresses=len(missing))
             await self._ledger.add_addresses(await asyncio.to_thread(self._derive, missing))
             await self._ledger.reserve_addresses(reserved_to)
 

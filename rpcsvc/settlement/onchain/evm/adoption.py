@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
 from rpcsvc.settlement.onchain.evm.ledger import (

@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 
 import structlog
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.ledger import BlockPoint
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Reverted
 
@@ -34,7 +34,7 @@ class EvmNetwork:
     ``confirmations`` make a deposit final; None: those blocks that the node calls finalized.
     ``settled_after`` and ``failed_after`` are confirmations: of a payout, and of what took its
     nonce. ``tracked_blocks``: how long a confirmed deposit or settled payout is still compared
-    with the chain. ``start_block`` is where the first start begins to look; None: the newest
+    with the chain. ``start_block`` is where the first scan begins; None: the newest
     block then. A payment not mined for ``bump_after_ms`` is replaced by one with a fee higher by
     ``bump_percent``, as long as it costs no more than ``highest_fee`` in all. ``gas_reserve`` is
     what the hot wallet should always hold. Deposits of ``sweep_units`` and more are swept, at
@@ -100,7 +100,7 @@ class Conditions:
             self._texts.pop(key, None)
             return
         if self._texts.get(key) != text:
-            log.error("evm_condition", network=self._network, condition=text)
+            log.error("evm_condition_reported", network=self._network, condition=text)
         self._texts[key] = text
 
     def texts(self) -> list[str]:
@@ -176,9 +176,13 @@ class EvmConnection:
         if self._failures != failures:
             raise self._unavailable()
         if self.problem is not None:
-            log.info("evm_ready", network=self.network.name, block=block.number)
+            log.info("evm_connected", network=self.network.name, block=block.number)
         self.problem = None
         return block
+
+    def block_age(self) -> int | None:
+        """Time (ms) since the node showed a new block; None before the first."""
+        return self._stall_detector.age_ms()
 
     def stall(self) -> str | None:
         """That the chain does not go on, for the operator."""
@@ -246,5 +250,5 @@ class EvmConnection:
     def _note(self, reason: str) -> None:
         self._failures += 1
         if reason != self.problem:
-            log.warning("evm_not_ready", network=self.network.name, reason=reason)
+            log.warning("evm_disconnected", network=self.network.name, reason=reason)
         self.problem = reason

@@ -41,8 +41,8 @@ _NOBODY: Final = "0x" + "0" * 40
 
 
 @dataclass(slots=True)
-class Look:
-    """What one pass knows. ``reached``: the last block whose events were read.
+class ScanPass:
+    """State of one pass. ``reached``: the last block whose events were read.
 
     ``stored`` are the deposits as the database has them. ``settled`` is False when the chain
     changed while it was looked at: the next pass begins where this one did.
@@ -94,7 +94,7 @@ class EvmDepositScanner:
 
     ``problem`` says, until a pass succeeds, why the last did not; None: it did. The connection's
     own is cleared by its next check, which does not know what was read before.
-    ``complete_until``: when the last look began (ms), if it has shown all deposits until then.
+    ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -135,14 +135,14 @@ class EvmDepositScanner:
     def _faulty(self, error: Exception) -> Unavailable:
         """A fault of the service itself is one of this network alone. Said once: passes go on."""
         name = self._network.name
-        problem = f"a look for deposits on {name} has failed ({type(error).__name__})"
+        problem = f"the deposit scan of {name} has failed ({type(error).__name__})"
         if problem != self.problem:
-            log.error("deposits_not_observed", network=name, exc_info=error)
+            log.error("deposit_scan_failed", network=name, exc_info=error)
         self.problem = problem
         return Unavailable(f"Deposits on {name} can't be seen right now. Try again later.")
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Record what is committed, and move the cursor to the block that was looked at.
+        """Record what is committed, and move the cursor to the block that was scanned.
 
         Deposits that were not acknowledged are in the database all the same and are shown again.
         """
@@ -153,9 +153,9 @@ class EvmDepositScanner:
         await self._ledger.acknowledge(states, move)
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep the deposit was at the last look, its own block included; 0 when it is gone.
+        """How deep the deposit was at the last scan, its own block included; 0 when it is gone.
 
-        Of a look that is under way nothing counts before what it found gone is on record.
+        A scan that is under way counts once the removals that it found are on record.
         """
         height = self._recorded_height  # read first: a deposit that is newer is never deeper
         found = await self._ledger.deposit(key)
@@ -168,43 +168,43 @@ class EvmDepositScanner:
     async def _observe(self) -> list[DepositSighting]:
         began = self._clock.now_ms()
         head = await self._connection.check()
-        await self._pool.look(head)
+        await self._pool.poll(head)
         fork = await self._forks.find(head)
         if fork is None:
             return []
-        look = Look(self._client, fork, fork.number, self._clock.now_ms())
-        look.blocks[head.number] = head
-        look.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
-        await self._scan(look, head)
-        await self._rise(look, head)
-        await self._look_up_lost(look)
-        states = {key: await self._state(item, look) for key, item in look.deposits.items()}
-        await self._remember(look, states)
+        scanned = ScanPass(self._client, fork, fork.number, self._clock.now_ms())
+        scanned.blocks[head.number] = head
+        scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
+        await self._scan(scanned, head)
+        await self._rise(scanned, head)
+        await self._look_up_lost(scanned)
+        states = {key: await self._state(item, scanned) for key, item in scanned.deposits.items()}
+        await self._remember(scanned, states)
         self._recorded_height = self._height
-        await self._plan_move(look)
-        if look.settled and look.reached == head.number and self._connection.stall() is None:
+        await self._plan_move(scanned)
+        if scanned.settled and scanned.reached == head.number and self._connection.stall() is None:
             self.complete_until = began
         return [
             _sighting(item, states[key])
-            for key, item in sorted(look.deposits.items())
+            for key, item in sorted(scanned.deposits.items())
             if states[key] is not item.acknowledged
         ]
 
     # --- events --------------------------------------------------------------------------------
 
-    async def _scan(self, look: Look, head: Block) -> None:
+    async def _scan(self, scanned: ScanPass, head: Block) -> None:
         """Read what is new, or as much of it as one pass does, and a little before it."""
-        if look.fork.number >= head.number:
+        if scanned.fork.number >= head.number:
             return
-        first, news = max(0, look.fork.number + 1 - self._forks.overlap), 0
+        first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
         while first <= head.number and news < _RANGES_PER_PASS:
             last = min(first + self._span - 1, head.number)
             wanted = self._events.wanted
             async for piece in self._client.scan(wanted, first, last, span=self._span):
-                await self._read(look, piece)
-                look.reached = max(look.reached, piece.last)
+                await self._read(scanned, piece)
+                scanned.reached = max(scanned.reached, piece.last)
                 self._fit_span(piece, last - first + 1)
-            news += last > look.fork.number
+            news += last > scanned.fork.number
             first = last + 1
 
     def _fit_span(self, piece: LogRange, asked: int) -> None:
@@ -217,21 +217,21 @@ class EvmDepositScanner:
         elif given == self._span:
             self._span = min(2 * given, WIDEST_LOG_RANGE)
 
-    async def _read(self, look: Look, piece: LogRange) -> None:
+    async def _read(self, scanned: ScanPass, piece: LogRange) -> None:
         """Find the transactions among a range's events that pay us, and place each new one."""
         where = {item.txid: item.block_hash for item in await self._events.paying(piece)}
         if not where:
             return
         known = await self._ledger.deposits_by(self._network.name, where)
-        look.load(known)
+        scanned.load(known)
         placed = {(item.txid, item.block_hash) for item in known}
         for txid, block_hash in where.items():
             if (txid, block_hash) not in placed:
-                await self._place(look, txid, listed=True)
+                await self._place(scanned, txid, listed=True)
 
     # --- where a transaction is ----------------------------------------------------------------
 
-    async def _place(self, look: Look, txid: str, *, listed: bool) -> None:
+    async def _place(self, scanned: ScanPass, txid: str, *, listed: bool) -> None:
         """Find out where a transaction is now, and what it pays to whom there.
 
         ``listed``: the node has just given an event of it. If it contradicts itself, the chain
@@ -239,18 +239,18 @@ class EvmDepositScanner:
         """
         receipt = await self._client.receipt(txid)
         if receipt is None and not listed:
-            self._note_gone(look, txid)
+            self._note_gone(scanned, txid)
             return
-        block = await look.block(receipt.block_number) if receipt else None
+        block = await scanned.block(receipt.block_number) if receipt else None
         if receipt is None or block is None or block.hash != receipt.block_hash:
-            look.settled = False
+            scanned.settled = False
             return
-        await self._note_found(look, txid, await self._events.paid_by(receipt), block)
+        await self._note_found(scanned, txid, await self._events.paid_by(receipt), block)
 
     async def _note_found(
-        self, look: Look, txid: str, paid: Mapping[int, Paid], block: Block
+        self, scanned: ScanPass, txid: str, paid: Mapping[int, Paid], block: Block
     ) -> None:
-        known = {item.position: item for item in look.of(txid)}
+        known = {item.position: item for item in scanned.of(txid)}
         for position, item in known.items():
             same = paid.get(position) == _paid(item)
             if position in paid and not same:
@@ -258,45 +258,45 @@ class EvmDepositScanner:
                 # operator's to sort out.
                 log.error("evm_deposit_changed", network=self._network.name, txid=txid)
             at = (block.number, block.hash) if same else (None, None)
-            look.put(replace(item, block_number=at[0], block_hash=at[1]))
+            scanned.put(replace(item, block_number=at[0], block_hash=at[1]))
         for position in paid.keys() - known.keys():
             what, at = paid[position], (block.number, block.hash)
             waited = await self._pool.first_seen(txid, what.address_index)
-            seen_at = min(look.now_ms, block.timestamp * 1000, *waited)
-            look.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
+            seen_at = min(scanned.now_ms, block.timestamp * 1000, *waited)
+            scanned.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
 
-    def _note_gone(self, look: Look, txid: str) -> None:
-        for item in look.of(txid):
-            look.put(replace(item, block_number=None, block_hash=None))
-            log.warning("evm_deposit_gone", network=self._network.name, txid=txid)
+    def _note_gone(self, scanned: ScanPass, txid: str) -> None:
+        for item in scanned.of(txid):
+            scanned.put(replace(item, block_number=None, block_hash=None))
+            log.warning("evm_deposit_removed", network=self._network.name, txid=txid)
 
-    async def _look_up_lost(self, look: Look) -> None:
+    async def _look_up_lost(self, scanned: ScanPass) -> None:
         """Look up what was in a block that is not on the chain any more, and was not found since.
 
         What is due to be confirmed is checked too: it may be from a pass whose node knew less.
         """
         lost = [
             item.txid
-            for item in look.deposits.values()
-            if self._is_doubtful(item, look) and not await look.still_has(item)
+            for item in scanned.deposits.values()
+            if self._is_doubtful(item, scanned) and not await scanned.still_has(item)
         ]
-        if lost and look.settled:
-            look.load(await self._ledger.deposits_by(self._network.name, set(lost)))
+        if lost and scanned.settled:
+            scanned.load(await self._ledger.deposits_by(self._network.name, set(lost)))
             for txid in dict.fromkeys(lost):
-                await self._place(look, txid, listed=False)
+                await self._place(scanned, txid, listed=False)
 
-    def _is_doubtful(self, item: EvmDeposit, look: Look) -> bool:
-        if item.block_number is None or item.block_number > look.reached:
+    def _is_doubtful(self, item: EvmDeposit, scanned: ScanPass) -> bool:
+        if item.block_number is None or item.block_number > scanned.reached:
             return False
         due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item.block_number)
-        return due or item.block_number > look.fork.number
+        return due or item.block_number > scanned.fork.number
 
     # --- states --------------------------------------------------------------------------------
 
-    async def _rise(self, look: Look, head: Block) -> None:
+    async def _rise(self, scanned: ScanPass, head: Block) -> None:
         """How high the chain is, and how high its finalized part."""
         self._height = head.number
-        if self._network.confirmations is None and look.deposits:
+        if self._network.confirmations is None and scanned.deposits:
             finalized = await self._client.block(Tag.FINALIZED)
             if finalized is None:
                 raise ChainUnusable(
@@ -310,51 +310,53 @@ class EvmDepositScanner:
             return number <= self._finalized
         return self._height - number + 1 >= self._network.confirmations
 
-    async def _state(self, item: EvmDeposit, look: Look) -> DepositState:
+    async def _state(self, item: EvmDeposit, scanned: ScanPass) -> DepositState:
         """What the chain says of a deposit, as far as this pass got."""
         if item.block_number is None:
             return DepositState.REMOVED
-        before = look.stored.get(item.key, item)
+        before = scanned.stored.get(item.key, item)
         if item.acknowledged is DepositState.CONFIRMED and item.block_hash == before.block_hash:
             # It stays so while its block stays, even if the node that answers now lags.
             return DepositState.CONFIRMED
-        if self._is_deep(item.block_number) and await look.still_has(item):
+        if self._is_deep(item.block_number) and await scanned.still_has(item):
             return DepositState.CONFIRMED
         return DepositState.SEEN
 
-    async def _remember(self, look: Look, states: Mapping[DepositKey, DepositState]) -> None:
-        """Commit what is new before it is shown: the time of first sight must outlive a crash.
+    async def _remember(self, scanned: ScanPass, states: Mapping[DepositKey, DepositState]) -> None:
+        """Commit what is new before it is shown: the first-seen time must outlive a crash.
 
         And that it is shown: from then on the order layer may have committed either state, until
         it says which.
         """
-        for key, item in look.deposits.items():
+        for key, item in scanned.deposits.items():
             known = item.acknowledged if item.acknowledged is states[key] else None
             watched = self._is_watched(item, states[key])
-            look.deposits[key] = replace(item, acknowledged=known, watched=watched)
-        changed = [item for key, item in look.deposits.items() if item != look.stored.get(key)]
+            scanned.deposits[key] = replace(item, acknowledged=known, watched=watched)
+        changed = [
+            item for key, item in scanned.deposits.items() if item != scanned.stored.get(key)
+        ]
         if changed:
             await self._ledger.put_deposits(changed)
 
     def _is_watched(self, item: EvmDeposit, state: DepositState) -> bool:
-        """Over when it is deep enough. What is gone needs none: its event would tell of it."""
+        """Over when it is deep enough. One that is gone needs none: an event would show it."""
         if item.acknowledged is not state or state is DepositState.SEEN:
             return True
         if item.block_number is None:
             return False
         return self._height - item.block_number < self._network.tracked_blocks
 
-    async def _plan_move(self, look: Look) -> None:
+    async def _plan_move(self, scanned: ScanPass) -> None:
         """Where the cursor goes once all that was found is committed."""
-        to = look.fork
-        if look.reached > to.number:
-            block = await look.block(look.reached)
+        to = scanned.fork
+        if scanned.reached > to.number:
+            block = await scanned.block(scanned.reached)
             if block is None:
                 return
             to = EvmCursor(block.number, block.hash)
-        if look.settled and (await self._ledger.cursors(self._network.name))[:1] != [to]:
+        if scanned.settled and (await self._ledger.cursors(self._network.name))[:1] != [to]:
             keep = to.number - self._network.tracked_blocks
-            self._next = CursorMove(self._network.name, to, look.fork.number, keep)
+            self._next = CursorMove(self._network.name, to, scanned.fork.number, keep)
 
 
 def _paid(item: EvmDeposit) -> Paid:

@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import structlog
 
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.ledger import LARGEST_STORED, EvmPayment, PaymentOrder, Purpose
@@ -134,7 +134,7 @@ class L1Fee:
             )
             return with_l1_margin(usdc.read_uint(answer))
         except (NodeError, ValueError) as error:
-            log.warning("evm_l1_fee_not_told", network=self._network.name, reason=str(error))
+            log.warning("evm_l1_fee_unknown", network=self._network.name, reason=str(error))
             raise Unavailable(
                 f"What {self._network.name} takes for data on L1 is not known right now: its"
                 f" oracle {oracle} gives no fee."
@@ -168,7 +168,7 @@ class EvmGas:
 
     ``hot`` is the hot wallet's balances at the last look; None before one. ``problem``: why it is
     not known what a payout costs, for the operator; None: it is known, or nobody has looked.
-    ``is_blacklisted``: the token moved nothing for the hot wallet at the last look.
+    ``is_blacklisted``: the token moved nothing for the hot wallet at the last refresh.
     """
 
     def __init__(self, connection: EvmConnection, hot_wallet: str) -> None:
@@ -195,7 +195,9 @@ class EvmGas:
         moment = await self._connection.client.fees()
         price = first_price(moment, order.gas, left)
         if price is None:
-            log.warning("evm_gas_too_dear", network=self._network.name, base_fee=moment.base_fee)
+            log.warning(
+                "evm_gas_price_exceeded", network=self._network.name, base_fee=moment.base_fee
+            )
             raise Unavailable(f"Gas on {self._network.name} is too dear for a payment right now.")
         return price
 
@@ -223,7 +225,7 @@ class EvmGas:
         """Whether the next block would not take the payment for its price."""
         return is_too_low(_price(payment), await self._connection.client.fees())
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Note the fees of the moment and the hot wallet's balances."""
         top = await self._connection.check()
         moment = await self._connection.client.fees()
@@ -255,7 +257,7 @@ class EvmGas:
             raise
 
     def payout_cost(self) -> int:
-        """Wei that a payout costs at the last look, with margin. Raises Unavailable before one."""
+        """Wei that a payout costs, with margin. Raises Unavailable before a refresh."""
         if self._price is None or self._l1_fee is None:
             raise Unavailable(f"The fees on {self._network.name} are not known yet.")
         return self._gas * self._price.max_fee + self._l1_fee
@@ -279,7 +281,7 @@ class OpeningLedger(Protocol):
     """The database as the opening balance uses it. Everything may raise errors.Unavailable."""
 
     async def opening(self, network: str, sender: str) -> Opening | None:
-        """The one on record; None before the first look."""
+        """The one on record; None before the first poll."""
         ...
 
     async def record(self, network: str, sender: str, opening: Opening) -> None:
@@ -302,7 +304,7 @@ class EvmOpening:
         self._ledger = ledger
         self._is_deep = False
 
-    async def look(self, head: Block) -> None:
+    async def poll(self, head: Block) -> None:
         """Record it if it is not, or was replaced; ``head`` is the newest block.
 
         Raises RpcFailure and errors.Unavailable.

@@ -21,9 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from rpcsvc.domain.usdc import Signature, keccak256
 from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.ids import RandomBytes
-from rpcsvc.settlement.onchain.evm.usdc import Signature, keccak256
 
 LARGEST_INDEX: Final = 2**31 - 1
 _ENTROPY_BYTES: Final = 32

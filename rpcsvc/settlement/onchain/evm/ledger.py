@@ -131,7 +131,7 @@ class EvmDepositLedger(Protocol):
         ...
 
     async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
-        """Record where a network is looked at from; up to there, nothing can be for orders."""
+        """Record the block from which a network is scanned: no deposit is in it or before."""
         ...
 
     async def deposit(self, key: DepositKey) -> EvmDeposit | None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Self, TypeVar
 from pydantic import Field, PlainValidator, TypeAdapter
 
 from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.usdc import keccak256
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     DaemonRpc,
@@ -32,7 +33,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     read_answer,
     read_field,
 )
-from rpcsvc.settlement.onchain.evm.usdc import keccak256
 
 _QUANTITY_FORM: Final = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)", re.ASCII | re.IGNORECASE)
 _DATA_FORM: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
@@ -390,7 +390,7 @@ class EvmClient:
     # --- transactions --------------------------------------------------------------------------
 
     async def submit(self, raw: bytes) -> SubmissionResult:
-        """Hand a signed transaction to the network. The same bytes may be handed over again."""
+        """Publish a signed transaction. Repeating it is safe."""
         txid = "0x" + keccak256(raw).hex()
         try:
             answer = await self.rpc.act("eth_sendRawTransaction", ["0x" + raw.hex()])

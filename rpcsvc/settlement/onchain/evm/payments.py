@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
+from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
@@ -28,7 +29,6 @@ from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
@@ -56,7 +56,7 @@ _MOST_KEPT: Final = 4_096
 
 
 class Blacklist:
-    """The blacklist of one token, as its node tells it."""
+    """The blacklist of one token, as its node reports it."""
 
     def __init__(self, connection: EvmConnection, now_ms: Callable[[], int] = steady_ms) -> None:
         self._connection = connection
@@ -83,7 +83,9 @@ class Blacklist:
             return False
         except (TimeoutError, RpcFailure) as failure:
             reason = str(failure) or f"no answer within {WAIT_SECONDS} s"
-            log.warning("blacklist_not_asked", network=self._connection.network.name, reason=reason)
+            log.warning(
+                "blacklist_check_failed", network=self._connection.network.name, reason=reason
+            )
             return False
         self._keep(key, now, found=found)
         return found
@@ -146,7 +148,9 @@ class EvmChecks:
         try:
             return await self._gas.estimate(self._network.token, data)
         except Reverted as error:
-            log.warning("evm_payment_not_made", network=self._network.name, reason=str(error))
+            log.warning(
+                "evm_payment_preparation_failed", network=self._network.name, reason=str(error)
+            )
             raise Unavailable(
                 f"The token on {self._network.name} refuses this payment just now."
             ) from error
@@ -177,7 +181,7 @@ class EvmNonces:
         self._has_looked = False
 
     def conditions(self) -> list[str]:
-        """What the operator should know, in words."""
+        """Conditions for the operator, in words."""
         return self._conditions.texts()
 
     async def next(self) -> int:
@@ -416,7 +420,7 @@ class EvmPayments:
     # --- conditions -----------------------------------------------------------------------------
 
     def conditions(self) -> list[str]:
-        """What the operator should know, in words."""
+        """Conditions for the operator, in words."""
         return self._conditions.texts() + self._nonces.conditions()
 
     async def stuck(self) -> str | None:
@@ -437,24 +441,24 @@ class EvmPayments:
         async with self._writer:
             await self._nonces.reconcile()
 
-    async def look_at_gas(self) -> None:
-        """Look at fees and at the hot wallet's balances. To be called every few seconds."""
-        await self._gas.look()
+    async def refresh_gas(self) -> None:
+        """Refresh fees and the hot wallet's balances. To be called every few seconds."""
+        await self._gas.poll()
 
     def gas_fee(self) -> int:
-        """Wei that a payout costs at the last look, with margin. Raises Unavailable before one."""
+        """Wei that a payout costs, with margin, as of the last refresh. Raises Unavailable."""
         return self._gas.payout_cost()
 
     def gas_problem(self) -> str | None:
-        """Why it is not known what a payout costs, for the operator; None: it is, or no look."""
+        """Why the cost of a payout is unknown, for the operator; None: known, or no refresh yet."""
         return self._gas.problem
 
     def is_blacklisted(self) -> bool:
-        """Whether the token moved nothing for the hot wallet at the last look."""
+        """Whether the token was frozen for the hot wallet at the last refresh."""
         return self._gas.is_blacklisted
 
     def hot(self) -> HotBalances | None:
-        """The hot wallet's balances at the last look; None before one."""
+        """The hot wallet's balances at the last refresh; None before one."""
         return self._gas.hot
 
     async def receipt(self, transfer: Transfer) -> EvmReceipt:

@@ -1,4 +1,4 @@
-"""Where an EVM payment is: mined, waiting, nowhere, or displaced by what has spent its nonce.
+"""The state of an EVM payment: mined, pending, absent, or displaced by another use of its nonce.
 
 Read off blocks, receipts and the account's nonce, never off an error or a missing answer: a node
 may have dropped old receipts. Only another mined transaction with the sender and nonce proves a
@@ -12,9 +12,9 @@ from typing import Final
 
 import structlog
 
+from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
@@ -86,7 +86,7 @@ class SpentNonces:
         return found
 
     def forget(self, payment_id: str) -> None:
-        """Nobody will ask for it again, or it has to be looked for anew."""
+        """Forget what is known of a payment: it is over, or must be searched for again."""
         self._found.pop(payment_id, None)
 
     def _retry_blocks(self) -> int:
@@ -100,7 +100,7 @@ class SpentNonces:
                 found = await self._in_body(payment, number)
         except RpcFailure as failure:
             # Not the node's health: it may have all that others need, and lack old states.
-            log.info("evm_nonce_not_traced", payment_id=payment.payment_id, reason=str(failure))
+            log.info("evm_nonce_trace_failed", payment_id=payment.payment_id, reason=str(failure))
             return NotFound(top.number, f"the node can't tell in which block ({failure})")
         if found is None:
             return NotFound(top.number, "the node shows no block with a transaction that did it")
@@ -298,7 +298,7 @@ class EvmPresence:
         return Judgement(verdict, replace(after, state=PaymentState.FAILED))
 
     def _report(self, payment: EvmPayment, problem: str | None) -> None:
-        """The operator has to look for another node: this one will not say more by itself."""
+        """Ask the operator for another node: this one can't prove more."""
         which = f"payment {payment.payment_id} on {self._network.name}"
         text = None if problem is None else f"what became of {which} can't be proved: {problem}"
         self._conditions.set(f"spent-{payment.payment_id}", text)

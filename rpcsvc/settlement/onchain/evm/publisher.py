@@ -105,7 +105,7 @@ class EvmPublisher:
         return [item for item in found if item.sender == self._signer.address]
 
     async def unmined(self) -> list[EvmPayment]:
-        """Payments that are signed, and nothing was mined with their nonce as of the last look.
+        """Payments that are signed, and nothing was mined with their nonce as of the last check.
 
         Once something was, the wallet's balances tell what it took.
         """
@@ -116,7 +116,7 @@ class EvmPublisher:
         ]
 
     async def verdict(self, payment: EvmPayment) -> Verdict:
-        """Ask the node, record how far the payment is, and say it."""
+        """Ask the node, record the payment's state, and return the verdict."""
         judged = await self._presence.judge(payment)
         if judged.payment == payment or payment.state.is_over:
             return judged.verdict

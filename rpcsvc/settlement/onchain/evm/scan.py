@@ -1,7 +1,7 @@
-"""What a deposit scan of one EVM network reads: Transfer events, forks, and pending transactions.
+"""The inputs of a deposit scan of one EVM network: Transfer events, forks, pending transactions.
 
 Blocks up to which every deposit is committed are recorded; the newest that is still on the chain is
-the fork. A pending transaction gives a deposit its time of first sight and nothing else: its sender
+the fork. A pending transaction gives a deposit its first-seen time and nothing else: its sender
 may still replace it. A node that shows no pending block fails no scan; the block's time counts
 then.
 """
@@ -16,6 +16,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import structlog
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain.usdc import (
+    TRANSFER_TOPIC,
+    TransferEvent,
+    read_paying_call,
+    read_transfer,
+)
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
@@ -41,12 +47,6 @@ from rpcsvc.settlement.onchain.evm.node import (
     LogRange,
     Receipt,
     read_quantity,
-)
-from rpcsvc.settlement.onchain.evm.usdc import (
-    TRANSFER_TOPIC,
-    TransferEvent,
-    read_paying_call,
-    read_transfer,
 )
 
 log = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class EventReader:
         self.wanted = LogFilter(connection.network.token, (TRANSFER_TOPIC,))
 
     async def paying(self, piece: LogRange) -> list[Log]:
-        """The events of some blocks that are deposits. All others are told by their bytes alone.
+        """The events of some blocks that are deposits. All others are excluded by their bytes.
 
         Raises BadAnswer; ChainUnusable when the address pool was not loaded.
         """
@@ -130,7 +130,7 @@ class EventReader:
     def _is_credible(self, item: Log, event: TransferEvent) -> bool:
         if event.units > LARGEST_DEPOSIT:
             # More than there is of USDC: the token is not what it says, or the node lies.
-            log.error("evm_deposit_too_large", network=self._network.name, txid=item.txid)
+            log.error("evm_deposit_refused", network=self._network.name, txid=item.txid)
         return 0 < event.units <= LARGEST_DEPOSIT
 
     def _event(self, item: Log, method: str) -> TransferEvent:
@@ -164,7 +164,7 @@ class ForkFinder:
         self._ledger = ledger
 
     async def find(self, head: Block) -> EvmCursor | None:
-        """The newest block that was looked at and is still on the chain.
+        """The newest block that was scanned and is still on the chain.
 
         None when this node lags and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
@@ -280,7 +280,7 @@ class _Call:
 
 
 class PoolWatch:
-    """Looks at one network's pending blocks. Looks must not overlap."""
+    """Reads one network's pending blocks. Polls must not overlap."""
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
         self._connection = connection
@@ -291,7 +291,7 @@ class PoolWatch:
         self._refused: tuple[int, int] | None = None
         self._is_reported = False
 
-    async def look(self, head: Block) -> None:
+    async def poll(self, head: Block) -> None:
         """Note payments that are about to be mined after ``head``. Raises errors.Unavailable."""
         now = self._clock.now_ms()
         await self._clean(now)
@@ -305,7 +305,7 @@ class PoolWatch:
         self._refused = None
         if self._is_reported:
             self._is_reported = False
-            log.info("evm_pool_seen", network=self._network.name)
+            log.info("evm_pool_observed", network=self._network.name)
         await self._note(payments)
 
     async def first_seen(self, txid: str, address_index: int) -> tuple[int, ...]:
@@ -327,7 +327,7 @@ class PoolWatch:
         return dict(pending_payments(block, self._network.token))
 
     async def _note(self, payments: Mapping[str, str]) -> None:
-        """Record what is new, up to a bound: of the look, and of each address."""
+        """Record what is new, up to a bound: of the scan, and of each address."""
         if not payments:
             return
         name, now = self._network.name, self._clock.now_ms()
@@ -368,7 +368,7 @@ class PoolWatch:
         self._refused = (self._clock.now_ms(), self._connection.failures)
         if not self._is_reported:
             self._is_reported = True
-            log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))
+            log.warning("evm_pool_lookup_failed", network=self._network.name, reason=str(failure))
 
 
 def pending_payments(block: PendingBlock, token: str) -> Iterator[PendingPayment]:

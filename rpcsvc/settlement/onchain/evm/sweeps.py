@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import (
@@ -236,7 +236,7 @@ class EvmSweeps:
         found = False
         for sweep in await self._ledger.void_sweeps(self._network.name, due.address_index):
             if await self._is_used(due.address, bytes.fromhex(sweep.authorization or "")):
-                log.warning("evm_void_sweep_was_mined", payment_id=sweep.payment_id)
+                log.warning("evm_void_sweep_mined", payment_id=sweep.payment_id)
                 done = replace(sweep, state=SweepState.DONE, taken=sweep.units)
                 await self._ledger.put_sweep(done)
                 found = True
@@ -248,7 +248,7 @@ class EvmSweeps:
         So after a restored backup, or when the same keys are used elsewhere.
         """
         taken = max(due.units - held, 0)
-        log.warning("evm_sweep_found_done", address=due.address, units=taken)
+        log.warning("evm_sweep_found_completed", address=due.address, units=taken)
         await self._ledger.add_sweep(
             Sweep(
                 self._network.name, due.address_index, due.serial, due.address,

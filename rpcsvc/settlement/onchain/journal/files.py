@@ -253,7 +253,7 @@ class PlaceWriter:
         return self._fd is not None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
         self._fd = self._file = None

@@ -19,6 +19,7 @@ import structlog
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
@@ -202,7 +203,7 @@ class PaymentJournal:
             mark = Mark(self._name, self._end)
             try:
                 await commit(mark)
-            except StaleWrite:
+            except (StaleWrite, LeaseLost):
                 await self._settle()  # rolled back for certain: a restart must not adopt the line
                 raise
             self._mark, self._unsettled = mark, None
@@ -250,7 +251,7 @@ class PaymentJournal:
         self._problem, self._failed_at = text, self._steady()
 
     async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Try again what fails, until cancelled: nothing may be recorded for long."""
+        """Retry failed places until cancelled, also while no line is written."""
         while True:
             await pause(_RETRY_MS / 1000)
             await self.retry()
@@ -303,7 +304,7 @@ class PaymentJournal:
         return Mark(self._name, self._end)
 
     async def close(self) -> None:
-        """Let go of the files, after what is being recorded."""
+        """Close the files, after the line that is being recorded."""
         async with self._one:
             self._first.close()
             for each in self._further:
@@ -346,7 +347,7 @@ class _Further:
         self._busy: asyncio.Future[None] | None = None
 
     async def offer(self, data: bytes, now: int) -> None:
-        """Have it take a line; ``problem`` says whether it did."""
+        """Write a line to the place; ``problem`` says why it failed."""
         is_busy = self._busy is not None and not self._busy.done()
         if is_busy or (self.problem is not None and now - self._failed_at < _RETRY_MS):
             self.missed(data)

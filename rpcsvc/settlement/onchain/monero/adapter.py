@@ -7,7 +7,7 @@ and each pass tries again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -21,6 +21,7 @@ from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,
     NetworkNames,
+    NetworkState,
     Observation,
     PreparedTransfer,
     Record,
@@ -137,13 +138,17 @@ class MoneroAdapter:
         return True
 
     def total(self) -> int:
-        """All that the wallet holds. Raises errors.Unavailable before the first look."""
+        """All that the wallet holds. Raises errors.Unavailable before the first refresh."""
         held = self._inventory.available
         return held.unlocked + held.locked
 
     def available(self) -> Available:
-        """What could be paid at the last look, open orders not counted."""
+        """What could be paid at the last refresh, open orders not counted."""
         return self._inventory.available
+
+    def states(self) -> Mapping[str, NetworkState]:
+        """What the last look found."""
+        return {NETWORK: NetworkState(self._connection.block_age(), self._inventory.outputs())}
 
     def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
         """Monero, and which of its networks when it is not the main one."""
@@ -176,12 +181,12 @@ class MoneroAdapter:
         await self._deposits.acknowledge(sightings)
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep a deposit was at the last look; 0 in the pool or gone."""
+        """How deep a deposit was at the last scan; 0 in the pool or gone."""
         return await self._deposits.confirmations(key)
 
-    def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """How many confirmations a small deposit needs."""
-        return self._options.required_confirmations(0)
+    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - one network
+        """How many confirmations deposits of ``units`` piconero to one address need."""
+        return self._options.required_confirmations(units)
 
     # --- payouts -------------------------------------------------------------------------------
 
@@ -202,13 +207,13 @@ class MoneroAdapter:
             await self._payments.prepare(transfer, companions, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
+        """Publish the signed bytes; repeating it is safe. Raises errors.Unavailable."""
         with self._connection.watched():
             self._addresses.require_scanned()
             return await self._payments.publish(transfer)
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer. Raises errors.Unavailable."""
+        """The transfer's outcome on the network. Raises errors.Unavailable."""
         with self._connection.watched():
             return await self._payments.look_up(transfer)
 
@@ -228,16 +233,16 @@ class MoneroAdapter:
                 info = await self._ready()
                 await self._inventory.refresh_fee()
                 await self._addresses.refill()
-                await self._recovery.look(info)
-                await self._look_after_outputs()
+                await self._recovery.poll(info)
+                await self._maintain_outputs()
         except Unavailable as reason:
             log.info("monero_maintenance_postponed", reason=reason.message)
 
-    async def _look_after_outputs(self) -> None:
+    async def _maintain_outputs(self) -> None:
         info = await self._connection.in_step()
-        await self._inventory.look(info)
+        await self._inventory.poll(info)
         if await self._inventory.keep_up():
-            await self._inventory.look(info)
+            await self._inventory.poll(info)
 
     async def _ready(self) -> NodeInfo:
         """Check the node, which wallet is open, and all of the wallet anew after each failure."""
@@ -269,6 +274,6 @@ class MoneroAdapter:
         return Health(problem is None, problem)
 
     async def notes(self) -> list[str]:
-        """What the operator should see to in time; no order has to wait for it."""
+        """Notes for the operator that delay no order."""
         found = (self._recovery.problem, self._recovery.waiting, self._inventory.problem)
         return [text for text in found if text]

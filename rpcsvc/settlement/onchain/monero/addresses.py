@@ -70,7 +70,7 @@ class AddressPool:
     def require_scanned(self) -> None:
         """Raise ChainUnusable while the wallet scans the chain anew: it answers nothing."""
         if self._rescan is not None and not self._rescan.done():
-            raise ChainUnusable("rescanning: the wallet looks for deposits that it missed")
+            raise ChainUnusable("rescanning: the wallet scans the chain for missed deposits")
 
     def take(self) -> str:
         """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
@@ -120,7 +120,7 @@ class AddressPool:
                 try:
                     await self._ledger.reserve_addresses(unused - 1)
                 except Unavailable as reason:
-                    log.info("monero_addresses_left_out", reason=reason.message)
+                    log.info("monero_addresses_skipped", reason=reason.message)
 
     async def _bring_up(self, highest: Subaddress) -> None:
         missing = await self._missing(highest)
@@ -148,7 +148,7 @@ class AddressPool:
         missing = wallet.reserved_to - highest if wallet else 0
         if missing <= 0:
             return
-        log.warning("monero_addresses_recorded_anew", addresses=missing)
+        log.warning("monero_addresses_recorded", addresses=missing)
         if not await self._has(highest + missing):
             # The wallet is as old, or restored from its words: it has not looked at them.
             await self._ledger.note_rescan_due()
@@ -181,7 +181,7 @@ class AddressPool:
         self._rescan.result()
 
     async def _scanned(self) -> None:
-        log.warning("monero_wallet_rescans")
+        log.warning("monero_wallet_rescan_started")
         await self._wallet.rescan_blockchain()
         await self._wallet.store()
         await self._ledger.note_rescanned()

@@ -85,6 +85,10 @@ class MoneroConnection:
         self._stall_detector.saw(info.height)
         return info
 
+    def block_age(self) -> int | None:
+        """Time (ms) since the node showed a new block; None before the first."""
+        return self._stall_detector.age_ms()
+
     def stall(self) -> str | None:
         """For the operator: that the chain has stopped; None on regtest, which mines on demand."""
         if self._options.nettype == "fakechain":
@@ -121,7 +125,7 @@ class MoneroConnection:
         """All checks have passed."""
         self._wallet_checked = True
         if self.problem is not None:
-            log.info("monero_ready")
+            log.info("monero_connected")
         self.problem = None
 
     async def in_step(self) -> NodeInfo:
@@ -167,7 +171,7 @@ class MoneroConnection:
     def _note(self, reason: str) -> None:
         self._wallet_checked = False
         if reason != self.problem:
-            log.warning("monero_not_ready", reason=reason)
+            log.warning("monero_disconnected", reason=reason)
         self.problem = reason
 
     def _reason(self, failure: RpcFailure) -> str:

@@ -60,9 +60,9 @@ class Proof(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one pass knows. ``agreed``: wallet and node were at the same block throughout.
+    """State of one pass. ``agreed``: wallet and node were at the same block throughout.
 
-    ``fork`` is the newest block that was looked at before and is still there.
+    ``fork`` is the newest block that was scanned before and is still on the chain.
     """
 
     info: NodeInfo
@@ -87,7 +87,7 @@ class DepositProofs:
         self._void: set[Key] = set()
         self._missing: dict[Key, str] = {}
 
-    async def look(
+    async def find(
         self,
         records: Sequence[DepositRecord],
         listed: Sequence[WalletTransfer],
@@ -123,7 +123,7 @@ class DepositProofs:
         return key_of(item) in deep and not (was_confirmed(item) and self._is_settled(item, view))
 
     def _is_settled(self, item: DepositRecord, view: View) -> bool:
-        """Whether it was judged in the block that it is in: that block was looked at."""
+        """Whether it was judged in the block that it is in: that block was scanned."""
         height = view.height(item)
         return height is not None and item.height == height <= view.fork
 
@@ -199,10 +199,10 @@ class DepositProofs:
             key, proof = key_of(item), proofs.get(key_of(item))
             about = {"txid": item.txid, "address": item.address, "units": item.units}
             if proof is Proof.VOID and key not in self._void and not self._was_void(item, view):
-                log.error("monero_deposit_is_void", **about)
+                log.error("monero_deposit_voided", **about)
                 self._void.add(key)
             if proof is Proof.MISSING and key not in self._missing:
-                log.error("monero_deposit_not_in_wallet", **about)
+                log.error("monero_deposit_missed", **about)
             if proof is Proof.MISSING:
                 self._missing[key] = view.info.top_hash
             elif proof is not None:
@@ -242,7 +242,7 @@ _FIRST_TIME: Final = 500_000_000
 # A node drops a transaction from its pool after seven days at the latest.
 _POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
 # A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
-# Anyone can send thousands of those, so they are looked at about once an hour.
+# Anyone can send thousands of those, so each is checked about once an hour.
 _DAY_BLOCKS: Final = 720
 _RESTING_BLOCKS: Final = 30
 
@@ -257,7 +257,7 @@ def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
 class DepositScanner:
     """Looks for deposits, pass by pass.
 
-    ``complete_until``: when the last look began (ms), if it has shown all deposits until then.
+    ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class DepositScanner:
         ]
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Record what is committed, and move the cursor to the block that was looked at.
+        """Record what is committed, and move the cursor to the block that was scanned.
 
         Deposits that were not acknowledged are in the database all the same and are shown again.
         """
@@ -328,7 +328,7 @@ class DepositScanner:
         await self._ledger.acknowledge(states, cursor, fork)
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep the deposit was at the last look; 0 in the pool or gone."""
+        """How deep the deposit was at the last scan; 0 in the pool or gone."""
         height = self._height  # read first: a deposit that is newer is never deeper
         found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None:
@@ -336,7 +336,7 @@ class DepositScanner:
         return max(0, height - found.height)
 
     async def _find_fork(self) -> int:
-        """The newest block that was looked at and is still on the chain; -1 when none is."""
+        """The newest block that was scanned and is still on the chain; -1 when none is."""
         for cursor in await self._ledger.cursors():
             header = await self._connection.node.header_at(cursor.height)
             if header is not None and header.hash == cursor.hash:
@@ -345,7 +345,7 @@ class DepositScanner:
         return -1
 
     def _rests(self, item: DepositRecord, height: int) -> bool:
-        """Whether a deposit is left out of this look: unconfirmed for long, and still in its block.
+        """Whether a deposit is left out of this scan: unconfirmed for long, and still in its block.
 
         Its block is not above the fork. After a start, and on a shorter chain, none is left out.
         """
@@ -422,7 +422,7 @@ class DepositScanner:
         # While wallet and node disagree nothing that the wallet says of a block is relied on.
         proofs: Mapping[Key, Proof] = {}
         if view.agreed:
-            proofs = await self._proofs.look(records, listed, view, deep, resting)
+            proofs = await self._proofs.find(records, listed, view, deep, resting)
         return [
             _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
             for item in records
@@ -444,7 +444,7 @@ class DepositScanner:
     async def _remember(
         self, records: Sequence[DepositRecord], view: View, states: Sequence[DepositState]
     ) -> None:
-        """Commit what is new before it is shown: the time of first sight must outlive a crash.
+        """Commit what is new before it is shown: the first-seen time must outlive a crash.
 
         What is shown is unacknowledged from here on: whoever crashes between committing it and
         acknowledging it is shown what the chain says then, even if that is what it was before.

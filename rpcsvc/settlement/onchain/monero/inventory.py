@@ -1,4 +1,4 @@
-"""What the XMR wallet holds and can pay, and keeping its outputs many: splitting and consolidating.
+"""The XMR wallet's holdings, and the splitting and consolidation of its outputs.
 
 Anybody may send dust to a deposit address. With more outputs than one answer can list (some 66,000)
 only the wallet's own address is listed, which no customer knows, and sums come from the balance.
@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import (
     Held,
-    look_at_held,
+    read_held,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Output
 
@@ -84,15 +84,19 @@ class MoneroInventory:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a look: before it nothing can be promised."""
+        """Whether the outputs were listed once: before that no order can be taken."""
         return self._available is not None
 
     @property
     def available(self) -> Available:
-        """What could be paid at the last look. Raises errors.Unavailable before the first."""
+        """What could be paid at the last refresh. Raises errors.Unavailable before the first."""
         if self._available is None:
             raise Unavailable("What the XMR wallet holds is not known yet. Try again in a moment.")
         return self._available
+
+    def outputs(self) -> int | None:
+        """How many outputs can be spent; None before the first refresh."""
+        return None if self._available is None else self._available.outputs
 
     def fee(self) -> int:
         """What a payment costs, with a margin. Raises errors.Unavailable before it is known."""
@@ -108,7 +112,7 @@ class MoneroInventory:
         fees = (await self._connection.node.fees()).per_byte
         self._per_byte = fees[min(self._options.priority, len(fees)) - 1]
 
-    async def look(self, info: NodeInfo) -> None:
+    async def poll(self, info: NodeInfo) -> None:
         """Count the outputs anew when they may have changed: listing many takes long.
 
         Raises RpcFailure.
@@ -116,7 +120,7 @@ class MoneroInventory:
         fee, now = self.fee(), self._clock.now_ms()
         seen = (info.top_hash, await self._payments.under_way())
         if seen != self._seen or not 0 <= now - self._seen_at < _LOOK_AGAIN_MS:
-            self._count(info, await look_at_held(self._connection.wallet, info.height))
+            self._count(info, await read_held(self._connection.wallet, info.height))
             self._seen, self._seen_at = seen, now
         # The fee is of the moment.
         self._available = replace(self.available, max_now=max(0, self._spendable - fee))
@@ -135,7 +139,7 @@ class MoneroInventory:
             seconds_to_unlock=held.blocks_to_unlock * _BLOCK_SECONDS,
         )
         if not held.is_whole and self.problem is None:
-            log.warning("monero_too_many_outputs", unlocked=held.unlocked, locked=held.locked)
+            log.warning("monero_outputs_exceeded", unlocked=held.unlocked, locked=held.locked)
         self.problem = None if held.is_whole else TOO_MANY_OUTPUTS
 
     async def keep_up(self) -> bool:
@@ -149,7 +153,7 @@ class MoneroInventory:
         if order is None:
             return False
         payment = await self._payments.prepare_upkeep(order)
-        log.info("monero_upkeep", txid=payment.txid, parts=order.parts, fee=payment.fee)
+        log.info("monero_upkeep_started", txid=payment.txid, parts=order.parts, fee=payment.fee)
         await self._payments.finish_upkeep()
         return True
 

@@ -18,7 +18,6 @@ from pydantic import AliasPath, Field, PlainValidator, TypeAdapter, ValidationEr
 from rpcsvc.settlement.onchain.daemon_rpc import (
     FLAG,
     TEXT,
-    WHOLE,
     BadAnswer,
     DaemonRpc,
     Endpoint,
@@ -37,7 +36,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 
 _RPC_PATH: Final = "/json_rpc"
 _HASHES_PER_CALL: Final = 100
-_SLOW_SECONDS: Final = 600.0
 _HEIGHT_BEYOND_TOP: Final = -2
 _INTERNAL_ERROR: Final = -5
 
@@ -130,7 +128,7 @@ class Submission(StrEnum):
     """What monerod said to a raw transaction. None of them proves what the network will do.
 
     ACCEPTED: new, in its pool, relayed. KNOWN: it has it already, in the pool or mined, or took it
-    without relaying. BUSY: not looked at, the node is syncing. DOUBLE_SPEND: an input is spent by
+    without relaying. BUSY: not checked, the node is syncing. DOUBLE_SPEND: an input is spent by
     another transaction, in pool or chain, which a reorganisation may undo; or by this very one,
     while Dandelion++ still hides it. FEE_TOO_LOW: below the
     relay fee of the moment. INVALID: inputs, outputs, ring or size break a rule, which may be so
@@ -162,7 +160,7 @@ class PoolTransaction:
 
     ``relayed``: the node has sent it to its peers. One that was killed before it could never does
     so by itself. ``abandoned``: it was not valid at a moment, and the node will not try again to
-    mine it. A restricted node doesn't tell.
+    mine it. A restricted node does not report it.
     """
 
     txid: Annotated[Text, named("id_hash")]
@@ -338,7 +336,7 @@ class MonerodClient:
     # --- acting --------------------------------------------------------------------------------
 
     async def submit(self, raw: str) -> SubmissionResult:
-        """Hand a signed transaction to the network. The same bytes may be handed over again."""
+        """Publish a signed transaction. Repeating it is safe."""
         path = "/send_raw_transaction"
         answer = await self.rpc.act_path(path, {"tx_as_hex": raw})
         status = self._field(TEXT, path, answer, "status")
@@ -358,21 +356,6 @@ class MonerodClient:
         """Forget these transactions of the pool, or all of them. Needs an unrestricted node."""
         params = {"txids": list(txids)} if txids else {}
         self._checked("flush_txpool", await self.rpc.act("flush_txpool", params))
-
-    # --- making a chain do as told: regtest only -----------------------------------------------
-
-    async def generate_blocks(self, count: int, address: str) -> tuple[str, ...]:
-        """Mine blocks that pay ``address``; their hashes. Regtest only; not repeated."""
-        params = {"amount_of_blocks": count, "wallet_address": address, "starting_nonce": 0}
-        answer = self._checked(
-            "generateblocks", await self.rpc.act("generateblocks", params, seconds=_SLOW_SECONDS)
-        )
-        return self._model(tuple[Text, ...], "generateblocks", answer.get("blocks", []))
-
-    async def pop_blocks(self, count: int) -> int:
-        """Take the newest blocks off the chain; the height after. Needs an unrestricted node."""
-        answer = await self.rpc.act_path("/pop_blocks", {"nblocks": count})
-        return self._field(WHOLE, "/pop_blocks", self._checked("/pop_blocks", answer), "height")
 
     # --- plumbing ------------------------------------------------------------------------------
 

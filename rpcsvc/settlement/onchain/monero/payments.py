@@ -151,7 +151,7 @@ class MoneroPayments:
         except (Unavailable, TransferRejected) as reason:
             if otherwise is None:
                 raise
-            log.info("monero_batch_not_made", transfers=len(order.batch), reason=str(reason))
+            log.info("monero_batch_refused", transfers=len(order.batch), reason=str(reason))
             order, signed = otherwise, await self._unspent(otherwise)
         return _payment(order, signed, self._clock.now_ms())
 
@@ -210,21 +210,21 @@ class MoneroPayments:
                 raise Unavailable("Not enough XMR is unlocked for this payment.") from error
             if error.code in _NO_WALLET:
                 raise
-            log.warning("monero_payment_not_made", reason=str(error))
+            log.warning("monero_payment_preparation_failed", reason=str(error))
             raise Unavailable("The XMR wallet can't make this payment just now.") from error
 
     async def _freeze(self, images: set[str]) -> None:
-        log.warning("monero_wallet_forgot_a_payment", outputs=len(images))
+        log.warning("monero_wallet_payment_forgotten", outputs=len(images))
         for image in sorted(images):
             await self._connection.wallet.freeze(image)
 
     async def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
-        """The last look before it is committed. Raises Unavailable: it was not published."""
+        """The last check before it is committed. Raises Unavailable: it was not published."""
         if signed.amount != order.units:
             raise Unavailable("The wallet signed another amount than asked for.")
         highest = self._options.highest_fee * max(1, len(order.batch))
         if signed.fee > highest:
-            log.warning("monero_fee_too_high", fee=signed.fee, highest=highest)
+            log.warning("monero_fee_refused", fee=signed.fee, highest=highest)
             raise Unavailable("The Monero network's fee is too high for this payment right now.")
         if await self._ledger.live_key_images(signed.key_images):
             raise Unavailable("The wallet offers money that an earlier payment has spent.")
@@ -312,10 +312,10 @@ class MoneroPayments:
         now = self._clock.now_ms()
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
-                return _told(item, "is signed and the network does not take it")
+                return _reported(item, "is signed and the network does not take it")
         for item in await self._ledger.payments_in(PaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
-                return _told(item, "was published and is not mined for long") + _ending(item)
+                return _reported(item, "was published and is not mined for long") + _ending(item)
         return None
 
     async def under_way(self) -> frozenset[tuple[str, PaymentState]]:
@@ -347,7 +347,7 @@ class MoneroPayments:
                 txid, payee.address, payee.transfer_id
             )
         except NodeError as error:
-            log.warning("monero_no_proof", txid=txid, reason=str(error))
+            log.warning("monero_proof_failed", txid=txid, reason=str(error))
             return None
 
 
@@ -359,7 +359,7 @@ def _ending(payment: Payment) -> str:
     return f"; if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
 
 
-def _told(payment: Payment, problem: str) -> str:
+def _reported(payment: Payment, problem: str) -> str:
     """For the operator: it says so if the node may know more than it shows."""
     spent = ", and something has spent an input of it" if payment.conflict is not None else ""
     since = iso8601(payment.relayed_at or payment.prepared_at)

@@ -1,4 +1,4 @@
-"""Where an XMR payment is: in a block, in the pool, nowhere, or displaced by a double spend.
+"""The state of an XMR payment: mined, in the pool, absent, or displaced by a double spend.
 
 A spent key image proves nothing alone: two answers may come from two nodes behind one address.
 Only another mined transaction with that key image does; the wallet lists it, since only its keys
@@ -82,7 +82,7 @@ class SpentInputs:
         return found
 
     def forget(self, payment_id: str) -> None:
-        """Nobody will ask for it again, or it has to be looked for anew."""
+        """Forget what is known of a payment: it is over, or must be searched for again."""
         self._found.pop(payment_id, None)
         self._in_vain.pop(payment_id, None)
 
@@ -174,7 +174,7 @@ class MoneroPresence:
         return Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago")
 
     async def _conflict_since(self, payment: Payment, info: NodeInfo) -> Cursor:
-        """A block by which it was spent: that of the first sight, while it is still there."""
+        """The block in which the spend was first seen, while it is on the chain."""
         top = Cursor(info.height - 1, info.top_hash)
         known = payment.conflict
         if known is None:
@@ -319,8 +319,8 @@ class MoneroReorgRecovery:
         self.overdue: str | None = None
         self.gone: str | None = None
 
-    async def look(self, info: NodeInfo) -> None:
-        """Bring back what is gone or given up. Raises RpcFailure."""
+    async def poll(self, info: NodeInfo) -> None:
+        """Republish payments that are gone or abandoned. Raises RpcFailure."""
         waiting = await self._rebroadcast_settled(info)
         if info.top_hash == self._looked_at:
             return  # the pool of a busy network is megabytes
@@ -357,7 +357,7 @@ class MoneroReorgRecovery:
             self.gone = None
         for item in out:
             if item.height is not None:
-                log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
+                log.error("monero_settled_payment_dropped", payment_id=item.payment_id)
             said = "in the pool"
             if item not in waiting:
                 said = (await self._connection.node.submit(item.raw)).submission.value
@@ -391,7 +391,7 @@ class MoneroReorgRecovery:
         since = iso8601(payment.relayed_at or payment.prepared_at)
         text = (
             f"payment {payment.payment_id}, published at {since}, waits in the node's pool for"
-            f" {blocks} blocks and is relayed again with each: look whether the node has peers"
+            f" {blocks} blocks and is relayed again with each: check that the node has peers"
         )
         if blocks >= _LATE_AFTER:
             self.overdue = text
@@ -404,9 +404,7 @@ class MoneroReorgRecovery:
         A node that was killed after it took a transaction, and before it relayed it, keeps it
         unrelayed for ever; and the peers may have lost one that they had.
         """
-        log.warning(
-            "monero_payment_relayed_again", payment_id=payment.payment_id, relayed=seen.relayed
-        )
+        log.warning("monero_payment_relayed", payment_id=payment.payment_id, relayed=seen.relayed)
         try:
             await self._connection.node.relay([payment.txid])
         except RpcFailure as failure:
@@ -422,13 +420,13 @@ class MoneroReorgRecovery:
         A node never tries again to mine a transaction that was not valid for a moment while
         blocks were replaced, such as one that spends money that had only just unlocked.
         """
-        log.warning("monero_node_gave_payment_up", payment_id=payment.payment_id)
+        log.warning("monero_payment_abandoned_by_node", payment_id=payment.payment_id)
         try:
             await self._connection.node.flush_pool([payment.txid])
         except RpcFailure as failure:
-            log.warning("monero_pool_not_flushed", txid=payment.txid, reason=str(failure))
+            log.warning("monero_pool_flush_failed", txid=payment.txid, reason=str(failure))
             self.problem = (
-                f"the node has given up payment {payment.payment_id} and does not let us offer it"
+                f"the node has abandoned payment {payment.payment_id} and does not let us offer it"
                 f" anew: flush_txpool {payment.txid}"
             )
             return
@@ -462,7 +460,7 @@ class MoneroReorgRecovery:
         unspent, _ = await list_unspent(self._connection.wallet)
         for output in unspent:
             if output.frozen and output.key_image in free:
-                log.info("monero_output_let_go", amount=output.amount)
+                log.info("monero_output_released", amount=output.amount)
                 await self._connection.wallet.thaw(output.key_image)
 
 

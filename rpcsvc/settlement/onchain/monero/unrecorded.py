@@ -71,7 +71,7 @@ class SpendWaits(Unavailable):
 
 
 class Outgoing(Protocol):
-    """A wallet that tells what it has sent and nobody knows of."""
+    """A wallet that lists its transactions on no record."""
 
     async def unknown(self) -> list[str]:
         """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
@@ -94,7 +94,7 @@ class MoneroOutgoing:
         self._unrecorded = unrecorded
 
     async def unknown(self) -> list[str]:
-        """Empty before the service's first look at the chain: nothing can be owed by then.
+        """Empty before the service's first scan of the chain: nothing can be owed by then.
 
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
         or has not scanned all that its node has.
@@ -160,13 +160,13 @@ class StartupReconciliation:
             return
         async with self._one:
             if not self._is_done:
-                await self._look()
+                await self._poll()
 
     def health(self) -> Health:
-        """Not ok while something is not on record, or nothing could be looked at for long."""
+        """Not ok while a transaction is on no record, or the check has failed for long."""
         return Health(self._problem is None, self._problem)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             unrecorded = await self._outgoing.unknown()
         except RpcFailure as failure:
@@ -202,8 +202,8 @@ class StartupReconciliation:
         if self._problem is None:
             log.error("reconciliation_failed", reason=str(failure))
         self._problem = (
-            f"what left the Monero wallet before the start can't be looked at ({failure}), and"
-            " payouts go on without it"
+            f"startup reconciliation has failed for {LOOK_TIMEOUT_MS // 60_000} min ({failure});"
+            " payouts go on without it: mend the wallet, then run rpcsvc audit"
         )
 
 

@@ -418,7 +418,7 @@ class Held:
     blocks_to_unlock: int
 
 
-async def look_at_held(wallet: WalletClient, height: int) -> Held:
+async def read_held(wallet: WalletClient, height: int) -> Held:
     """At the height of the chain. Raises RpcFailure."""
     listed, is_whole = await list_unspent(wallet)
     outputs = tuple(item for item in listed if not item.spent and not item.frozen)

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import Flag, Text, Whole, named
 
 
 class WalletCode(IntEnum):
-    """Error codes of monero-wallet-rpc that callers tell apart (NodeError.code)."""
+    """Error codes of monero-wallet-rpc that callers distinguish (NodeError.code)."""
 
     UNKNOWN = -1
     WRONG_ADDRESS = -2
@@ -55,7 +55,7 @@ class Subaddress:
 class TransferKind(StrEnum):
     """Where the wallet lists a transfer. INCOMING: mined. POOL: incoming, not mined.
 
-    OUTGOING: mined. PENDING: sent, not seen mined. FAILED: sent, given up by the wallet.
+    OUTGOING: mined. PENDING: sent, not seen mined. FAILED: sent, abandoned by the wallet.
     """
 
     INCOMING = "in"
@@ -81,7 +81,7 @@ def _height(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WalletTransfer:
-    """A transfer as the wallet tells it. Incoming: one per transaction and subaddress.
+    """A transfer as the wallet reports it. Incoming: one per transaction and subaddress.
 
     ``amount`` sums what this transaction paid to ``index``. ``height`` is None until mined;
     ``coinbase`` outputs unlock after 60 blocks, others after 10. ``locked``: by ``unlock_time`` or

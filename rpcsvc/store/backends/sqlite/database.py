@@ -12,7 +12,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import aiosqlite
 import structlog
 
+from rpcsvc.clock import SystemClock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
-from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, other_schema, require_usable
+from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema, require_usable
 from rpcsvc.store.backends.sqlite.reader import (
     UNAVAILABLE,
     Compiled,
@@ -33,7 +34,15 @@ from rpcsvc.store.backends.sqlite.reader import (
     report,
     unavailable,
 )
-from rpcsvc.store.database import BooksUnreadable, Statement, StoreConflict
+from rpcsvc.store.database import (
+    BooksUnreadable,
+    CommitObserver,
+    DatabaseInUse,
+    DatabaseUnusable,
+    Statement,
+)
+from rpcsvc.store.group_commit import GroupCommit, Rows
+from rpcsvc.store.schema import NEWEST
 
 log = structlog.get_logger(__name__)
 
@@ -51,23 +60,18 @@ MAPPED_BYTES = 0x7FFF_0000
 _DAMAGED = (
     "The database file is damaged. Stop the service, and restore a backup or repair the file."
 )
-MAX_GROUP = 512
 
 
-class Rows(NamedTuple):
-    """The rows of one statement in a group. ``finds``: each has to change a row."""
+class BoundRows(NamedTuple):
+    """The rows of one statement in a group, their values in order."""
 
     form: Compiled
     finds: bool
     values: list[Sequence[Any]]
 
 
-class DataDirInUse(Exception):
+class DataDirInUse(DatabaseInUse):
     """Another process owns the data directory."""
-
-
-class DatabaseUnusable(OSError):
-    """The database can't be opened: no room, no permission, or not a database."""
 
 
 class OwnerLock:
@@ -108,7 +112,7 @@ class GroupConnection(sqlite3.Connection):
     group costs one such trip, whatever it holds.
     """
 
-    group: list[Rows]
+    group: list[BoundRows]
 
     def commit(self) -> None:
         """Begin, run every statement of ``group``, commit; all or nothing."""
@@ -122,24 +126,34 @@ class GroupConnection(sqlite3.Connection):
                 self.execute("ROLLBACK")
             raise
 
-    def _run(self, rows: Rows) -> None:
+    def _run(self, rows: BoundRows) -> None:
         """Run a statement for all rows.
 
         The thread gives the interpreter lock up and takes it back at every step of a statement,
         so rows are inserted many to a step.
         """
         (text, _, insert), finds, values = rows
-        if insert is None:
-            changed = self.executemany(text, values).rowcount
-            if finds and changed != len(values):
-                raise StaleWrite
+        if finds and text.startswith("SELECT"):
+            for each in {tuple(row) for row in values}:  # once for all that ask for the same row
+                if self.execute(text, each).fetchone() is None:
+                    raise StaleWrite
             return
-        for many, start, size in inserts(insert, len(values)):
-            self.execute(many, [value for row in values[start : start + size] for value in row])
+        if finds or insert is None:
+            changed = self.executemany(text, values).rowcount
+        else:
+            changed = 0
+            for many, start, size in inserts(insert, len(values)):
+                flat = [value for row in values[start : start + size] for value in row]
+                changed += self.execute(many, flat).rowcount
+        if finds and changed != len(values):
+            raise StaleWrite
 
 
 class Database(Reader):
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
+
+    # How long a lease lasts: without an end, since whoever has the owner lock is alone.
+    lease_ms: int | None = None
 
     def __init__(
         self,
@@ -157,17 +171,15 @@ class Database(Reader):
         self._is_restarting = False
         self._loop = asyncio.get_running_loop()
         self._snapshot_end: asyncio.TimerHandle | None = None
-        self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
-        self._wake = asyncio.Event()
-        self._closing = False
         self._failure: str | None = None
-        self._committer = asyncio.create_task(self._commit_groups(), name="group-commit")
+        self._probing: asyncio.Task[None] | None = None
+        self._group = GroupCommit(self._transact)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Database:
         """Open (and make or migrate) the database of ``data_dir``.
 
-        Raises DatabaseUnusable and migrations.UnknownSchema.
+        Raises DatabaseUnusable and schema.UnknownSchema.
         """
         path = data_dir / DATABASE_NAME
         opening = asyncio.create_task(cls._open(path), name="open database")
@@ -196,6 +208,7 @@ class Database(Reader):
         try:
             for pragma in _WRITER_PRAGMAS:
                 await writer.execute(pragma)
+            await writer.create_function("now_ms", 0, SystemClock().now_ms)
             checkpoints = await Checkpointer.open(path)
             return cls(writer, made[0], open_reader(path), checkpoints, path)
         except sqlite3.Error:
@@ -204,9 +217,11 @@ class Database(Reader):
 
     async def close(self) -> None:
         """Finish the writes that wait, then close. Later writes are refused."""
-        self._closing = True
-        self._wake.set()
-        await self._committer
+        await self._group.close()
+        if self._probing is not None:
+            self._probing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._probing
         await self._checkpoints.close()
         if self._snapshot_end is not None:
             self._snapshot_end.cancel()
@@ -238,106 +253,59 @@ class Database(Reader):
             self._hold_snapshot()
             self._reader.execute("SELECT 1 FROM orders LIMIT 1").fetchone()
         except sqlite3.Error as error:
-            told = self._told(error)
-            if isinstance(told, Unavailable):
-                return Health(False, told.message)
+            reported = self._reported(error)
+            if isinstance(reported, Unavailable):
+                return Health(False, reported.message)
             if not self._is_damaged:
                 raise
         if self._is_damaged:
             return Health(False, _DAMAGED)
         return Health(self._failure is None, self._failure)
 
+    def on_commit(self, observer: CommitObserver) -> None:
+        """Have ``observer`` called after each commit. It must not raise."""
+        self._group.observe = observer
+
     async def write(self, statements: Sequence[Statement]) -> None:
         """Commit the statements, all or none; durable when this returns.
 
         Raises errors.Unavailable (disk full, locked, closing), StaleWrite and StoreConflict.
         """
-        if self._closing:
-            raise Unavailable("The service is stopping.")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((statements, done))
-        self._wake.set()
-        await done  # if the caller is cancelled, its statements are committed all the same
+        await self._group.write(statements)
 
-    async def _commit_groups(self) -> None:
-        while True:
-            await self._pause()
-            if self._failure is not None and not self._waiting:
-                await self._probe()
-            while self._waiting:
-                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-                await self._commit_group(group)
-                if self._checkpoints.wants_restart:
-                    await self._restart_log()
-            if self._closing:
-                return
+    async def _transact(self, rows: list[Rows]) -> None:
+        if self._checkpoints.wants_restart:
+            await self._restart_log()
+        group = [_bound(each) for each in rows]
+        self._connection.group = group
+        try:
+            await self._writer.commit()
+        except sqlite3.OperationalError as error:
+            self._failure = UNAVAILABLE
+            if self._probing is None:
+                self._probing = asyncio.create_task(self._probe(), name="database probe")
+            raise unavailable(error) from error
+        except sqlite3.Error as error:
+            self._note_damage(error)
+            raise
+        finally:
+            self._release_snapshot()  # before anyone is told: who was told sees what was committed
+        self._failure = None
+        self._checkpoints.note(sum(len(rows.values) for rows in group))
 
-    async def _pause(self) -> None:
-        """Wait for writes; after a failed commit no longer than it takes to try again.
+    async def _probe(self) -> None:
+        """Try by itself until it can write again.
 
         Without that, a service that is sent no orders because it is not well would never be.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if self._failure is None else PROBE_SECONDS):
-                await self._wake.wait()
-        self._wake.clear()
-
-    async def _probe(self) -> None:
-        # What it fails of is in the log already, from the commit that failed first.
-        with suppress(sqlite3.Error):
-            await self._writer.execute(_PROBE)
-            self._failure = None
-            report("info", "database_available_again")
-
-    async def _commit_group(
-        self, group: list[tuple[Sequence[Statement], asyncio.Future[None]]]
-    ) -> None:
-        try:
-            await self._transaction(each for statements, _ in group for each in statements)
-        except sqlite3.OperationalError as error:
-            self._failure = UNAVAILABLE
-            _fail([done for _, done in group], unavailable(error))
-            return
-        except Exception as error:  # noqa: BLE001 - the waiters get it, and the next group goes on
-            await self._isolate(group, error)
-            return
-        self._failure = None
-        for _, done in group:
-            if not done.done():
-                done.set_result(None)
-
-    async def _isolate(
-        self,
-        group: list[tuple[Sequence[Statement], asyncio.Future[None]]],
-        error: Exception,
-    ) -> None:
-        """Let one bad write not take its neighbours down: each gets its own transaction."""
-        if len(group) > 1:
-            for member in group:
-                await self._commit_group([member])
-            return
-        if isinstance(error, StaleWrite):
-            _fail([group[0][1]], error)
-            return
-        self._note_damage(error)
-        report("error", "write_refused", reason=str(error), kind=type(error).__name__)
-        conflict = StoreConflict(str(error))
-        conflict.__cause__ = error
-        _fail([group[0][1]], conflict)
-
-    async def _transaction(self, statements: Iterable[Statement]) -> None:
-        rows_of: dict[tuple[str, bool], Rows] = {}
-        for sql, values, _, finds in sorted(statements, key=_comes_later):
-            rows = rows_of.get((sql, finds))
-            if rows is None:
-                rows = rows_of[sql, finds] = Rows(compiled(sql), finds, [])
-            rows.values.append(rows.form.bind(values))
-        self._connection.group = list(rows_of.values())
-        try:
-            await self._writer.commit()
-        finally:
-            self._release_snapshot()  # before anyone is told: who was told sees what was committed
-        self._checkpoints.note(sum(len(rows.values) for rows in rows_of.values()))
+        while self._failure is not None:
+            await asyncio.sleep(PROBE_SECONDS)
+            # What it fails of is in the log already, from the commit that failed first.
+            with suppress(sqlite3.Error):
+                await self._writer.execute(_PROBE)
+                self._failure = None
+                report("info", "database_recovered")
+        self._probing = None
 
     async def _restart_log(self) -> None:
         """Begin the log anew, while no read of this process holds on to it."""
@@ -349,8 +317,9 @@ class Database(Reader):
             self._is_restarting = False
 
 
-def _comes_later(statement: Statement) -> bool:
-    return not statement.first
+def _bound(rows: Rows) -> BoundRows:
+    form = compiled(rows.sql)
+    return BoundRows(form, rows.finds, [form.bind(values) for values in rows.values])
 
 
 _WRITER_PRAGMAS = (
@@ -370,6 +339,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     reader = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=256
     )
+    reader.create_function("now_ms", 0, SystemClock().now_ms)
     reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     reader.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
     return reader
@@ -395,12 +365,6 @@ def _prepare_file(path: Path) -> None:
 
 # A commit that changes nothing and writes a page all the same: the schema's version over itself.
 _PROBE = f"PRAGMA user_version = {NEWEST}"
-
-
-def _fail(waiting: Iterable[asyncio.Future[None]], error: Exception) -> None:
-    for done in waiting:
-        if not done.done():
-            done.set_exception(error)
 
 
 class Snapshot(Reader):

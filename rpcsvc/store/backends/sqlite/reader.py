@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.database import Row
+from rpcsvc.store.database import Query, Row
 
 MAX_ROWS = 64
 
@@ -109,7 +109,7 @@ class Reader:
             self._hold_snapshot()
             return self._reader.execute(text, bind(values)).fetchall()
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._reported(error) from error
 
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
         """The first row, or None. Raises errors.Unavailable."""
@@ -118,10 +118,14 @@ class Reader:
             self._hold_snapshot()
             return self._reader.execute(text, bind(values)).fetchone()
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._reported(error) from error
 
-    def _told(self, error: sqlite3.Error) -> Exception:
-        """What the caller is told of an error of SQLite; of a damaged file, so is the operator."""
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """The rows of each query, all of one moment. Raises errors.Unavailable."""
+        return [await self.fetch(sql, **values) for sql, values in queries]
+
+    def _reported(self, error: sqlite3.Error) -> Exception:
+        """The error that a caller gets for one of SQLite; a damaged file is logged as well."""
         if isinstance(error, sqlite3.OperationalError):
             return unavailable(error)
         self._note_damage(error)
@@ -141,7 +145,7 @@ class Reader:
 
 
 def unavailable(error: sqlite3.Error) -> Unavailable:
-    """What callers are told. The text of the SQLite error stays in the log: it can name paths."""
+    """The text for callers. That of the SQLite error stays in the log: it can name paths."""
     report("error", "database_unavailable", reason=str(error))
     return Unavailable(UNAVAILABLE)
 

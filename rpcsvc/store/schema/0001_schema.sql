@@ -1,5 +1,8 @@
--- The schema. Money is INTEGER atomic units in STRICT tables: text, or a number beyond 2^63, is an
--- error there, where a loose INTEGER column would quietly keep a REAL. Times are milliseconds since the
+-- The schema of both databases: SQLite takes it as it stands, PostgreSQL with other words for the types
+-- (rpcsvc/store/backends/postgresql/schema.py).
+--
+-- Money is INTEGER atomic units in STRICT tables: text, or a number beyond 2^63, is an error there,
+-- where a loose INTEGER column would quietly keep a REAL. Times are milliseconds since the
 -- epoch, flags are 0 or 1. ``seq`` numbers rows in the order in which they came.
 
 -- --- Orders -------------------------------------------------------------------------------------
@@ -64,7 +67,8 @@ CREATE TABLE orders (
     -- Both ends of the deposit address, where its random characters are: an index over the whole
     -- (42 or 95 characters, in no order) is so wide that nearly every order dirties a page of it.
     deposit_address_ends  TEXT    GENERATED ALWAYS AS (
-        substr(deposit_address, 1, 9) || substr(deposit_address, -9)) VIRTUAL,
+        substr(deposit_address, 1, 9) || substr(deposit_address, length(deposit_address) - 8)
+    ) VIRTUAL,
     -- How a session id begins, 32 random bits, for the same reason.
     session_start         TEXT    GENERATED ALWAYS AS (substr(session_id, 1, 8)) VIRTUAL,
     CHECK ((twap_chunk_units IS NULL) = (twap_interval_ms IS NULL)),
@@ -247,12 +251,81 @@ CREATE TABLE status_views (
     key         TEXT NOT NULL
 ) STRICT;
 
--- Who made an order that awaits its deposit: the kind of client, and a keyed hash of its name. A row
--- is deleted when its order is funded or ends.
-CREATE TABLE order_clients (
-    order_id TEXT PRIMARY KEY REFERENCES orders (order_id) DEFERRABLE INITIALLY DEFERRED,
-    client   TEXT NOT NULL
+-- What each order may still take out of the wallet of a network (rpcsvc/orders/reservations.py): for
+-- money that has come, and for a deposit that it awaits. An unfunded one names who asked for the
+-- order (the kind of client, and a keyed hash of its name); it is deleted when the order is funded,
+-- ends or expires. On the network 'upstream', units are the order's worth in USDC, and the row is
+-- there before the order: while the upstream is being asked for it.
+CREATE TABLE reservations (
+    order_id        TEXT    NOT NULL,
+    kind            TEXT    NOT NULL CHECK (kind IN ('funded', 'unfunded')),
+    network         TEXT    NOT NULL,
+    units           INTEGER NOT NULL CHECK (units >= 0),
+    client          TEXT,
+    deposit_network TEXT,
+    expires_at      INTEGER,
+    CHECK ((kind = 'unfunded') = (client IS NOT NULL)),
+    CHECK ((kind = 'unfunded') = (deposit_network IS NOT NULL)),
+    CHECK ((kind = 'unfunded') = (expires_at IS NOT NULL)),
+    PRIMARY KEY (order_id, kind, network)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX reservations_by_end ON reservations (expires_at) WHERE kind = 'unfunded';
+CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfunded';
+
+-- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
+-- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
+-- client. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
+-- checks it before it commits, so that no two promise the same money.
+CREATE TABLE reservation_sums (
+    scope   TEXT    NOT NULL,
+    network TEXT    NOT NULL,
+    units   INTEGER NOT NULL CHECK (units >= 0),
+    number  INTEGER NOT NULL CHECK (number >= 0),
+    PRIMARY KEY (scope, network)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER reservations_keep_whose_they_are BEFORE UPDATE ON reservations
+WHEN OLD.order_id IS NOT NEW.order_id OR OLD.kind IS NOT NEW.kind
+    OR OLD.network IS NOT NEW.network OR OLD.client IS NOT NEW.client
+BEGIN SELECT RAISE(ABORT, 'a reservation keeps its order, wallet and client'); END;
+
+CREATE TRIGGER reservations_are_added_up AFTER INSERT ON reservations
+BEGIN
+    INSERT INTO reservation_sums (scope, network, units, number)
+        SELECT s.scope, s.network, s.units, 1 FROM (
+            SELECT 'total' AS scope, NEW.network AS network, NEW.units AS units
+            UNION ALL SELECT 'all', NEW.network, NEW.units WHERE NEW.kind = 'unfunded'
+            UNION ALL SELECT 'by_address', NEW.network, NEW.units WHERE NEW.kind = 'unfunded'
+                AND (NEW.client = '' OR NEW.client LIKE 'address:%')
+            UNION ALL SELECT NEW.client, NEW.network, NEW.units WHERE NEW.kind = 'unfunded'
+            UNION ALL SELECT NEW.client, '', 0 WHERE NEW.kind = 'unfunded') AS s
+        WHERE true
+        ON CONFLICT (scope, network) DO UPDATE SET
+            units = reservation_sums.units + excluded.units,
+            number = reservation_sums.number + 1;
+END;
+
+CREATE TRIGGER reservations_are_added_up_again AFTER UPDATE OF units ON reservations
+WHEN OLD.units <> NEW.units
+BEGIN
+    UPDATE reservation_sums SET units = units + NEW.units - OLD.units
+        WHERE network = NEW.network AND scope IN ('total',
+            CASE WHEN NEW.kind = 'unfunded' THEN 'all' END,
+            CASE WHEN NEW.client = '' OR NEW.client LIKE 'address:%' THEN 'by_address' END,
+            NEW.client);
+END;
+
+CREATE TRIGGER reservations_are_taken_off AFTER DELETE ON reservations
+BEGIN
+    UPDATE reservation_sums SET units = units - OLD.units, number = number - 1
+        WHERE network = OLD.network AND scope IN ('total',
+            CASE WHEN OLD.kind = 'unfunded' THEN 'all' END,
+            CASE WHEN OLD.client = '' OR OLD.client LIKE 'address:%' THEN 'by_address' END,
+            OLD.client);
+    UPDATE reservation_sums SET number = number - 1 WHERE network = '' AND scope = OLD.client;
+    DELETE FROM reservation_sums WHERE scope = OLD.client AND number = 0;
+END;
 
 -- Orders that each client made on a day (UTC, counted from the epoch). A day's orders delete the
 -- days before.
@@ -262,6 +335,69 @@ CREATE TABLE order_counts (
     orders INTEGER NOT NULL CHECK (orders > 0),
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
+
+-- --- Webhooks -----------------------------------------------------------------------------------
+
+-- Where the events of an order are sent, if its maker asked for it, and how that goes.
+CREATE TABLE webhooks (
+    order_seq     INTEGER PRIMARY KEY REFERENCES orders (seq) DEFERRABLE INITIALLY DEFERRED,
+    url           TEXT    NOT NULL,
+    -- host and port of the URL
+    receiver      TEXT    NOT NULL,
+    -- what the receiver checks signatures with, if it gave a secret
+    secret        TEXT,
+    -- failed attempts in a row, and since when; nothing is sent before due_at
+    failures      INTEGER NOT NULL CHECK (failures >= 0),
+    failing_since INTEGER,
+    due_at        INTEGER NOT NULL,
+    -- when the receiver answered 410: it wants no more
+    ended_at      INTEGER,
+    CHECK ((failures = 0) = (failing_since IS NULL))
+) STRICT;
+
+CREATE TRIGGER webhooks_keep_their_receiver BEFORE UPDATE OF order_seq, url, receiver, secret
+ON webhooks
+BEGIN SELECT RAISE(ABORT, 'a webhook keeps its receiver'); END;
+
+-- The events that are to be sent, each written by the commit of its event. Of an order, those that
+-- are pending have the same due_at, and go in the order of their versions.
+CREATE TABLE webhook_deliveries (
+    order_seq INTEGER NOT NULL REFERENCES webhooks (order_seq) DEFERRABLE INITIALLY DEFERRED,
+    version   INTEGER NOT NULL CHECK (version >= 1),
+    state     TEXT    NOT NULL CHECK (state IN ('pending', 'delivered', 'dead')),
+    due_at    INTEGER NOT NULL,
+    attempts  INTEGER NOT NULL CHECK (attempts >= 0),
+    -- the last attempt: when it was made, the HTTP status, and why it failed
+    tried_at  INTEGER,
+    status    INTEGER,
+    error     TEXT,
+    PRIMARY KEY (order_seq, version),
+    CHECK ((attempts = 0) = (tried_at IS NULL)),
+    CHECK (state <> 'delivered' OR (status IS NOT NULL AND status BETWEEN 200 AND 299))
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX webhook_deliveries_pending ON webhook_deliveries (due_at, order_seq, version)
+    WHERE state = 'pending';
+
+-- --- Who settles --------------------------------------------------------------------------------
+
+-- Leases by name (docs/adr/0014-replicas.md). Whoever takes one gets the next token, and each of its
+-- transactions looks whether that is still the token.
+CREATE TABLE leases (
+    name       TEXT    PRIMARY KEY,
+    holder     TEXT    NOT NULL,
+    token      INTEGER NOT NULL CHECK (token >= 0),
+    -- by the database's clock; NULL: it has no end, its holder has the owner lock
+    expires_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER tokens_never_fall BEFORE UPDATE ON leases
+WHEN OLD.name IS NOT NEW.name OR NEW.token < OLD.token
+    OR (OLD.holder IS NOT NEW.holder AND NEW.token = OLD.token)
+BEGIN SELECT RAISE(ABORT, 'each holder of a lease has a token of its own'); END;
+
+CREATE TRIGGER leases_are_never_deleted BEFORE DELETE ON leases
+BEGIN SELECT RAISE(ABORT, 'a lease stays'); END;
 
 -- --- Idempotency keys and tickets ---------------------------------------------------------------
 
@@ -294,8 +430,8 @@ CREATE TABLE tickets (
     wallet_address TEXT
 ) STRICT;
 
--- Tickets and bytes that each client was charged on a day (UTC, counted from the epoch). A day's
--- first ticket deletes the days before.
+-- Tickets and bytes that each client was charged on a day (UTC, counted from the epoch), and all
+-- clients together (''). A day's first ticket deletes the days before.
 CREATE TABLE ticket_counts (
     day     INTEGER NOT NULL,
     client  TEXT    NOT NULL,
@@ -303,6 +439,48 @@ CREATE TABLE ticket_counts (
     bytes   INTEGER NOT NULL,
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
+
+-- --- Gasless funding ----------------------------------------------------------------------------
+
+-- Signed authorizations that are to pay an order (EIP-3009), here before anything is sent. While one
+-- of an order is 'recorded' or 'sent', the network may carry it out, and the order takes no other.
+CREATE TABLE funding_authorizations (
+    seq          INTEGER PRIMARY KEY,
+    network      TEXT    NOT NULL,
+    -- the token's contract
+    asset        TEXT    NOT NULL,
+    payer        TEXT    NOT NULL,
+    nonce        TEXT    NOT NULL,
+    order_id     TEXT    NOT NULL REFERENCES orders (order_id) DEFERRABLE INITIALLY DEFERRED,
+    recipient    TEXT    NOT NULL,
+    units        INTEGER NOT NULL CHECK (units > 0),
+    -- seconds since the epoch, as they are signed
+    valid_after  INTEGER NOT NULL,
+    valid_before INTEGER NOT NULL CHECK (valid_before > valid_after),
+    signature    BLOB    NOT NULL,
+    created_at   INTEGER NOT NULL,
+    state        TEXT    NOT NULL CHECK (state IN ('recorded', 'sent', 'credited', 'failed')),
+    txid         TEXT,
+    reason       TEXT,
+    UNIQUE (network, asset, payer, nonce),
+    CHECK (state NOT IN ('sent', 'credited') OR txid IS NOT NULL)
+) STRICT;
+
+CREATE UNIQUE INDEX funding_unresolved ON funding_authorizations (order_id)
+    WHERE state IN ('recorded', 'sent');
+
+CREATE TRIGGER authorizations_keep_what_was_signed BEFORE UPDATE OF
+    seq, network, asset, payer, nonce, order_id, recipient, units, valid_after, valid_before,
+    signature, created_at
+ON funding_authorizations
+BEGIN SELECT RAISE(ABORT, 'an authorization keeps what was signed'); END;
+
+CREATE TRIGGER authorizations_are_resolved_once BEFORE UPDATE OF state ON funding_authorizations
+WHEN OLD.state IN ('credited', 'failed')
+BEGIN SELECT RAISE(ABORT, 'an authorization is resolved once'); END;
+
+CREATE TRIGGER authorizations_are_never_deleted BEFORE DELETE ON funding_authorizations
+BEGIN SELECT RAISE(ABORT, 'an authorization stays'); END;
 
 -- --- Orders at an upstream ----------------------------------------------------------------------
 
@@ -428,7 +606,7 @@ CREATE TABLE monero_addresses (
     address      TEXT    NOT NULL UNIQUE,
     -- as in orders
     address_ends TEXT    GENERATED ALWAYS AS (
-        substr(address, 1, 9) || substr(address, -9)) VIRTUAL
+        substr(address, 1, 9) || substr(address, length(address) - 8)) VIRTUAL
 ) STRICT;
 
 CREATE TRIGGER monero_addresses_never_change BEFORE UPDATE ON monero_addresses
@@ -580,7 +758,7 @@ CREATE TABLE evm_addresses (
     address_lower TEXT    GENERATED ALWAYS AS (lower(address)) VIRTUAL,
     -- as in orders
     address_ends  TEXT    GENERATED ALWAYS AS (
-        substr(address, 1, 9) || substr(address, -9)) VIRTUAL
+        substr(address, 1, 9) || substr(address, length(address) - 8)) VIRTUAL
 ) STRICT;
 
 CREATE UNIQUE INDEX evm_addresses_by_address ON evm_addresses (address_lower);
@@ -813,7 +991,7 @@ BEGIN
     INSERT INTO evm_holdings (network, address_index, confirmed, taken)
         VALUES (NEW.network, NEW.address_index, NEW.units, 0)
         ON CONFLICT (network, address_index) DO UPDATE SET
-            confirmed = confirmed + excluded.confirmed;
+            confirmed = evm_holdings.confirmed + excluded.confirmed;
 END;
 
 CREATE TRIGGER evm_deposits_are_added_up_again AFTER UPDATE OF acknowledged ON evm_deposits
@@ -821,16 +999,17 @@ WHEN (OLD.acknowledged IS 'confirmed') <> (NEW.acknowledged IS 'confirmed')
 BEGIN
     INSERT INTO evm_holdings (network, address_index, confirmed, taken)
         VALUES (NEW.network, NEW.address_index,
-            iif(NEW.acknowledged IS 'confirmed', NEW.units, -NEW.units), 0)
+            CASE WHEN NEW.acknowledged IS 'confirmed' THEN NEW.units ELSE -NEW.units END, 0)
         ON CONFLICT (network, address_index) DO UPDATE SET
-            confirmed = confirmed + excluded.confirmed;
+            confirmed = evm_holdings.confirmed + excluded.confirmed;
 END;
 
 CREATE TRIGGER evm_sweeps_are_added_up AFTER INSERT ON evm_sweeps WHEN NEW.taken > 0
 BEGIN
     INSERT INTO evm_holdings (network, address_index, confirmed, taken)
         VALUES (NEW.network, NEW.address_index, 0, NEW.taken)
-        ON CONFLICT (network, address_index) DO UPDATE SET taken = taken + excluded.taken;
+        ON CONFLICT (network, address_index) DO UPDATE SET
+            taken = evm_holdings.taken + excluded.taken;
 END;
 
 CREATE TRIGGER evm_sweeps_are_added_up_again AFTER UPDATE OF taken ON evm_sweeps
@@ -838,7 +1017,8 @@ WHEN OLD.taken <> NEW.taken
 BEGIN
     INSERT INTO evm_holdings (network, address_index, confirmed, taken)
         VALUES (NEW.network, NEW.address_index, 0, NEW.taken - OLD.taken)
-        ON CONFLICT (network, address_index) DO UPDATE SET taken = taken + excluded.taken;
+        ON CONFLICT (network, address_index) DO UPDATE SET
+            taken = evm_holdings.taken + excluded.taken;
 END;
 
 -- What the hot wallet held of a network's own coin when the service first looked: the auditor adds
@@ -851,7 +1031,8 @@ CREATE TABLE evm_openings (
     block_hash   TEXT    NOT NULL,
     -- how many transactions it had sent by then: those from this nonce on are added up
     nonce        INTEGER NOT NULL CHECK (nonce >= 0),
-    wei          TEXT    NOT NULL CHECK (length(wei) BETWEEN 1 AND 78 AND wei NOT GLOB '*[^0-9]*'),
+    wei          TEXT    NOT NULL CHECK (
+        length(wei) BETWEEN 1 AND 78 AND trim(wei, '0123456789') = ''),
     PRIMARY KEY (network, sender)
 ) STRICT, WITHOUT ROWID;
 
@@ -899,7 +1080,7 @@ CREATE TABLE annotated_transactions (
     note    TEXT    NOT NULL CHECK (note <> ''),
     at      INTEGER NOT NULL,
     wei     TEXT    CHECK (
-        wei IS NULL OR (length(wei) BETWEEN 1 AND 78 AND wei NOT GLOB '*[^0-9]*')),
+        wei IS NULL OR (length(wei) BETWEEN 1 AND 78 AND trim(wei, '0123456789') = '')),
     PRIMARY KEY (network, txid)
 ) STRICT, WITHOUT ROWID;
 
@@ -918,28 +1099,30 @@ CREATE TABLE unattributed_deposits (
     units        INTEGER NOT NULL,
     -- as in orders
     address_ends TEXT    GENERATED ALWAYS AS (
-        substr(address, 1, 9) || substr(address, -9)) VIRTUAL,
+        substr(address, 1, 9) || substr(address, length(address) - 8)) VIRTUAL,
     PRIMARY KEY (network, txid, position)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER unattributed_evm_deposits AFTER INSERT ON evm_deposits
 WHEN NEW.acknowledged = 'confirmed'
 BEGIN
-    INSERT OR IGNORE INTO unattributed_deposits (network, txid, position, address, units)
+    INSERT INTO unattributed_deposits (network, txid, position, address, units)
         SELECT NEW.network, NEW.txid, NEW.position, a.address, NEW.units FROM evm_addresses a
         WHERE a.address_index = NEW.address_index AND NOT EXISTS (SELECT 1 FROM orders o
             WHERE o.deposit_address_ends = a.address_ends
-                AND o.deposit_address = a.address AND o.deposit_network = NEW.network);
+                AND o.deposit_address = a.address AND o.deposit_network = NEW.network)
+        ON CONFLICT DO NOTHING;
 END;
 
 CREATE TRIGGER unattributed_evm_deposits_again AFTER UPDATE OF acknowledged ON evm_deposits
 WHEN NEW.acknowledged IS 'confirmed' AND OLD.acknowledged IS NOT 'confirmed'
 BEGIN
-    INSERT OR IGNORE INTO unattributed_deposits (network, txid, position, address, units)
+    INSERT INTO unattributed_deposits (network, txid, position, address, units)
         SELECT NEW.network, NEW.txid, NEW.position, a.address, NEW.units FROM evm_addresses a
         WHERE a.address_index = NEW.address_index AND NOT EXISTS (SELECT 1 FROM orders o
             WHERE o.deposit_address_ends = a.address_ends
-                AND o.deposit_address = a.address AND o.deposit_network = NEW.network);
+                AND o.deposit_address = a.address AND o.deposit_network = NEW.network)
+        ON CONFLICT DO NOTHING;
 END;
 
 CREATE TRIGGER unattributed_evm_deposits_are_gone AFTER UPDATE OF acknowledged ON evm_deposits
@@ -952,21 +1135,23 @@ END;
 CREATE TRIGGER unattributed_monero_deposits AFTER INSERT ON monero_deposits
 WHEN NEW.acknowledged = 'confirmed'
 BEGIN
-    INSERT OR IGNORE INTO unattributed_deposits (network, txid, position, address, units)
+    INSERT INTO unattributed_deposits (network, txid, position, address, units)
         SELECT 'monero', NEW.txid, NEW.minor, a.address, NEW.units FROM monero_addresses a
         WHERE a.minor = NEW.minor AND NOT EXISTS (SELECT 1 FROM orders o
             WHERE o.deposit_address_ends = a.address_ends
-                AND o.deposit_address = a.address AND o.deposit_network = 'monero');
+                AND o.deposit_address = a.address AND o.deposit_network = 'monero')
+        ON CONFLICT DO NOTHING;
 END;
 
 CREATE TRIGGER unattributed_monero_deposits_again AFTER UPDATE OF acknowledged ON monero_deposits
 WHEN NEW.acknowledged IS 'confirmed' AND OLD.acknowledged IS NOT 'confirmed'
 BEGIN
-    INSERT OR IGNORE INTO unattributed_deposits (network, txid, position, address, units)
+    INSERT INTO unattributed_deposits (network, txid, position, address, units)
         SELECT 'monero', NEW.txid, NEW.minor, a.address, NEW.units FROM monero_addresses a
         WHERE a.minor = NEW.minor AND NOT EXISTS (SELECT 1 FROM orders o
             WHERE o.deposit_address_ends = a.address_ends
-                AND o.deposit_address = a.address AND o.deposit_network = 'monero');
+                AND o.deposit_address = a.address AND o.deposit_network = 'monero')
+        ON CONFLICT DO NOTHING;
 END;
 
 CREATE TRIGGER unattributed_monero_deposits_are_gone AFTER UPDATE OF acknowledged ON monero_deposits
@@ -1002,21 +1187,3 @@ CREATE TABLE journal_adopted (
     txid       TEXT    PRIMARY KEY,
     adopted_at INTEGER NOT NULL
 ) STRICT;
-
--- --- For the query planner ----------------------------------------------------------------------
-
--- How many rows an index has, and how many share its first columns, once the service has run for long:
--- without it SQLite takes an index over all rows there ever were to be as good as one over the few
--- that are under way.
-ANALYZE;
-INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES
-    ('orders', 'orders_open_at_upstream', '100 1'),
-    ('orders', 'orders_by_deadline', '10000 10'),
-    ('evm_deposits', 'evm_deposits', '100000 20000 1 1'),
-    ('evm_deposits', 'evm_deposits_watched', '100 20 20'),
-    ('evm_deposits', 'evm_deposits_by_block', '100000 20000 1'),
-    ('evm_holdings', 'evm_holdings', '100000 20000 1'),
-    ('evm_holdings', 'evm_holdings_unswept', '100 20 1'),
-    ('evm_sweeps', 'evm_sweeps', '100000 20000 1 1'),
-    ('evm_sweeps', 'evm_sweeps_under_way', '100 20 20 1');
-ANALYZE sqlite_schema;

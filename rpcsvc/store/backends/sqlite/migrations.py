@@ -1,32 +1,30 @@
-"""The schema, and numbered migrations of it: ``NNNN_name.sql``, applied in order, each in one
-transaction, never edited once they were released.
-
-A database carries this program's APPLICATION_ID and the number of its last migration.
-"""
+"""The schema in an SQLite file: applying migrations, and what a file of another kind is."""
 
 from __future__ import annotations
 
 import sqlite3
-from importlib import resources
 from typing import Final
 
-# "rpcs" in the file's header. Databases from before the first release have none.
-APPLICATION_ID: Final = 0x72706373
+from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, newer, older, scripts
 
-
-class UnknownSchema(Exception):
-    """This version of the service can't use the file; the message says why, and what to do."""
-
-
-def scripts() -> list[tuple[int, str, str]]:
-    """All migrations as (number, name, SQL), in order."""
-    files = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".sql"))
-    named = sorted((f.name, f.read_text(encoding="utf-8")) for f in files)
-    return [(int(name[:4]), name, sql) for name, sql in named]
-
-
-# The schema that this version of the service works on.
-NEWEST: Final = scripts()[-1][0]
+# How many rows an index has, and how many share its first columns, once the service has run for
+# long: without it SQLite takes an index over all rows there ever were to be as good as one over the
+# few that are under way.
+_STATISTICS: Final = """
+    ANALYZE;
+    DELETE FROM sqlite_stat1;
+    INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES
+        ('orders', 'orders_open_at_upstream', '100 1'),
+        ('orders', 'orders_by_deadline', '10000 10'),
+        ('evm_deposits', 'evm_deposits', '100000 20000 1 1'),
+        ('evm_deposits', 'evm_deposits_watched', '100 20 20'),
+        ('evm_deposits', 'evm_deposits_by_block', '100000 20000 1'),
+        ('evm_holdings', 'evm_holdings', '100000 20000 1'),
+        ('evm_holdings', 'evm_holdings_unswept', '100 20 1'),
+        ('evm_sweeps', 'evm_sweeps', '100000 20000 1 1'),
+        ('evm_sweeps', 'evm_sweeps_under_way', '100 20 20 1');
+    ANALYZE sqlite_schema;
+"""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -40,10 +38,7 @@ def refusal(connection: sqlite3.Connection) -> str | None:
     if application == APPLICATION_ID:
         if version <= NEWEST:
             return None
-        return (
-            f"the schema is version {version}; this version of the service has {NEWEST}: run the"
-            " newer version, or restore a backup"
-        )
+        return newer(version)
     if application == 0 and version > 0:
         return (
             f"it has the layout {version} of a version before the first release, which is not read"
@@ -62,7 +57,7 @@ def other_schema(connection: sqlite3.Connection) -> str | None:
     version = version_of(connection)
     if version == NEWEST:
         return None
-    return f"the schema is version {version}; this version of the service has {NEWEST}"
+    return older(version)
 
 
 def require_usable(connection: sqlite3.Connection) -> None:
@@ -83,11 +78,20 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     for number, name, sql in scripts():
         if number > version:
             connection.executescript(
-                f"BEGIN IMMEDIATE;\n{sql}\nPRAGMA application_id = {APPLICATION_ID};\n"
+                f"BEGIN IMMEDIATE;\n{sql}\n{_STATISTICS}\n"
+                f"PRAGMA application_id = {APPLICATION_ID};\n"
                 f"PRAGMA user_version = {number};\nCOMMIT;"
             )
             applied.append(name)
     return applied
+
+
+def sign(connection: sqlite3.Connection) -> None:
+    """Mark a file, whose tables are made in an open transaction, as this program's."""
+    for statement in _STATISTICS.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {NEWEST}")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

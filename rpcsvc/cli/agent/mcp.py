@@ -1,0 +1,155 @@
+"""``rpcsvc mcp``: MCP on stdin and stdout, for agents that start their servers as programs.
+
+Each message is passed on to /mcp of a service: at ``--url``, else of the one that runs on the data
+directory, else of one that this process runs until stdin ends. stdout has nothing but messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, BinaryIO, Final
+
+from rpcsvc.cli.context import OK, Context, Json, add_common, add_target, in_process
+from rpcsvc.client.endpoint import Endpoint, Unreachable, find_endpoint, post
+from rpcsvc.http.mcp.revisions import mirrored
+from rpcsvc.http.site import MCP_PATH, RPC_PATH
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+
+_CONCURRENT: Final = 16
+_UNREACHABLE: Final = -32000
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("mcp", help="speak MCP on stdin and stdout, for desktop agents")
+    add_common(parser)
+    add_target(parser)
+    parser.set_defaults(command=run_mcp)
+
+
+def run_mcp(context: Context) -> int:
+    """Pass messages on until stdin ends; the exit status.
+
+    Raises UsageError, BadUrl, SettingsError and Unreachable before the first message.
+    """
+    settings = context.settings()
+    configure_logging(settings.log.format, "warning")
+    endpoint = find_endpoint(context.url(), settings.data_dir)
+    token = context.token(settings)
+    if endpoint is not None:
+        asyncio.run(_relay(endpoint, token, asyncio.Event()))
+        return OK
+    with in_process(settings):
+        asyncio.run(_serve_and_relay(context, settings))
+    return OK
+
+
+async def _serve_and_relay(context: Context, settings: Settings) -> None:
+    async with AsyncExitStack() as stack:
+        ended = await stack.enter_async_context(context.private(settings))
+        endpoint = await asyncio.to_thread(find_endpoint, None, settings.data_dir)
+        if endpoint is None:
+            raise Unreachable(f"No socket could be made in the data directory {settings.data_dir}.")
+        await _relay(endpoint, None, ended)
+
+
+async def _relay(endpoint: Endpoint, token: str | None, ended: asyncio.Event) -> None:
+    """Answer each line of stdin on stdout, several at a time, until stdin or the service ends."""
+    path = endpoint.path.removesuffix(RPC_PATH) + MCP_PATH
+    service = Service(replace(endpoint, path=path), token)
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(_CONCURRENT) as pool:
+
+        async def answer(line: bytes) -> None:
+            message = await loop.run_in_executor(pool, service.answer, line)
+            if message is not None:
+                sys.stdout.buffer.write(message + b"\n")
+                sys.stdout.buffer.flush()
+
+        async with asyncio.TaskGroup() as group:
+            async for line in _lines(sys.stdin.buffer, ended):
+                group.create_task(answer(line))
+
+
+async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """The lines of a blocking stream, until it or the service ends."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def read() -> None:
+        for line in stream:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    # A daemon: a read that waits for a client that says nothing must not keep the process.
+    threading.Thread(target=read, daemon=True).start()
+    stopped = asyncio.ensure_future(ended.wait())
+    stopped.add_done_callback(lambda _task: lines.put_nowait(None))
+    try:
+        while (line := await lines.get()) is not None:
+            if line.strip():
+                yield line
+    finally:
+        stopped.cancel()
+
+
+class Service:
+    """The /mcp of a service. Safe for use by several threads."""
+
+    def __init__(self, endpoint: Endpoint, token: str | None) -> None:
+        self._endpoint = endpoint
+        self._token = token if endpoint.takes_token else None
+
+    def answer(self, line: bytes) -> bytes | None:
+        """The answer to one message, in one line; None where it gets none."""
+        message = _read(line)
+        call_id = message.get("id")
+        if "method" in message and "id" not in message:
+            self._send(line, message)
+            return None
+        answered = self._send(line, message)
+        if answered.get("id") is None:  # refused before it was read
+            answered["id"] = call_id
+        return json.dumps(answered, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+    def _send(self, line: bytes, message: Json) -> Json:
+        method, params = message.get("method"), message.get("params")
+        headers = {"content-type": "application/json"}
+        if isinstance(method, str) and isinstance(params, dict):
+            headers |= mirrored(method, params)
+        if self._token:
+            headers["x-agent-rpc-token"] = self._token
+        try:
+            status, body = post(self._endpoint, line.strip(), headers)
+        except Unreachable as error:
+            return _failure(str(error))
+        if status == 202:
+            return {}
+        found = _read(body)
+        if found.get("jsonrpc") != "2.0":
+            return _failure(
+                f"What answers at {self._endpoint.name} (HTTP {status}) is not this service's /mcp."
+            )
+        return found
+
+
+def _read(text: bytes) -> Json:
+    """A JSON object; empty for anything else, which the service refuses."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _failure(why: str) -> Json:
+    data = {"code": "unavailable", "message": why, "retryable": True}
+    return {"jsonrpc": "2.0", "error": {"code": _UNREACHABLE, "message": why, "data": data}}

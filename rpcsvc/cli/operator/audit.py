@@ -1,0 +1,108 @@
+"""``rpcsvc audit``: recomputes orders and wallets from the chains, and prints what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from typing import Any, Final
+
+from rpcsvc.audit.auditor import open_auditor
+from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_common
+from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
+from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.store.database import BooksUnreadable
+
+_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    text = "recompute every order and wallet from the chains"
+    parser = commands.add_parser(
+        "audit",
+        help=text,
+        description=f"{text}. Exit status: 0 all agrees, 1 it does not, 3 a node can't be asked.",
+    )
+    add_common(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.set_defaults(command=_audit)
+
+
+def _audit(context: Context) -> int:
+    """Raises UsageError when there are no books to read, Unreachable when there is no chain."""
+    settings = onchain_settings(context)
+    configure_logging(settings.log.format, "error")
+    try:
+        report = asyncio.run(audited(settings))
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+    except (RpcFailure, Unfit, ChainMoved) as error:
+        raise Unreachable(f"No audit could be made: {error}.") from error
+    if context.options.json:
+        print_json(report_as_json(report))
+    else:
+        _print(report)
+    return FAILED if report.differences else OK
+
+
+async def audited(settings: Settings) -> Report:
+    """One audit of a data directory. Raises SettingsError and the errors in NOT_MADE."""
+    chains = read_chains(settings.chains_file)
+    async with open_auditor(settings.onchain, chains, settings.data_dir) as auditor:
+        return await auditor.audit()
+
+
+def report_as_json(report: Report) -> Json:
+    """A report as ``rpcsvc audit --json`` prints it."""
+    return {
+        "ok": not report.differences,
+        "orders": report.orders,
+        "payments": report.payments,
+        "differences": [_difference(item) for item in report.differences],
+        "explained": [asdict(item) for item in report.annotated],
+        "pending": list(report.pending),
+        "notes": list(report.notes),
+    }
+
+
+def _difference(item: Difference) -> Json:
+    """Its fields; the hint only where there is one."""
+    return {name: text for name, text in asdict(item).items() if text or name != "hint"}
+
+
+def _print(report: Report) -> None:
+    if report.differences:
+        head = ("DIFFERENCE", "WHERE", "EXPECTED", "FOUND", "")
+        rows = [(i.kind, i.subject, i.expected, i.found, i.unit) for i in report.differences]
+        print_table([head, *rows])
+    for item in report.differences:
+        if item.hint:
+            sys.stdout.write(f"{item.subject} {item.hint}\n")
+    for reported in report.annotated:
+        sys.stdout.write(
+            f"explained: {reported.network} {reported.txid}: {_moved(reported)}: {reported.note}\n"
+        )
+    for text in report.pending:
+        sys.stdout.write(f"pending: {text}\n")
+    for text in report.notes:
+        sys.stdout.write(f"note: {text}\n")
+    sys.stdout.write(
+        f"{report.orders} orders, {report.payments} payments: {len(report.differences)}"
+        f" differences, {len(report.pending)} pending\n"
+    )
+
+
+def _moved(reported: Annotated) -> str:
+    parts = (("sent", reported.sent), ("received", reported.received))
+    if reported.unit not in _ASSETS:  # wei: the coin's name is the network's
+        return ", ".join(f"{word} {units} {reported.unit}" for word, units in parts if units)
+    asset = _ASSETS[reported.unit]
+    said = [f"{word} {format_units(units, asset)} {asset.symbol}" for word, units in parts if units]
+    return ", ".join(said) or f"moved no {asset.symbol}"

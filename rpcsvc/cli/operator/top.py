@@ -1,0 +1,232 @@
+"""``rpcsvc top``: what a running service does now, redrawn on a terminal or printed once.
+
+It reads /health, /metrics and the transfers under way over the socket of the data directory, and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from rpcsvc.cli.context import FAILED, OK, Context, Json, add_common
+from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
+from rpcsvc.client.endpoint import Endpoint, Unreachable, read_response
+from rpcsvc.health_probe import printable
+from rpcsvc.settings import Settings
+
+MOST_TRANSFERS: Final = 10
+_SECONDS: Final = 30
+_OPEN_SCREEN, _CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_TO_TOP, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+# A family, the labels of a sample of it, and how that is written.
+_Shown = tuple[str, Mapping[str, str], str]
+_NETWORK_COLUMNS: Final[tuple[tuple[str, _Shown], ...]] = (
+    ("FREE", ("rpcsvc_wallet_amount", {"part": "free"}, "amount")),
+    ("LOCKED", ("rpcsvc_wallet_amount", {"part": "locked"}, "amount")),
+    ("RESERVED", ("rpcsvc_wallet_amount", {"part": "reserved"}, "amount")),
+    ("PAYOUTS DUE", ("rpcsvc_transfers_due_amount", {"kind": "payout"}, "amount")),
+    ("REFUNDS DUE", ("rpcsvc_transfers_due_amount", {"kind": "refund"}, "amount")),
+    ("UNMINED", ("rpcsvc_payments_unmined", {}, "count")),
+    ("OUTPUTS", ("rpcsvc_wallet_outputs", {}, "count")),
+    ("LAST BLOCK", ("rpcsvc_block_age_seconds", {}, "age")),
+    ("SCAN LAG", ("rpcsvc_scan_lag_seconds", {}, "age")),
+)
+_FIGURES: Final[tuple[tuple[str, _Shown], ...]] = (
+    ("USDC per XMR", ("rpcsvc_rate_usdc_per_xmr", {}, "amount")),
+    ("rate age", ("rpcsvc_rate_age_seconds", {}, "age")),
+    ("audit differences", ("rpcsvc_audit_differences", {}, "count")),
+    ("audit age", ("rpcsvc_audit_age_seconds", {}, "age")),
+    ("webhook messages", ("rpcsvc_webhook_messages_pending", {}, "count")),
+    ("waiting calls", ("rpcsvc_waits", {"kind": "call"}, "count")),
+    ("event streams", ("rpcsvc_waits", {"kind": "stream"}, "count")),
+    ("authorizations unresolved", ("rpcsvc_authorizations_unresolved", {}, "count")),
+    ("upstream orders in doubt", ("rpcsvc_upstream_orders_in_doubt", {}, "count")),
+)
+
+# Samples by family: labels and value.
+Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+
+
+class View(NamedTuple):
+    """What the service answered: /health, /metrics, and the transfers under way."""
+
+    health: Json
+    series: Series
+    transfers: Json
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    text = "orders, wallets, networks and checks of the running service, as they change"
+    parser = commands.add_parser(
+        "top",
+        help=text,
+        description=f"{text}. Ends with Ctrl-C. Exit status with --once: 0 well, 1 not, 3 no"
+        " service answers.",
+    )
+    add_common(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="print it once; so it is where stdout is no terminal"
+    )
+    parser.add_argument(
+        "--every", type=_seconds, default=2, metavar="SECONDS", help="how often to ask (2)"
+    )
+    parser.set_defaults(command=_top)
+
+
+def _seconds(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
+        raise argparse.ArgumentTypeError(f"must be 1 to 3600, not {text!r}")
+    return int(text)
+
+
+def _top(context: Context) -> int:
+    """Raises Unreachable when no service answers at the start; later ones are shown."""
+    settings = context.settings()
+    view = read(settings)
+    if context.options.once or not sys.stdout.isatty():
+        sys.stdout.write("".join(f"{line}\n" for line in lines(view)))
+        return OK if view.health["status"] == "ok" else FAILED
+    sys.stdout.write(_OPEN_SCREEN)
+    shown = lines(view)
+    try:
+        while True:
+            _draw(shown)
+            time.sleep(context.options.every)
+            try:
+                shown = lines(read(settings))
+            except Unreachable as error:
+                shown = [printable(str(error))]
+    except KeyboardInterrupt:
+        return OK
+    finally:
+        sys.stdout.write(_CLOSE_SCREEN)
+        sys.stdout.flush()
+
+
+def _draw(shown: Sequence[str]) -> None:
+    width, height = shutil.get_terminal_size()
+    fitting = [line[:width] + _END_LINE for line in shown[:height]]
+    sys.stdout.write(_TO_TOP + "\r\n".join(fitting) + _END_SCREEN)
+    sys.stdout.flush()
+
+
+# --- asking ------------------------------------------------------------------------------------
+
+
+def read(settings: Settings) -> View:
+    """What the service on a data directory answers. Raises Unreachable and UntrustedSocket."""
+    endpoint = service_socket(settings)
+    try:
+        health, series = json.loads(_get(endpoint, "/health")), _series(_get(endpoint, "/metrics"))
+    except ValueError as error:
+        raise Unreachable(f"What answers at {endpoint.name} is not this service.") from error
+    pending = {"state": "pending", "limit": MOST_TRANSFERS + 1, "full": False}
+    return View(health, series, ask_service(settings, "payouts.list", pending))
+
+
+def _get(endpoint: Endpoint, path: str) -> str:
+    connection = endpoint.connection()
+    connection.timeout = _SECONDS
+    try:
+        connection.request("GET", path)
+        return read_response(connection)[1].decode()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
+    finally:
+        connection.close()
+
+
+def _series(text: str) -> Series:
+    from prometheus_client.parser import (  # noqa: PLC0415 - only this command needs it
+        text_string_to_metric_families,
+    )
+
+    return {
+        family.name: [(sample.labels, sample.value) for sample in family.samples]
+        for family in text_string_to_metric_families(text)
+    }
+
+
+# --- showing -----------------------------------------------------------------------------------
+
+
+def lines(view: View) -> list[str]:
+    """A view as lines of text."""
+    health, series = view.health, view.series
+    checks = health["checks"].items()
+    networks = dict.fromkeys(
+        labels["network"]
+        for _, (name, *_) in _NETWORK_COLUMNS
+        for labels, _ in series.get(name, ())
+    )
+    orders = [
+        (labels["status"], f"{count:.0f}", _value(series, _OLDEST, labels, "age"))
+        for labels, count in series.get("rpcsvc_orders_open", ())
+    ]
+    heads = [head for head, _ in _NETWORK_COLUMNS]
+    blocks = (
+        _table(("CHECK", "", ""), [(name, c["status"], c.get("detail", "")) for name, c in checks]),
+        _table(("OPEN ORDERS", "COUNT", "OLDEST"), orders),
+        _table(("NETWORK", *heads), [_network_row(series, name) for name in networks]),
+        _table(_TRANSFER_HEAD, [_transfer_row(item) for item in view.transfers["transfers"]]),
+        _table(("FIGURE", ""), [(head, _value(series, *column)) for head, column in _FIGURES]),
+    )
+    shown = [_title(view), *(line for block in blocks for line in ("", *block))]
+    return [printable(line) for line in shown]
+
+
+_OLDEST: Final = "rpcsvc_orders_open_oldest_seconds"
+_TRANSFER_HEAD: Final = ("TRANSFER UNDER WAY", "STATE", "AMOUNT", "NETWORK", "SINCE")
+
+
+def _title(view: View) -> str:
+    health, paused = view.health, view.transfers["paused"]
+    state = "" if paused is None else f"  PAYOUTS PAUSED: {paused}"
+    return (
+        f"rpcsvc {health['version']}  {health['engine']}  {health['time']}  {health['status']}"
+        f"{state}"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return aligned([head, *(rows or [("none", *[""] * (len(head) - 1))])])
+
+
+def _network_row(series: Series, network: str) -> tuple[str, ...]:
+    cells = (
+        _value(series, name, {"network": network, **labels}, form)
+        for _, (name, labels, form) in _NETWORK_COLUMNS
+    )
+    return (network, *cells)
+
+
+def _transfer_row(item: Json) -> tuple[str, ...]:
+    return tuple(str(item[name]) for name in ("transferId", "state", "amount", "network", "since"))
+
+
+def _value(series: Series, name: str, labels: Mapping[str, str], form: str) -> str:
+    """A sample as it is written; - where there is none."""
+    found = next((value for given, value in series.get(name, ()) if given == labels), None)
+    return "-" if found is None else _FORMS[form](found)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _amount(value: float) -> str:
+    return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+_FORMS: Final = {"age": _age, "amount": _amount, "count": "{:.0f}".format}

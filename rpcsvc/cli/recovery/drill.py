@@ -1,0 +1,252 @@
+"""``rpcsvc drill restore``: restores a backup in a scratch directory, and says how it went.
+
+Nothing is signed or published, and the data directory is only read: a service may run on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rpcsvc.audit.auditor import NOT_MADE
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common, opening
+from rpcsvc.cli.operator.audit import audited, report_as_json
+from rpcsvc.cli.operator.service import print_json
+from rpcsvc.cli.recovery.db import check_books
+from rpcsvc.cli.recovery.restore import adopt, put_in_place, require_sqlite, take_journal
+from rpcsvc.clock import SystemClock, iso8601
+from rpcsvc.domain.order import FINAL_TRANSFERS
+from rpcsvc.engines import ENGINES
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.maintenance import damage_of
+from rpcsvc.store.engines import claim_of_another
+from rpcsvc.store.operator_books import SqlOperatorBooks
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("drill", help="rehearse a restore beside the running service")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "restore a backup in a scratch directory, check and audit it, and say how it went"
+    restore = actions.add_parser(
+        "restore",
+        help=text,
+        description=f"{text}. Exit status: 0 a restore of it would succeed, 1 it would not.",
+    )
+    restore.add_argument("backup", type=Path, metavar="BACKUP")
+    restore.add_argument(
+        "--journal", type=Path, action="append", metavar="PATH",
+        help="a folder or file with a payment journal; may be given several times",
+    )  # fmt: skip
+    restore.add_argument(
+        "--scratch", action=Once, type=Path, metavar="DIR",
+        help="where the scratch directory is made and deleted (the system's for temporary files)",
+    )  # fmt: skip
+    add_common(restore)
+    restore.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    restore.set_defaults(command=_drill_restore)
+
+
+def _drill_restore(context: Context) -> int:
+    """Raises UsageError when there is no such file, or no room for a copy of it."""
+    settings, options = context.settings(), context.options
+    configure_logging(settings.log.format, "critical")  # the report says it all
+    require_sqlite(settings, "rehearse with pg_restore into another database, and rpcsvc db check")
+    if not options.backup.is_file():
+        raise UsageError(f"There is no file {options.backup}. rpcsvc db backup makes one.")
+    try:
+        report = rehearse(settings, options)
+        if _differences(report):
+            # A running service may have signed more after its journal was read.
+            report = _found_twice(report, rehearse(settings, options))
+    except OSError as error:
+        raise UsageError(
+            f"The backup can't be copied to a scratch directory: {error.strerror or error}."
+            " Name a place with room for it with --scratch."
+        ) from error
+    return _tell(report, as_json=options.json)
+
+
+# --- the drill -------------------------------------------------------------------------------
+
+
+def rehearse(settings: Settings, options: argparse.Namespace) -> Json:
+    """Restore the backup once, and report on it. Raises OSError where it can't be copied."""
+    with TemporaryDirectory(prefix="rpcsvc-drill-", dir=options.scratch) as made:
+        scratch = Path(made)
+        put_in_place(scratch, options.backup)
+        report = _restored(settings, scratch, options)
+    return {**report, "ok": _succeeds(report)}
+
+
+def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) -> Json:
+    report: Json = {"ok": False, "backup": str(options.backup), "refused": None}
+    if damage := damage_of(scratch / DATABASE_NAME):
+        return {**report, "refused": damage}
+    signs = ENGINES[settings.engine].signs
+    journals = [settings.data_dir / FOLDER, *settings.onchain.journal_places]
+    cut_off = _within(settings, scratch)
+    try:
+        with opening(cut_off):
+            report |= asyncio.run(_holds(cut_off, SystemClock().now_ms()))
+            if signs:
+                take_journal(cut_off, [*journals, *(options.journal or [])])
+            adopted = asyncio.run(adopt(cut_off))
+            report["journal"] = asdict(adopted) if adopted else None
+            report["continues"] = asyncio.run(_pending(scratch))
+    except UsageError as error:
+        return {**report, "refused": str(error)}
+    report["problems"], _ = check_books(cut_off)
+    return report | (_audited(cut_off) if signs else {"audit": None, "notAudited": None})
+
+
+def _succeeds(report: Json) -> bool:
+    """Whether a restore leaves nothing to do by hand."""
+    return report["refused"] is None and not (
+        report["startRefused"]
+        or report["problems"]
+        or report["notAudited"]
+        or (report["journal"] and report["journal"]["refused"])
+        or _differences(report)
+    )
+
+
+def _differences(report: Json) -> list[Json]:
+    audit = report.get("audit")
+    return audit["differences"] if audit else []
+
+
+def _found_twice(first: Json, again: Json) -> Json:
+    """The second report, without the differences that only it has."""
+    if not _differences(again):
+        return again
+    known = {(item["kind"], item["subject"]) for item in _differences(first)}
+    twice = [item for item in _differences(again) if (item["kind"], item["subject"]) in known]
+    report = {**again, "audit": {**again["audit"], "ok": not twice, "differences": twice}}
+    return {**report, "ok": _succeeds(report)}
+
+
+def _within(settings: Settings, scratch: Path) -> Settings:
+    """The settings of a restore into ``scratch``, which writes the journal nowhere else."""
+    alone = {"journal_places": (), "journal_command": ""}
+    onchain = settings.onchain.model_copy(update=alone)
+    return settings.model_copy(update={"data_dir": scratch, "onchain": onchain})
+
+
+async def _holds(settings: Settings, now: int) -> Json:
+    """What is in the backup, before anything is adopted. It is brought up to date first."""
+    database = await Database.open(settings.data_dir)
+    try:
+        books = SqlOperatorBooks(database)
+        orders, newest = await books.extent()
+        is_open = await books.open_orders_by_status()
+        claim = await claim_of_another(database, settings.engine)
+        return {
+            "newestEvent": None if newest is None else iso8601(newest),
+            "ageSeconds": None if newest is None else (now - newest) // 1000,
+            "orders": orders,
+            "openOrders": {status: count for status, (count, _) in sorted(is_open.items())},
+            "transfers": await books.transfers_by_state(),
+            "inDoubt": len(await books.doubts()),
+            "startRefused": claim and f"it is for engine {claim[0]}: {claim[1]}",
+        }
+    finally:
+        await database.close()
+
+
+async def _pending(scratch: Path) -> dict[str, int]:
+    """Transfers that the first start goes on with, by state."""
+    database = await Database.open(scratch)
+    try:
+        found = await SqlOperatorBooks(database).transfers_by_state()
+    finally:
+        await database.close()
+    return {state: count for state, count in found.items() if state not in FINAL_TRANSFERS}
+
+
+def _audited(settings: Settings) -> Json:
+    try:
+        report = asyncio.run(audited(settings))
+    except NOT_MADE as error:
+        return {"audit": None, "notAudited": str(error)}
+    return {"audit": report_as_json(report), "notAudited": None}
+
+
+# --- the report ------------------------------------------------------------------------------
+
+
+def _tell(report: Json, *, as_json: bool) -> int:
+    if as_json:
+        print_json(report)
+    else:
+        for line in _lines(report):
+            sys.stdout.write(f"{line}\n")
+    return OK if report["ok"] else FAILED
+
+
+def _lines(report: Json) -> Iterator[str]:
+    if "orders" in report:
+        yield f"newest event: {_age(report)}"
+        yield f"orders: {report['orders']}; open: {_counts(report['openOrders'])}"
+        yield f"payouts and refunds: {_counts(report['transfers'])}"
+        if report["inDoubt"]:
+            yield f"calls of an upstream in doubt: {report['inDoubt']}"
+    if report["refused"] is not None:
+        yield f"A restore would be refused: {report['refused']}"
+        return
+    if report["journal"] is not None:
+        yield from _journal_lines(report["journal"])
+    yield f"the first start goes on with: {_counts(report['continues'])}"
+    if report["startRefused"]:
+        yield f"the first start would be refused: {report['startRefused']}"
+    yield f"db check: {len(report['problems']) or 'no'} problems"
+    yield from (f"  {problem}" for problem in report["problems"])
+    yield from _audit_lines(report)
+    said = "would succeed" if report["ok"] else "needs a hand: see above, and docs/restore.md"
+    yield f"A restore of {report['backup']} {said}."
+
+
+def _age(report: Json) -> str:
+    if report["newestEvent"] is None:
+        return "none"
+    minutes = report["ageSeconds"] // 60
+    return f"{report['newestEvent']}, {minutes // 60} h {minutes % 60} min ago"
+
+
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in found.items()) or "none"
+
+
+def _journal_lines(journal: Json) -> Iterator[str]:
+    payments, orders = len(journal["payments"]), len(journal["orders"])
+    yield f"the journal brings {payments} payments, {orders} of them to transfers of the backup"
+    for name in journal["lost"]:
+        yield f"  {name}: its order is lost, its payment is on record"
+    for problem in journal["refused"]:
+        yield f"  not adopted, and payouts would be paused: {problem}"
+
+
+def _audit_lines(report: Json) -> Iterator[str]:
+    if report["notAudited"] is not None:
+        yield f"not audited: {report['notAudited']}"
+    audit = report["audit"]
+    if audit is None:
+        return
+    yield (
+        f"audit: {audit['orders']} orders, {audit['payments']} payments:"
+        f" {len(audit['differences'])} differences, {len(audit['pending'])} pending"
+    )
+    for item in audit["differences"]:
+        yield f"  {item['kind']} {item['subject']}: {item['found']}, not {item['expected']}"
+        if "hint" in item:
+            yield f"    {item['hint']}"
+    yield from (f"  note: {text}" for text in audit["notes"])

@@ -1,0 +1,169 @@
+"""``rpcsvc db restore``: put a copy in place, and adopt the payments that the journal has besides.
+
+The steps take a data directory of their own, so that a drill can take them in another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError, opening
+from rpcsvc.cli.operator.service import is_running
+from rpcsvc.clock import SystemClock
+from rpcsvc.durable_files import sync_directory
+from rpcsvc.engines import ENGINES
+from rpcsvc.ids import system_random
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.journal.files import (
+    FOLDER,
+    JournalDamaged,
+    mirror,
+    read_place,
+)
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
+from rpcsvc.store.backends.sqlite.maintenance import damage_of
+from rpcsvc.store.journal_replay import Replayed, forget_mark, open_journal
+
+_WITHOUT: Final = (
+    "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"
+)
+
+
+def restore_copy(context: Context) -> int:
+    """The command. Raises UsageError: then the database is as it was."""
+    settings, options = context.settings(), context.options
+    configure_logging(settings.log.format, "error")
+    copy: Path = options.copy
+    require_sqlite(settings, "restore it with pg_restore, or put a base backup in place")
+    if is_running(settings):
+        raise UsageError(f"A service runs on {settings.data_dir}. Stop it first.")
+    if damage := damage_of(copy):
+        raise UsageError(f"{copy} can't be used: {damage}")
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = OwnerLock(settings.data_dir)
+    try:
+        lock.acquire()
+    except DataDirInUse as error:
+        raise UsageError(str(error)) from error
+    try:
+        if ENGINES[settings.engine].signs:
+            take_journal(settings, options.journal or [], without=options.without_journal)
+        kept = put_in_place(settings.data_dir, copy)
+        if kept is not None:
+            sys.stdout.write(f"The database that was there is {kept}\n")
+        with opening(settings):
+            done = asyncio.run(adopt(settings, without=options.without_journal))
+    finally:
+        lock.release()
+    return _tell(done)
+
+
+def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = False) -> None:
+    """Have the longest journal in the data directory. Raises UsageError."""
+    folder = settings.data_dir / FOLDER
+    try:
+        if without:
+            _move_away(folder)
+            return
+        known = [folder, *settings.onchain.journal_places, *given]
+        found = {place: read_place(place) for place in known}
+        best = max(known, key=lambda place: found[place].end.line)
+        if found[best].end.line == 0:
+            raise UsageError(
+                f"There is no payment journal in {', '.join(str(place) for place in known)}. Name"
+                " where there is one with --journal. If none is left: --without-journal, and then"
+                " go by docs/restore.md"
+            )
+        if found[best].problem is not None:
+            raise UsageError(f"The journal in {best} is damaged: {found[best].problem}.")
+        if best != folder and found[best].end.line > found[folder].end.line:
+            mirror(best, folder)
+    except (OSError, JournalDamaged) as error:
+        raise UsageError(f"The payment journal can't be used: {error}.") from error
+
+
+def _move_away(path: Path) -> Path | None:
+    """Keep what is in the way under another name."""
+    if not path.exists():
+        return None
+    kept = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    path.rename(kept)
+    sync_directory(path.parent)
+    return kept
+
+
+def put_in_place(data_dir: Path, copy: Path) -> Path | None:
+    """The copy as the database; where the one that was there is kept, with its log."""
+    fresh = data_dir / f"{DATABASE_NAME}.fresh"
+    shutil.copyfile(copy, fresh)
+    fresh.chmod(0o600)
+    fd = os.open(fresh, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    database = data_dir / DATABASE_NAME
+    kept = _move_away(database)
+    for suffix in ("-wal", "-shm"):
+        beside = database.with_name(DATABASE_NAME + suffix)
+        if beside.exists() and kept is not None:
+            beside.rename(kept.with_name(kept.name + suffix))
+    fresh.rename(database)
+    sync_directory(data_dir)
+    return kept
+
+
+async def adopt(settings: Settings, *, without: bool = False) -> Replayed | None:
+    """What the journal brought; None where there is none. Raises UsageError."""
+    database = await Database.open(settings.data_dir)
+    try:
+        if not ENGINES[settings.engine].signs:
+            return None
+        switch = PauseSwitch(settings.data_dir)
+        if without:
+            switch.pause(_WITHOUT)
+            await forget_mark(database)
+        options = wiring.journal_options(settings.onchain, settings.data_dir)
+        journal = PaymentJournal(options, SystemClock(), system_random)
+        try:
+            done = await open_journal(journal, database, SystemClock(), switch)
+            health = journal.health()
+        finally:
+            await journal.close()
+        if not health.ok:
+            raise UsageError(f"{health.detail}. The copy is in place, and nothing was adopted.")
+        return None if without else done
+    finally:
+        await database.close()
+
+
+def _tell(done: Replayed | None) -> int:
+    if done is None:
+        sys.stdout.write("The copy is in place.\n")
+        return OK
+    sys.stdout.write(
+        f"The copy is in place. The journal brought {len(done.payments)} payments;"
+        f" {len(done.orders)} transfers are told of theirs.\n"
+    )
+    for name in done.lost:
+        sys.stdout.write(f"{name}: its order is lost, its payment is on record\n")
+    for problem in done.refused:
+        sys.stderr.write(f"rpcsvc: not adopted, and payouts are paused: {problem}\n")
+    return FAILED if done.refused else OK
+
+
+def require_sqlite(settings: Settings, instead: str) -> None:
+    """Raise UsageError, with what to do instead, where the database is on a server."""
+    if settings.database_url is not None:
+        raise UsageError(f"This command is about SQLite, and database_url is set: {instead}.")

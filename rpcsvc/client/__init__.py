@@ -1,0 +1,82 @@
+"""A client of the service: ``SwapClient`` for asyncio, ``SyncSwapClient`` without.
+
+It checks what the service signed, and knows nothing of the server's own code.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rpcsvc.client.errors import (
+        ClientError,
+        IdempotencyConflict,
+        InputRefused,
+        OrderNotFound,
+        OutcomeUnknown,
+        PaymentRefused,
+        PaymentUnknown,
+        QuoteChanged,
+        RateLimited,
+        Refused,
+        Unavailable,
+        Unreachable,
+        Unverified,
+    )
+    from rpcsvc.client.models import (
+        Deliveries,
+        Event,
+        Funded,
+        Order,
+        Placed,
+        Quote,
+        Status,
+        Swap,
+    )
+    from rpcsvc.client.swap_client import SwapClient
+    from rpcsvc.client.sync import SyncSwapClient
+    from rpcsvc.client.transport import Retries
+
+__all__ = [
+    "ClientError",
+    "Deliveries",
+    "Event",
+    "Funded",
+    "IdempotencyConflict",
+    "InputRefused",
+    "Order",
+    "OrderNotFound",
+    "OutcomeUnknown",
+    "PaymentRefused",
+    "PaymentUnknown",
+    "Placed",
+    "Quote",
+    "QuoteChanged",
+    "RateLimited",
+    "Refused",
+    "Retries",
+    "Status",
+    "Swap",
+    "SwapClient",
+    "SyncSwapClient",
+    "Unavailable",
+    "Unreachable",
+    "Unverified",
+]
+
+_MODELS = ("Deliveries", "Event", "Funded", "Order", "Placed", "Quote", "Status", "Swap")
+_MODULE_OF = {
+    **dict.fromkeys(__all__, "errors"),
+    **dict.fromkeys(_MODELS, "models"),
+    "Retries": "transport",
+    "SwapClient": "swap_client",
+    "SyncSwapClient": "sync",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the package; its module is loaded then: commands need neither of them."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,140 @@
+"""What can go wrong for a client.
+
+ClientError
++-- Refused              the service answered that it did not do it; ``code`` says why
+|   +-- InputRefused         an input is missing or wrong; ``problems`` name the fields
+|   +-- OrderNotFound
+|   +-- IdempotencyConflict  the key was used for another swap
+|   +-- QuoteChanged         the terms are worse than those of the quote
+|   +-- PaymentRefused       a signed payment will not do, or failed: nothing was taken
+|   +-- RateLimited
+|   +-- Unavailable
++-- Unreachable          no answer of the service came; ``may_be_done`` if the call was sent
+|   +-- OutcomeUnknown       of a create: repeat it with the same ``swap``
+|   +-- PaymentUnknown       of a signed payment: send the same ``payment`` again
++-- Unverified           an answer came that the pinned issuer did not sign, or not for this
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rpcsvc.client.models import Swap
+    from rpcsvc.verify import VerificationError
+
+
+class ClientError(Exception):
+    """A call failed."""
+
+
+class Refused(ClientError):
+    """The service answered ``ok: false``. ``retryable``: the same call may succeed later.
+
+    ``retry_after`` is in seconds, None where the service did not say.
+    """
+
+    def __init__(
+        self, error: Mapping[str, Any], envelope: Mapping[str, Any], retry_after: float | None
+    ) -> None:
+        self.code = str(error.get("code"))
+        self.message = str(error.get("message"))
+        self.retryable = error.get("retryable") is True
+        self.details: Mapping[str, Any] = error.get("details") or {}
+        self.problems: Sequence[Mapping[str, Any]] = envelope.get("validationErrors") or []
+        self.missing: Sequence[str] = envelope.get("missingInputs") or []
+        self.request_id = str(envelope.get("requestId"))
+        self.retry_after = retry_after
+        super().__init__(f"{self.code}: {self.message}")
+
+
+class InputRefused(Refused):
+    """An input is missing or wrong."""
+
+
+class OrderNotFound(Refused):
+    """No order has that id."""
+
+
+class IdempotencyConflict(Refused):
+    """The idempotency key was used for another swap; ``details`` name what differs."""
+
+
+class QuoteChanged(Refused):
+    """The terms are worse than those of the quote: ask for another, and the user again."""
+
+
+class PaymentRefused(Refused):
+    """A signed payment will not do, or failed for good; ``reason`` in the words of x402.
+
+    Nothing was taken. ``reason`` is ``transaction_failed`` for one that failed: sign another one,
+    with the next ``attempt``.
+    """
+
+    @property
+    def reason(self) -> str:
+        """Why, in the words of x402."""
+        return str(self.details.get("paymentRequired", {}).get("error"))
+
+
+class RateLimited(Refused):
+    """The caller's budget is used up."""
+
+
+class Unavailable(Refused):
+    """The service can't do it for now."""
+
+
+_BY_CODE: Final[Mapping[str, type[Refused]]] = {
+    "idempotency_conflict": IdempotencyConflict,
+    "order_not_found": OrderNotFound,
+    "payment_refused": PaymentRefused,
+    "quote_changed": QuoteChanged,
+    "rate_limited": RateLimited,
+    "unavailable": Unavailable,
+}
+
+
+def refusal(envelope: Mapping[str, Any], retry_after: float | None) -> Refused:
+    """The error that an envelope with ``ok: false`` tells of."""
+    error = envelope.get("error") or {}
+    has_problems = bool(envelope.get("validationErrors") or envelope.get("missingInputs"))
+    kind = _BY_CODE.get(str(error.get("code")), InputRefused if has_problems else Refused)
+    return kind(error, envelope, retry_after)
+
+
+class Unreachable(ClientError):
+    """No answer of the service came. ``may_be_done``: the call may have been carried out."""
+
+    def __init__(self, message: str, *, may_be_done: bool) -> None:
+        super().__init__(message)
+        self.may_be_done = may_be_done
+
+
+class OutcomeUnknown(Unreachable):
+    """An order may have been made. Create with the same ``swap`` again: it makes no second one."""
+
+    def __init__(self, message: str, swap: Swap) -> None:
+        super().__init__(message, may_be_done=True)
+        self.swap = swap
+
+
+class PaymentUnknown(Unreachable):
+    """A signed payment may be under way. Send the same again (``send_payment``): it moves no more.
+
+    Sign no other one: ``fund`` called again signs none that could be carried out beside this one.
+    """
+
+    def __init__(self, message: str, order_id: str, payment: Mapping[str, Any]) -> None:
+        super().__init__(message, may_be_done=True)
+        self.order_id = order_id
+        self.payment = dict(payment)
+
+
+class Unverified(ClientError):
+    """An answer is not to be trusted; ``cause`` says why. Send no money on the strength of it."""
+
+    def __init__(self, cause: VerificationError) -> None:
+        super().__init__(f"{cause.code}: {cause.message}")
+        self.cause = cause

@@ -1,0 +1,295 @@
+"""``SwapClient``: quote, create, wait; every answer checked against the issuer that is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from inspect import isawaitable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from aiohttp import BaseConnector, ClientSession, DummyCookieJar, TCPConnector, UnixConnector
+
+from rpcsvc import verify
+from rpcsvc.client import x402
+from rpcsvc.client.endpoint import service_at, socket_endpoint
+from rpcsvc.client.errors import (
+    OutcomeUnknown,
+    PaymentUnknown,
+    RateLimited,
+    Refused,
+    Unavailable,
+    Unreachable,
+    Unverified,
+)
+from rpcsvc.client.feed import Feed
+from rpcsvc.client.messages import Json
+from rpcsvc.client.models import Deliveries, Event, Funded, Placed, Quote, Status, Swap
+from rpcsvc.client.transport import CALL_SECONDS, Retries, Transport, Trust
+
+CHAINS: Final = x402.CHAINS
+# Events at which an order may be over, or need its owner.
+_TURNS: Final = frozenset({"completed", "terminal_failure", "refunding"})
+_SANDBOX: Final = "sandbox"
+_ON_SOCKET: Final = "http://localhost"
+
+
+class SwapClient:
+    """A client of the service at ``url``; ``async with`` opens and closes it.
+
+    Signatures count of the key ``kid`` only, if it is given, else of the keys that the service
+    publishes. ``issuer`` is its site address, by default ``url``: what orders are attested by.
+    With a ``token`` calls go to /rpc. ``verify_answers=False`` trusts the connection alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        kid: str | None = None,
+        jwks: Json | None = None,
+        issuer: str | None = None,
+        slug: str = "service",
+        verify_answers: bool = True,
+        retries: Retries | None = None,
+    ) -> None:
+        self._root = service_at(url)
+        self._token = token
+        self._issuer = (issuer or self._root).rstrip("/")
+        self._trust = Trust(slug, kid, jwks, verify_answers)
+        self._retries = retries or Retries()
+        self._socket: Path | None = None
+        self._open: Transport | None = None
+
+    @classmethod
+    def on_socket(cls, data_dir: Path, issuer: str, **options: Any) -> Self:
+        """A client of the service that runs on a data directory, over its UNIX socket.
+
+        ``issuer`` is its site address. Raises Unreachable, and UntrustedSocket if somebody else
+        listens there.
+        """
+        endpoint = socket_endpoint(data_dir)
+        if endpoint is None:
+            raise Unreachable(f"No service runs on {data_dir}.", may_be_done=False)
+        client = cls(_ON_SOCKET, issuer=issuer, **options)
+        client._socket = Path(endpoint.name)
+        return client
+
+    async def __aenter__(self) -> Self:
+        connector: BaseConnector
+        connector = TCPConnector() if self._socket is None else UnixConnector(str(self._socket))
+        session = ClientSession(connector=connector, cookie_jar=DummyCookieJar())
+        self._open = Transport(session, self._root, self._token, self._trust, self._retries)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._transport.session.close()
+        self._open = None
+
+    @property
+    def _transport(self) -> Transport:
+        if self._open is None:
+            raise RuntimeError("the client is not open: use it in an async with block")
+        return self._open
+
+    async def call(self, operation: str, **params: Any) -> Json:
+        """The envelope of any operation, such as ``call("swap.plan", direction="x2u")``.
+
+        Raises Refused, Unreachable and Unverified, as all calls here do.
+        """
+        return await self._transport.call(operation, params)
+
+    async def quote(self, swap: Swap) -> Quote:
+        """A price at the current rate."""
+        data = (await self._transport.call("swap.quote", swap.terms()))["data"]
+        return Quote.model_validate({**data["quote"], "digest": data["quoteDigest"]})
+
+    async def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
+        """The order of the swap, made now unless it is there already.
+
+        With a ``quote`` the swap is held to it: no order of worse terms is made (QuoteChanged).
+        Raises OutcomeUnknown when no answer came: call it again with the ``swap`` of the error. To
+        do so after a crash, too, keep ``swap.held_to(quote)`` and create that. The order's
+        attestation has been held against the swap, unless ``verify_answers`` is off.
+        """
+        if quote is not None:
+            swap = swap.held_to(quote)
+        expected = self._expected(swap)
+        try:
+            envelope = await self._transport.call(
+                "swap.create", swap.wanted(), key=swap.idempotency_key
+            )
+        except Unreachable as error:
+            if not error.may_be_done:
+                raise
+            raise OutcomeUnknown(str(error), swap) from error
+        placed = Placed.model_validate(envelope["data"])
+        if expected is not None:
+            await self._check(placed, expected)
+        return placed
+
+    async def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
+        """An order as it stands; ``verify_to``: refused unless it pays out to this address."""
+        check = {} if verify_to is None else {"verify": verify_to}
+        return _status(await self._transport.call("swap.status", {"orderId": order_id, **check}))
+
+    async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """The events after a cursor, each once, as they come, until the order is over for good.
+
+        They are hints: ask for the status before money depends on one.
+        """
+        async for event in Feed(self._transport, order_id, after).events():
+            yield event
+
+    async def wait(self, order_id: str) -> Status:
+        """The order once it is over, or once ``action_required`` says that its owner has to act."""
+        async for event in self.events(order_id):
+            if event.state in _TURNS:
+                status = await self.status(order_id)
+                if status.is_over or status.action_required is not None:
+                    return status
+        return await self.status(order_id)
+
+    async def cancel(self, order_id: str, session_id: str) -> Status:
+        """End an order that nothing was paid to."""
+        params = {"orderId": order_id, "sessionId": session_id}
+        return _status(await self._transport.call("swap.cancel", params))
+
+    async def set_refund_address(self, order_id: str, session_id: str, address: str) -> bool:
+        """Name where a refund goes that waits for an address; whether it was accepted."""
+        params = {"orderId": order_id, "sessionId": session_id, "address": address}
+        envelope = await self._transport.call("swap.refundAddress", params)
+        return bool(envelope["data"]["refundAddress"]["accepted"])
+
+    async def fund(
+        self, swap: Swap, placed: Placed, payer: str, sign: x402.Signer, *, attempt: int = 1
+    ) -> Funded:
+        """Pay what is due on an order of USDC by one signature of ``payer``, without gas (x402).
+
+        ``sign`` gets the typed data (EIP-712), checked: the USDC contract of the swap's chain, the
+        attested deposit address, what is due. Without ``payment`` in the result, wait: nothing else
+        is to be paid. Call it again when it is not known if it was paid: all that is signed in one
+        ``attempt`` has one nonce, of which a token takes one payment. Raises PaymentUnknown when no
+        answer came, PaymentRefused, and Refused (``order_not_fundable``) where nothing is due.
+        """
+        params = {"orderId": placed.order_id}
+        try:
+            return _funded(await self._transport.call("swap.fund", params))
+        except Refused as error:
+            if error.code != "payment_required":
+                raise
+            required = error.details.get("paymentRequired") or {}
+        due = await self._bill(swap, placed)
+        offer = x402.offer_of(required, due)
+        nonce = x402.nonce_of(placed.order_id, attempt)
+        now = int(self._trust.now().timestamp())
+        data = x402.typed_data(offer, due, payer, nonce, now)
+        signature = sign(data)
+        if isawaitable(signature):
+            signature = await signature
+        return await self.send_payment(placed.order_id, x402.payment(offer, data, signature))
+
+    async def send_payment(self, order_id: str, payment: Json) -> Funded:
+        """Send a signed payment, such as that of PaymentUnknown; it is carried out once.
+
+        Raises PaymentUnknown and PaymentRefused.
+        """
+        params = {"orderId": order_id, "payment": payment}
+        try:
+            return _funded(await self._transport.call("swap.fund", params))
+        except (Unreachable, Unavailable, RateLimited) as error:
+            raise PaymentUnknown(str(error), order_id, payment) from error
+
+    async def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:
+        """The webhook of an order, and what was sent to it."""
+        params = {"orderId": order_id, "sessionId": session_id}
+        envelope = await self._transport.call("swap.webhookDeliveries", params)
+        return Deliveries.model_validate(envelope["data"])
+
+    async def sandbox_fund(self, order_id: str, amount: str | None = None) -> Json:
+        """Sandbox: send a simulated deposit, by default what is still due. Never repeated."""
+        some = {} if amount is None else {"amount": amount}
+        params = {"orderId": order_id, **some}
+        envelope = await self._transport.call("sandbox.fund", params, seconds=CALL_SECONDS)
+        return dict(envelope["data"]["transaction"])
+
+    async def _bill(self, swap: Swap, placed: Placed) -> x402.Bill:
+        """What is due on the order, which is held against the swap. Raises Unverified."""
+        chain_id = _chain_id(swap.chain)
+        is_sandbox = placed.funding.chain_id != chain_id
+        expected = self._expected(swap)
+        if expected is not None:
+            is_sandbox = (await self._check(placed, expected)).network == _SANDBOX
+        status = await self.status(placed.order_id)
+        units = x402.units_of(status.amount_due or "0")
+        if units > x402.units_of(swap.amount):
+            raise Unverified(
+                verify.TermsMismatch("More is due than the swap's amount.", ("amountDue",))
+            )
+        to = placed.funding.deposit_address
+        return x402.bill(chain_id, to, units, is_sandbox=is_sandbox)
+
+    def _expected(self, swap: Swap) -> verify.Expected | None:
+        """What an order of the swap must be, by what the caller knows itself. Raises BadInput."""
+        if not self._trust.is_on:
+            return None
+        return verify.Expected(
+            direction=swap.direction,
+            chain_id=_chain_id(swap.chain),
+            amount=swap.amount,
+            to=swap.to,
+            issuer=self._issuer,
+            refund_to=swap.refund_address,
+            session=swap.session_id,
+            min_received=swap.min_received,
+        )
+
+    async def _check(self, placed: Placed, expected: verify.Expected) -> verify.OrderTerms:
+        """The attested terms. Raises Unverified unless they are those that were asked for."""
+        trust = self._trust
+        address = placed.funding.deposit_address
+
+        def check(jwks: Json) -> verify.OrderTerms:
+            found = verify.verify_attestation(
+                placed.order.attestation or "",
+                jwks,
+                expected,
+                now=trust.now(),
+                pinned_kid=trust.kid,
+            )
+            if (found.terms.deposit_address, found.terms.order_id) != (address, placed.order_id):
+                raise verify.TermsMismatch(
+                    "The attestation is of another order than the answer.", ("depositAddress",)
+                )
+            return found.terms
+
+        try:
+            return await self._transport.with_keys(check)
+        except verify.VerificationError as error:
+            raise Unverified(error) from error
+
+
+def _status(envelope: Json) -> Status:
+    return Status.model_validate({**envelope["data"], "state": envelope["state"]})
+
+
+def _funded(envelope: Json) -> Funded:
+    return Funded.model_validate(envelope["data"])
+
+
+def _chain_id(chain: str | int) -> int:
+    """The number of a chain, by this client's own table. Raises BadInput."""
+    text = str(chain).lower()
+    if text in CHAINS:
+        return CHAINS[text].chain_id
+    if not (text.isascii() and text.isdigit()):
+        raise verify.BadInput(
+            f"chain must be one of {', '.join(CHAINS)}, or a chain's number, not {chain!r}."
+        )
+    return int(text)

@@ -1,0 +1,90 @@
+"""``SyncSwapClient``: SwapClient for programs without an event loop. Not for several threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from rpcsvc.client.messages import Json
+from rpcsvc.client.models import Deliveries, Event, Funded, Placed, Quote, Status, Swap
+from rpcsvc.client.swap_client import SwapClient
+from rpcsvc.client.x402 import Signer
+
+
+class SyncSwapClient:
+    """SwapClient whose calls wait for their answers; ``with`` opens and closes it."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._client = SwapClient(url, **options)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._client.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._runner.run(self._client.__aexit__(kind, error, trace))
+        self._runner.close()
+
+    def call(self, operation: str, **params: Any) -> Json:
+        """As SwapClient.call."""
+        return self._runner.run(self._client.call(operation, **params))
+
+    def quote(self, swap: Swap) -> Quote:
+        """As SwapClient.quote."""
+        return self._runner.run(self._client.quote(swap))
+
+    def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
+        """As SwapClient.create."""
+        return self._runner.run(self._client.create(swap, quote=quote))
+
+    def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
+        """As SwapClient.status."""
+        return self._runner.run(self._client.status(order_id, verify_to=verify_to))
+
+    def events(self, order_id: str, *, after: int = 0) -> Iterator[Event]:
+        """As SwapClient.events."""
+        feed = self._client.events(order_id, after=after)
+
+        async def following() -> Event | None:
+            return await anext(feed, None)
+
+        while (event := self._runner.run(following())) is not None:
+            yield event
+
+    def wait(self, order_id: str) -> Status:
+        """As SwapClient.wait."""
+        return self._runner.run(self._client.wait(order_id))
+
+    def cancel(self, order_id: str, session_id: str) -> Status:
+        """As SwapClient.cancel."""
+        return self._runner.run(self._client.cancel(order_id, session_id))
+
+    def set_refund_address(self, order_id: str, session_id: str, address: str) -> bool:
+        """As SwapClient.set_refund_address."""
+        return self._runner.run(self._client.set_refund_address(order_id, session_id, address))
+
+    def fund(
+        self, swap: Swap, placed: Placed, payer: str, sign: Signer, *, attempt: int = 1
+    ) -> Funded:
+        """As SwapClient.fund."""
+        return self._runner.run(self._client.fund(swap, placed, payer, sign, attempt=attempt))
+
+    def send_payment(self, order_id: str, payment: Json) -> Funded:
+        """As SwapClient.send_payment."""
+        return self._runner.run(self._client.send_payment(order_id, payment))
+
+    def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:
+        """As SwapClient.webhook_deliveries."""
+        return self._runner.run(self._client.webhook_deliveries(order_id, session_id))
+
+    def sandbox_fund(self, order_id: str, amount: str | None = None) -> Json:
+        """As SwapClient.sandbox_fund."""
+        return self._runner.run(self._client.sandbox_fund(order_id, amount))

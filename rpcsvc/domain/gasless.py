@@ -1,0 +1,121 @@
+"""Payments of a USDC deposit by a signed authorization (EIP-3009): who signed, and if it will do.
+
+An authorization moves its owner's USDC whoever sends it, once, within its window. Nothing here
+knows what is on chain: balance and used nonces are the engine's to look up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from rpcsvc.domain.addresses import ZERO_ADDRESS, evm_checksum, same_address
+from rpcsvc.domain.usdc import Authorization, Domain, keccak256, transfer_digest
+
+SIGNATURE_BYTES: Final = 65
+NONCE_BYTES: Final = 32
+# There has to be time to get it into a block; and while it can still be used, nothing else may pay
+# the order, so it must not be usable for long.
+LEAST_SECONDS: Final = 30
+MOST_SECONDS: Final = 3_600
+# How long an offer may be accepted.
+OFFER_SECONDS: Final = 600
+_CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+
+
+class Reason(StrEnum):
+    """Why a payment is refused, in the words of x402 (its reference facilitator)."""
+
+    SCHEME = "unsupported_scheme"
+    NETWORK = "network_mismatch"
+    REQUIREMENTS = "invalid_payment_requirements"
+    SIGNATURE = "invalid_exact_evm_payload_signature"
+    RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
+    VALUE = "invalid_exact_evm_payload_authorization_value_mismatch"
+    VALID_AFTER = "invalid_exact_evm_payload_authorization_valid_after"
+    VALID_BEFORE = "invalid_exact_evm_payload_authorization_valid_before"
+    NONCE_USED = "invalid_exact_evm_nonce_already_used"
+    BALANCE = "invalid_exact_evm_insufficient_balance"
+    SIMULATION = "invalid_exact_evm_transaction_simulation_failed"
+    FAILED = "transaction_failed"
+
+
+class Refusal(NamedTuple):
+    """Why a payment will not do: for programs, and for people."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAuthorization:
+    """An authorization and its owner's signature: r, s, v."""
+
+    authorization: Authorization
+    signature: bytes
+
+
+class AuthorizationRefused(Exception):
+    """An authorization that can't be used; nothing was sent."""
+
+    def __init__(self, refused: Refusal) -> None:
+        super().__init__(refused.message)
+        self.refusal = refused
+
+
+class Due(NamedTuple):
+    """What is to be paid: USDC units, to an address, with a token."""
+
+    to: str
+    units: int
+    domain: Domain
+
+
+def refusal(signed: SignedAuthorization, due: Due, now: int) -> Refusal | None:
+    """Why an authorization does not pay what is due at ``now`` (Unix seconds); None if it does."""
+    given = signed.authorization
+    if not same_address(given.to, due.to):
+        return Refusal(Reason.RECIPIENT, f"to is {given.to}: it has to be {due.to}.")
+    if given.units != due.units:
+        return Refusal(Reason.VALUE, f"value is {given.units}: it has to be {due.units}.")
+    if given.valid_after >= now:
+        return Refusal(Reason.VALID_AFTER, "validAfter is not over yet: send 0.")
+    left = given.valid_before - now
+    if not LEAST_SECONDS <= left <= MOST_SECONDS:
+        return Refusal(
+            Reason.VALID_BEFORE,
+            f"validBefore is {left} s from now: it has to be {LEAST_SECONDS} to {MOST_SECONDS} s.",
+        )
+    if signer_of(due.domain, signed) != evm_checksum(given.source):
+        return Refusal(
+            Reason.SIGNATURE,
+            "The signature is not that of from over this authorization and the token's domain"
+            " (name, version, chain, contract), in 65 bytes.",
+        )
+    return None
+
+
+def signer_of(domain: Domain, signed: SignedAuthorization) -> str | None:
+    """Whose signature it is, as an EIP-55 address; None for what the token would refuse.
+
+    The token takes v as 27 or 28 and only the smaller of the two values of s (FiatToken,
+    ECRecover); wallets that write v as 0 or 1 mean the same.
+    """
+    signature = signed.signature
+    if len(signature) != SIGNATURE_BYTES:
+        return None
+    parity = signature[-1] - 27 if signature[-1] >= 27 else signature[-1]
+    if parity not in (0, 1) or int.from_bytes(signature[32:64], "big") > _CURVE_ORDER // 2:
+        return None
+    from coincurve import PublicKey  # noqa: PLC0415 - takes 80 ms, which most commands need not pay
+
+    digest = transfer_digest(domain, signed.authorization)
+    try:
+        key = PublicKey.from_signature_and_message(
+            signature[:64] + bytes([parity]), digest, hasher=None
+        )
+    except ValueError:
+        return None
+    owner = evm_checksum("0x" + keccak256(key.format(compressed=False)[1:])[-20:].hex())
+    return None if owner == ZERO_ADDRESS else owner

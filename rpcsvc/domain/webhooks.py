@@ -1,0 +1,306 @@
+"""The rules of webhooks: which URLs and addresses are called, what is signed, when to try again.
+
+Source: Standard Webhooks 1.0.0 (https://www.standardwebhooks.com/).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from rpcsvc.errors import InvalidInput
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+LONGEST_URL: Final = 1_000
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - every secret begins so
+PUBLIC_PREFIX: Final = "whpk_"
+LEAST_SECRET: Final = 24
+MOST_SECRET: Final = 64
+DAY_MS: Final = 86_400_000
+FIRST_PAUSE_MS: Final = 5_000
+GONE: Final = 410
+
+# For readers of schemas: URLs of public names alone, and base64 with or without its padding.
+URL_PATTERN: Final = (
+    r"^https://([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}"
+    r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}))?([/?][!$-\[\]-~]*)?$"
+)
+_B64: Final = "[A-Za-z0-9+/]"
+SECRET_PATTERN: Final = (
+    f"^{SECRET_PREFIX}({_B64}{{4}}){{8,20}}"
+    f"({_B64}{{4}}|({_B64}{{4}})?{_B64}{{2}}(==)?|{_B64}{{3}}=?)?$"
+)
+
+_PRINTABLE: Final = re.compile(r"[!-~]+")
+_NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+_ONION: Final = re.compile(r"([a-z0-9-]+\.)*[a-z2-7]{56}\.onion")
+# Beside what the registries of IANA call private: old tunnels that carry any IPv4 address, and
+# what clouds answer their own machines at.
+_REFUSED: Final = tuple(
+    map(
+        ip_network,
+        ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "2002::/16"),
+    )
+)
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where the events of an order are sent, and the secret (``whsec_``) of a caller that gave one.
+
+    Both were checked by ``read_url`` and ``read_secret``.
+    """
+
+    url: str
+    secret: str | None = field(default=None, repr=False)
+
+    @property
+    def receiver(self) -> str:
+        """Host and port: receivers of one are bounded together."""
+        parts = urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"{self._host}:{port}"
+
+    @property
+    def is_onion(self) -> bool:
+        """Whether the receiver is an onion service."""
+        return is_onion(self._host)
+
+    @property
+    def _host(self) -> str:
+        return (urlsplit(self.url).hostname or "").rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which addresses may be called: public ones, and the networks that the operator allows.
+
+    ``onion``: whether there is a proxy that reaches onion services.
+    """
+
+    allowed: tuple[Network, ...] = ()
+    onion: bool = False
+
+    def permits(self, address: Address) -> bool:
+        """Whether a connection may be made to an address."""
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if any(address in network for network in self.allowed):
+            return True
+        if any(address in network for network in _REFUSED):
+            return False
+        if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+            return False
+        return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def is_onion(host: str) -> bool:
+    """Whether a host, in lower case, is named by its key in the Tor network."""
+    return host.endswith(".onion")
+
+
+def as_address(host: str) -> Address | None:
+    """The IP address that a URL's host is; None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def read_url(text: str, targets: Targets, *, name: str) -> str:
+    """A URL that events may be sent to. Raises InvalidInput.
+
+    What a name resolves to is judged when a connection is made (``Targets.permits``).
+    """
+    problem = _problem_of(text, targets)
+    if problem is None:
+        return text
+    raise InvalidInput(
+        f"{name} {problem}",
+        field=name,
+        received=text[: 2 * LONGEST_URL],
+        allowed="an https URL of a public host, such as https://agent.example/hooks/swaps",
+    )
+
+
+def _problem_of(text: str, targets: Targets) -> str | None:
+    """What is wrong with a URL, and what to send instead; None: nothing."""
+    if len(text) > LONGEST_URL:
+        return f"is too long: send at most {LONGEST_URL} characters."
+    parts = _split(text)
+    if parts is None:
+        return (
+            "is not a URL. Send one such as https://agent.example/hooks/swaps, in ASCII: a name"
+            " in another script in its xn-- form, other characters as %XX."
+        )
+    host = (parts.hostname or "").rstrip(".")
+    if "@" in parts.netloc or parts.fragment:
+        return "must have no user name, password or fragment. Put a token into its path or query."
+    if is_onion(host):
+        return _problem_of_onion(parts.scheme, host, targets)
+    if parts.scheme != "https":
+        return "must begin with https://. Events are not sent in the clear."
+    return _problem_of_host(host, targets)
+
+
+def _split(text: str) -> SplitResult | None:
+    """The parts of a URL; None for what is none."""
+    try:
+        parts = urlsplit(text)
+        has_host = bool((parts.hostname or "").rstrip(".")) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if has_host and _PRINTABLE.fullmatch(text) and "\\" not in text else None
+
+
+def _problem_of_onion(scheme: str, host: str, targets: Targets) -> str | None:
+    if not targets.onion:
+        return (
+            "is an onion service, and this service has no proxy to Tor. Send an https URL of a"
+            " public host."
+        )
+    if not _ONION.fullmatch(host):
+        return "is no onion service of version 3: 56 characters before .onion."
+    # Tor encrypts the connection, and the name is the key of the service.
+    return None if scheme in ("http", "https") else "must begin with https:// or http://."
+
+
+def _problem_of_host(host: str, targets: Targets) -> str | None:
+    address = as_address(host)
+    if address is not None:
+        if targets.permits(address):
+            return None
+        return f"names {host}, which is no public address. Send the URL of a public host."
+    if not _NAME.fullmatch(host):
+        return "has a host that is no name: letters, digits, dots and hyphens."
+    if not targets.allowed and ("." not in host or host.endswith(".localhost")):
+        return f"names {host}, which is no public host. Send the URL of a public host."
+    return None
+
+
+def read_secret(text: str, *, name: str) -> str:
+    """A symmetric secret. Raises InvalidInput, which does not show it."""
+    if len(_key_of(text)) not in range(LEAST_SECRET, MOST_SECRET + 1):
+        raise InvalidInput(
+            f"{name} must be {SECRET_PREFIX} and the base64 of {LEAST_SECRET} to {MOST_SECRET}"
+            " random bytes. Leave it out to check the service's own signature (v1a) instead.",
+            field=name,
+            allowed=f"{SECRET_PREFIX} and base64",
+        )
+    return text
+
+
+def _key_of(secret: str) -> bytes:
+    """The bytes of a secret; none of what is no secret."""
+    if not secret.startswith(SECRET_PREFIX):
+        return b""
+    text = secret.removeprefix(SECRET_PREFIX)
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def secret_digest(secret: str) -> str:
+    """What an idempotency key remembers of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def signed_content(message_id: str, second: int, body: bytes) -> bytes:
+    """What is signed: id, time and body. An id has no full stop."""
+    return f"{message_id}.{second}.".encode() + body
+
+
+def sign_v1(secret: str, content: bytes) -> str:
+    """The symmetric signature (HMAC-SHA256) as it stands in ``webhook-signature``."""
+    digest = hmac.new(_key_of(secret), content, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+def sign_v1a(signature: bytes) -> str:
+    """An Ed25519 signature as it stands in ``webhook-signature``."""
+    return f"v1a,{base64.b64encode(signature).decode()}"
+
+
+def public_key(raw: bytes) -> str:
+    """An Ed25519 public key as Standard Webhooks writes it."""
+    return PUBLIC_PREFIX + base64.b64encode(raw).decode()
+
+
+def message_id(order_id: str, sequence: int) -> str:
+    """The id of an event's message, the same at each attempt."""
+    return f"msg_{order_id.removeprefix('ord_')}_{sequence}"
+
+
+# --- attempts ----------------------------------------------------------------------------------
+
+
+class Attempt(NamedTuple):
+    """What came of sending a message: a status, or why there is none.
+
+    ``retry_after_ms``: how long the receiver asks to be left alone.
+    """
+
+    status: int | None
+    error: str | None = None
+    retry_after_ms: int | None = None
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the receiver has taken it."""
+        return self.status is not None and 200 <= self.status < 300
+
+
+class Standing(NamedTuple):
+    """How a webhook stands: failed attempts in a row, since when, and when to try again.
+
+    ``is_ended``: the receiver wants no more.
+    """
+
+    failures: int = 0
+    failing_since: int | None = None
+    due_at: int = 0
+    is_ended: bool = False
+
+
+class Verdict(NamedTuple):
+    """What becomes of a delivery (delivered, pending, dead) and of its webhook."""
+
+    state: str
+    standing: Standing
+
+
+def judge(attempt: Attempt, before: Standing, now: int) -> Verdict:
+    """The pauses double from 5 s on. After 24 h of failure a delivery is dead.
+
+    Those behind it are then tried once each, and are dead too unless the receiver is back.
+    """
+    if attempt.is_delivered:
+        return Verdict("delivered", Standing())
+    failures = before.failures + 1
+    since = now if before.failing_since is None else min(now, before.failing_since)
+    if attempt.status == GONE:
+        return Verdict("dead", Standing(failures, since, 0, is_ended=True))
+    end = since + DAY_MS
+    if now >= end:
+        return Verdict("dead", Standing(failures, since, 0))
+    due = min(end, now + FIRST_PAUSE_MS * 2 ** min(failures - 1, 20))
+    asked = min(DAY_MS, attempt.retry_after_ms or 0)
+    return Verdict("pending", Standing(failures, since, max(due, now + asked)))

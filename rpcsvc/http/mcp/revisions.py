@@ -1,0 +1,137 @@
+"""Revisions of MCP: which one a request is of, and whether its headers say what its body says.
+
+2026-07-28 is stateless: every request carries revision and capabilities in ``_meta``, mirrored in
+headers for proxies. Before it a client shook hands first (``initialize``), here without a session.
+Source: the MCP specification, "Streamable HTTP", "Request metadata" and "Versioning".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any, Final, NamedTuple
+
+from multidict import CIMultiDictProxy
+
+from rpcsvc.errors import HeaderMismatch, InvalidParams, UnsupportedProtocolVersion
+from rpcsvc.operations.envelope import Json
+
+STATELESS: Final = "2026-07-28"
+# Newest first: what a client is offered that asks for another one.
+HANDSHAKE: Final = ("2025-11-25", "2025-06-18")
+SERVED: Final = (STATELESS, *HANDSHAKE)
+
+_PREFIX: Final = "io.modelcontextprotocol/"
+_VERSION_KEY: Final = f"{_PREFIX}protocolVersion"
+_CAPABILITIES_KEY: Final = f"{_PREFIX}clientCapabilities"
+SERVER_INFO_KEY: Final = f"{_PREFIX}serverInfo"
+
+_VERSION_HEADER: Final = "mcp-protocol-version"
+_METHOD_HEADER: Final = "mcp-method"
+_NAME_HEADER: Final = "mcp-name"
+# The param that Mcp-Name repeats, by method.
+_NAMED_BY: Final = {"tools/call": "name", "resources/read": "uri"}
+_BASE64: Final = re.compile(r"=\?base64\?(.*)\?=")
+
+Headers = CIMultiDictProxy[str]
+
+
+class Client(NamedTuple):
+    """What a request says of the client's side. ``capabilities`` are unknown after a handshake."""
+
+    is_stateless: bool
+    capabilities: Json
+
+    @property
+    def can_ask_user(self) -> bool:
+        """Whether the client shows forms to its user (elicitation)."""
+        declared = self.capabilities.get("elicitation")
+        # Without a mode an old client means forms.
+        return isinstance(declared, dict) and (not declared or "form" in declared)
+
+
+def client_of(method: str, params: Json, headers: Headers) -> Client:
+    """Whom a request is of.
+
+    Raises InvalidParams for ``_meta`` that lacks what its revision requires, HeaderMismatch, and
+    UnsupportedProtocolVersion.
+    """
+    version = headers.get(_VERSION_HEADER)
+    meta = params.get("_meta")
+    meta = meta if isinstance(meta, dict) else {}
+    if _VERSION_KEY not in meta and (version is None or version in HANDSHAKE):
+        return Client(is_stateless=False, capabilities={})
+    if version not in SERVED and _VERSION_KEY not in meta:
+        raise _unsupported(version)
+    named, capabilities = meta.get(_VERSION_KEY), meta.get(_CAPABILITIES_KEY)
+    for key, value, kind in (
+        (_VERSION_KEY, named, str),
+        (_CAPABILITIES_KEY, capabilities, dict),
+    ):
+        if not isinstance(value, kind):
+            what = "a string" if kind is str else "an object"
+            raise InvalidParams(f'params._meta needs "{key}", {what}.')
+    _require_header(headers, _VERSION_HEADER, named)
+    _require_header(headers, _METHOD_HEADER, method)
+    if method in _NAMED_BY and isinstance(params.get(_NAMED_BY[method]), str):
+        _require_header(headers, _NAME_HEADER, params[_NAMED_BY[method]])
+    if named != STATELESS:
+        raise _unsupported(named)
+    return Client(is_stateless=True, capabilities=capabilities or {})
+
+
+def is_stateless(headers: Headers) -> bool:
+    """Whether a request claims a revision without handshake, by its header alone."""
+    version = headers.get(_VERSION_HEADER)
+    return version is not None and version not in HANDSHAKE
+
+
+def mirrored(method: str, params: Json) -> dict[str, str]:
+    """The headers that repeat what a message says; none for a message of an older revision."""
+    meta = params.get("_meta")
+    version = meta.get(_VERSION_KEY) if isinstance(meta, dict) else None
+    if not isinstance(version, str):
+        return {}
+    named = {_VERSION_HEADER: version, _METHOD_HEADER: method}
+    if isinstance(name := params.get(_NAMED_BY.get(method, "")), str):
+        named[_NAME_HEADER] = name
+    return {header: _encoded(value) for header, value in named.items()}
+
+
+def _unsupported(version: Any) -> UnsupportedProtocolVersion:
+    return UnsupportedProtocolVersion(
+        "This revision of MCP is not served. Use one of those in supported.",
+        details={"supported": list(SERVED), "requested": version},
+    )
+
+
+def _require_header(headers: Headers, name: str, wanted: Any) -> None:
+    """Raise HeaderMismatch unless the header is there once and says what the body says."""
+    given = headers.getall(name, [])
+    if len(given) != 1 or _decoded(given[0]) != wanted:
+        raise HeaderMismatch(
+            f"The header {name} is missing, there twice, or says another thing than the body. Send"
+            " it once, with the value that the body has."
+        )
+
+
+def _decoded(value: str) -> str | None:
+    """A header's value; of the base64 form what it stands for, None where that is malformed."""
+    match = _BASE64.fullmatch(value)
+    if match is None:
+        return value
+    try:
+        decoded = base64.b64decode(match[1], validate=True)
+        # Canonical only: two spellings of one name would be two names to a proxy.
+        return decoded.decode() if base64.b64encode(decoded).decode() == match[1] else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _encoded(value: str) -> str:
+    """A value as a header can carry it."""
+    plain = value.isascii() and value.isprintable() and value == value.strip()
+    if plain and not _BASE64.fullmatch(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="

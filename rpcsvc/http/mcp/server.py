@@ -1,0 +1,393 @@
+"""POST /mcp: MCP over Streamable HTTP, every answer one JSON document, no session and no stream.
+
+It is JSON-RPC and goes the way that /rpc goes: the gate, ``JsonRpcServer``, the dispatcher. A
+token is optional; without one the limits of the public surface hold.
+Source: the MCP specification, revisions 2026-07-28, 2025-11-25 and 2025-06-18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import orjson
+from aiohttp import web
+
+from rpcsvc.errors import (
+    ForbiddenOrigin,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    QuoteChanged,
+    RateLimited,
+    ServiceError,
+    TlsRequired,
+    Unauthorized,
+    UnknownMethod,
+)
+from rpcsvc.http.discovery import Document, DocumentCache
+from rpcsvc.http.documents import links
+from rpcsvc.http.edge import is_loopback_origin
+from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id
+from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object
+from rpcsvc.http.mcp.confirmation import Confirmations
+from rpcsvc.http.mcp.revisions import (
+    HANDSHAKE,
+    SERVED,
+    SERVER_INFO_KEY,
+    Client,
+    Headers,
+    client_of,
+    is_stateless,
+)
+from rpcsvc.http.mcp.tools import described, instructions, tools_of
+from rpcsvc.http.messages import error_headers, read_body, require_json, respond
+from rpcsvc.http.operation_routes import (
+    Caller,
+    carry_out,
+    refused,
+    require_no_query_of_rpc,
+)
+from rpcsvc.http.site import Site
+from rpcsvc.http.x402 import tool_result, with_meta_payment
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Json, Reply
+from rpcsvc.operations.service import Call, Effect, Operation
+from rpcsvc.orders.quoted import FIELD
+from rpcsvc.orders.unfunded import Client as Payer
+
+_TTL_MS: Final = 300_000
+_CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}}
+_QUOTED: Final = ("direction", "chain", "amount")
+
+
+@dataclass(slots=True)
+class McpCaller(Caller):
+    """The request that a message came in, and the error that answered it."""
+
+    error: ServiceError | None = None
+    transport: str = "mcp"
+
+
+Answer = Callable[[McpCaller, Client, "str | None", Json], Awaitable[Json]]
+
+
+class McpHttp:
+    """The /mcp endpoint.
+
+    Pages of ``origins``, of the site itself and of loopback origins may call it, no others.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        dispatcher: Dispatcher,
+        site: Site,
+        documents: Iterable[DocumentCache],
+        confirmations: Confirmations,
+        origins: Iterable[str],
+        *,
+        body_bytes: int,
+        max_depth: int,
+    ) -> None:
+        self._gate = gate
+        self._dispatcher = dispatcher
+        self._site = site
+        self._tools = tools_of(site.operations)
+        self._quote = links.operation_named(site, "swap.quote")
+        self._documents = {
+            site.absolute(each.document.path): each
+            for each in documents
+            if each.document.path in links.DESCRIPTIONS
+        }
+        self._confirmations = confirmations
+        home = urlsplit(site.url)
+        self._origins = frozenset((*origins, f"{home.scheme}://{home.netloc}".lower()))
+        self._body_bytes = body_bytes
+        self._server: JsonRpcServer[McpCaller] = JsonRpcServer(
+            self._methods(),
+            max_depth=max_depth,
+            describe_error=_described_error,
+            request_id=McpCaller.request_id_for,
+        )
+        self._listed: bytes | None = None
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one POST: a request, or a notification, which gets 202."""
+        try:
+            context = self._gate.admit(request)
+        except TlsRequired as error:
+            return refused(self._gate, RequestContext("", given_request_id(request)), error)
+        try:
+            self._require_origin(request.headers.get("origin"))
+            caller = self._caller(request, context)
+            require_no_query_of_rpc(request)
+            require_json(request, self._body_bytes)
+            body = await read_body(request, self._body_bytes)
+            if body.lstrip()[:1] == b"[":
+                raise InvalidRequest("MCP has no batches. Send one message at a time.")
+        except ServiceError as error:
+            return refused(self._gate, context, error)
+        answer = await self._server.answer(body, caller)
+        if answer.body is None:
+            return respond(None, caller.request_id, status=202, headers=context.headers)
+        status = _status(caller.error, request.headers)
+        return respond(answer.body, caller.request_id, status=status, headers=context.headers)
+
+    def _require_origin(self, origin: str | None) -> None:
+        """Raise ForbiddenOrigin for a page of another site (DNS rebinding)."""
+        if origin is None or origin.lower() in self._origins or is_loopback_origin(origin.lower()):
+            return
+        raise ForbiddenOrigin(
+            "Pages of this origin may not call /mcp. The operator adds origins to allowed_origins.",
+            details={"received": origin[:100]},
+        )
+
+    def _caller(self, request: web.Request, context: RequestContext) -> McpCaller:
+        """Who asks, and whose budget has paid. Raises Unauthorized and RateLimited."""
+        try:
+            token = self._gate.optional_token(request)
+        except Unauthorized:
+            self._gate.note_wrong_token(context)
+            raise
+        budget = f"token:{token}" if token else None
+        if context.address == SOCKET_CLIENT:
+            budget = budget or SOCKET_CLIENT
+        self._gate.charge(context, "requests" if budget is None else "rpc", budget)
+        return McpCaller(
+            context,
+            request.headers,
+            "rpc" if token else "public",
+            budget,
+            Payer("token", f"token:{token}") if token else context.client,
+            self._gate.new_request_id,
+        )
+
+    # --- methods ---
+
+    def _methods(self) -> dict[str, RpcMethod[McpCaller]]:
+        everywhere: dict[str, Answer] = {
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._read_resource,
+        }
+        handshake: dict[str, Answer] = {"initialize": self._initialize, "ping": self._ping}
+        stateless: dict[str, Answer] = {"server/discover": self._discover}
+        return {
+            **{name: self._method(name, answer, None) for name, answer in everywhere.items()},
+            **{name: self._method(name, answer, False) for name, answer in handshake.items()},
+            **{name: self._method(name, answer, True) for name, answer in stateless.items()},
+        }
+
+    def _method(self, name: str, answer: Answer, stateless: bool | None) -> RpcMethod[McpCaller]:
+        """A method of all revisions (None), or of those with or without a handshake only."""
+
+        async def call(caller: McpCaller, hint: str | None, params: Json) -> Any:
+            caller.request_id_for(hint)
+            headers = cast("Headers", caller.headers)
+            client = client_of(name, params, headers)
+            if stateless is not None and client.is_stateless is not stateless:
+                raise UnknownMethod(f'The revision of MCP in use has no method "{name}".')
+            result = await answer(caller, client, hint, params)
+            if not client.is_stateless:
+                return result
+            about = {SERVER_INFO_KEY: self._server_info}
+            told = {**result.get("_meta", {}), **about}
+            return {"resultType": "complete", **result, "_meta": told}
+
+        return RpcMethod(call, runs_as_notification=False)
+
+    @property
+    def _server_info(self) -> Json:
+        site = self._site
+        return {
+            "name": site.brand.slug,
+            "title": site.brand.name,
+            "version": site.version,
+            "websiteUrl": site.url,
+        }
+
+    async def _initialize(
+        self, _caller: McpCaller, _client: Client, _hint: str | None, params: Json
+    ) -> Json:
+        asked = params.get("protocolVersion")
+        return {
+            "protocolVersion": asked if asked in HANDSHAKE else HANDSHAKE[0],
+            "capabilities": _CAPABILITIES,
+            "serverInfo": self._server_info,
+            "instructions": instructions(self._site),
+        }
+
+    async def _ping(
+        self, _caller: McpCaller, _client: Client, _hint: str | None, _params: Json
+    ) -> Json:
+        return {}
+
+    async def _discover(
+        self, _caller: McpCaller, _client: Client, _hint: str | None, _params: Json
+    ) -> Json:
+        return {
+            "supportedVersions": list(SERVED),
+            "capabilities": _CAPABILITIES,
+            "instructions": instructions(self._site),
+            **_kept(_TTL_MS),
+        }
+
+    async def _list_tools(
+        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+    ) -> Json:
+        _require_first_page(params)
+        if self._listed is None:
+            rows = [(op, op.tool) for op in self._tools.values()]
+            found = [described(self._site, op, tool) for op, tool in rows if tool is not None]
+            self._listed = orjson.dumps(found)
+        return {"tools": orjson.Fragment(self._listed), **_hints(client, _TTL_MS)}
+
+    async def _list_resources(
+        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+    ) -> Json:
+        _require_first_page(params)
+        found = [_resource(uri, each.document) for uri, each in self._documents.items()]
+        return {"resources": found, **_hints(client, _TTL_MS)}
+
+    async def _list_templates(
+        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+    ) -> Json:
+        _require_first_page(params)
+        return {"resourceTemplates": [], **_hints(client, _TTL_MS)}
+
+    async def _read_resource(
+        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+    ) -> Json:
+        uri = params.get("uri")
+        found = self._documents.get(uri) if isinstance(uri, str) else None
+        if found is None:
+            raise InvalidParams(
+                "There is no resource of this uri. resources/list names all.",
+                details={"uri": str(uri)[:200]},
+            )
+        document = found.document
+        text = found.rendering().body.decode()
+        is_shared = document.is_shared
+        hints = _hints(client, document.kept_seconds * 1000 if is_shared else 0, shared=is_shared)
+        return {"contents": [{"uri": uri, "mimeType": document.media_type, "text": text}], **hints}
+
+    # --- tools/call ---
+
+    async def _call_tool(
+        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+    ) -> Json:
+        operation, arguments = self._tool_and_arguments(params)
+        if operation.payable:
+            arguments = with_meta_payment(params, arguments)
+        if not operation.idempotent:
+            return _result(await carry_out(self._dispatcher, operation, caller, hint, arguments))
+        try:
+            if caller.budget_of is None:
+                self._gate.charge(caller.context, "orders")
+            agreed = None
+            if client.can_ask_user and operation.effect is Effect.MOVES_MONEY:
+                agreed = self._confirmations.agreed(params, arguments)
+                if agreed is None:
+                    return await self._ask(caller, hint, arguments)
+        except InvalidParams:
+            raise
+        except ServiceError as error:
+            call = Call(caller.request_id_for(hint), caller.namespace, transport=caller.transport)
+            caller.context.headers.update(error_headers(error))
+            return _result(self._dispatcher.refuse(operation.name, error, call, arguments))
+        reply = await carry_out(
+            self._dispatcher,
+            operation,
+            caller,
+            hint,
+            dict(arguments),
+            keyed_by_terms=True,
+            held_to=agreed,
+        )
+        # A caller that gave a digest of its own is told what is worse; the user is not asked.
+        if agreed and isinstance(reply.error, QuoteChanged) and FIELD not in arguments:
+            return await self._ask(caller, hint, arguments)
+        return _result(reply)
+
+    def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
+        """Raises InvalidParams for an unknown tool, and for arguments that are no object."""
+        name, arguments = params.get("name"), params.get("arguments", {})
+        operation = self._tools.get(name) if isinstance(name, str) else None
+        if operation is None:
+            near = get_close_matches(str(name)[:80], self._tools, n=1, cutoff=0.4)
+            hint = f" The nearest is {near[0]}." if near else ""
+            raise InvalidParams(
+                f"There is no such tool.{hint} tools/list names all.",
+                details={"tools": list(self._tools)},
+            )
+        if not isinstance(arguments, dict):
+            raise InvalidParams("arguments must be an object, such as {}.")
+        return operation, dict(arguments)
+
+    async def _ask(self, caller: McpCaller, hint: str | None, arguments: Json) -> Json:
+        """Have the client ask its user whether the terms of now are agreeable."""
+        asked: Json = {name: arguments[name] for name in _QUOTED if name in arguments}
+        reply = await carry_out(self._dispatcher, self._quote, caller, hint, asked)
+        if reply.error is not None:
+            return _result(reply)
+        data = orjson.loads(reply.body)["data"]
+        return self._confirmations.question(arguments, data["quote"], data[FIELD])
+
+
+def _result(reply: Reply) -> Json:
+    """A CallToolResult: the envelope as structured content, and as text for older clients."""
+    result: Json = {
+        "content": [{"type": "text", "text": reply.body.decode()}],
+        "structuredContent": orjson.Fragment(reply.body),
+        "isError": reply.error is not None,
+    }
+    return tool_result(reply, result)
+
+
+def _resource(uri: str, document: Document) -> Json:
+    return {
+        "uri": uri,
+        "name": document.path.rpartition("/")[2],
+        "description": links.DESCRIPTIONS[document.path],
+        "mimeType": document.media_type,
+    }
+
+
+def _require_first_page(params: Json) -> None:
+    """Raise InvalidParams for a cursor: every list is one page."""
+    if params.get("cursor") is not None:
+        raise InvalidParams("There is no such page: every list here is whole. Leave cursor out.")
+
+
+def _kept(ttl_ms: int, *, shared: bool = True) -> Json:
+    return {"ttlMs": ttl_ms, "cacheScope": "public" if shared else "private"}
+
+
+def _hints(client: Client, ttl_ms: int, *, shared: bool = True) -> Json:
+    """For how long a client may keep a result; revisions with a handshake don't know it."""
+    return _kept(ttl_ms, shared=shared) if client.is_stateless else {}
+
+
+def _described_error(caller: McpCaller, error: ServiceError, request_id: str | None) -> Json:
+    """The error object, its details beside the code, where MCP looks for them."""
+    caller.error = error
+    caller.context.headers.update(error_headers(error))
+    described_error = error_object(error, request_id)
+    described_error["data"] |= described_error["data"].pop("details", {})
+    return described_error
+
+
+# Answered with 200 to clients that shake hands: to them 404 means that their session is over.
+_WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
+
+
+def _status(error: ServiceError | None, headers: Headers) -> int:
+    if error is None or (isinstance(error, _WITHIN_HANDSHAKE) and not is_stateless(headers)):
+        return 200
+    return error.http_status

@@ -1,0 +1,419 @@
+"""The checkout page's contents: an order's terms and status, in words for the payer.
+
+Whoever knows the orderId may read the page. It tells what swap.status tells the same reader, and
+the rate, the limits and the least output that the order was made with; never the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.domain.order import (
+    AWAITS_DEPOSIT,
+    REFUND_ADDRESS,
+    REFUND_BLOCKED,
+    Deposit,
+    Order,
+    OrderStatus,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.http.pages.rendering import qr_svg
+from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.site import Site
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.service import ViewContext
+from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
+from rpcsvc.orders.ports.venue import Confirmations
+
+REFRESH_SECONDS: Final = 15
+
+
+class Moment(NamedTuple):
+    """A time for programs and for people."""
+
+    iso: str
+    text: str
+
+
+class Step(NamedTuple):
+    """A step of the swap; ``state``: done, now or later."""
+
+    label: str
+    state: str
+
+
+class Payment(NamedTuple):
+    """What is to be paid, where and until when. ``contract`` is None for XMR."""
+
+    amount: str
+    address: str
+    network: str
+    chain_id: int
+    contract: str | None
+    uri: str
+    qr: Markup
+    expires: Moment
+
+
+class RefundRule(NamedTuple):
+    """Who decides about refunds; risky if it need not be the one who pays."""
+
+    says: str
+    address: str | None
+    is_risky: bool
+
+
+class Received(NamedTuple):
+    """A deposit."""
+
+    amount: str
+    state: str
+    txid: str
+
+
+class Sent(NamedTuple):
+    """A payout or a refund."""
+
+    heading: str
+    amount: str
+    state: str
+    address: str
+    txid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """The page. ``seconds_left`` of ``seconds_in_all``: the time to pay.
+
+    ``refresh`` is after how many seconds a page without a script loads itself again; 0 never.
+    """
+
+    order_id: str
+    mood: str
+    heading: str
+    says: str
+    reason: str | None
+    steps: tuple[Step, ...]
+    send: str
+    receive: str
+    send_network: str
+    receive_network: str
+    sent: str
+    get_heading: str
+    expected: str
+    least: str
+    cases: tuple[tuple[str, str], ...]
+    to: str
+    rate: str
+    rate_note: str
+    chunks: str
+    pay: Payment | None
+    refund: RefundRule
+    needs_refund_address: bool
+    deposits: tuple[Received, ...]
+    arrived: str
+    missing: str
+    confirmations: str
+    transfers: tuple[Sent, ...]
+    receipt: Json | None
+    attested: bool
+    verify_command: str
+    is_live: bool
+    refresh: int
+    seconds_left: int
+    seconds_in_all: int
+    now: Moment
+
+
+class CheckoutWriter:
+    """Writes the page of an order as it stands at ``now`` (ms), in one language."""
+
+    def __init__(
+        self,
+        site: Site,
+        views: ViewContext,
+        texts: Texts,
+        order: Order,
+        confirmations: Confirmations | None,
+        now: int,
+        *,
+        is_paying: bool,
+    ) -> None:
+        self._site = site
+        self._views = views
+        self._say = texts.say
+        self._order = order
+        self._terms = order.terms
+        self._confirmations = confirmations
+        self._now = now
+        self._status = status_data(views, order, now, is_paying=is_paying)
+        self._is_paying = is_paying
+
+    def page(self, *, may_refresh: bool = True) -> Checkout:
+        """The whole page."""
+        order, terms, key = self._order, self._terms, self._key()
+        needs_address = self._status["actionRequired"] == REFUND_ADDRESS
+        is_live = self._is_live()
+        return Checkout(
+            order_id=order.order_id,
+            mood=_MOODS[key],
+            heading=self._say(f"checkout.heading_{key}"),
+            says=self._say(
+                f"checkout.says_{key}",
+                **_only(key, "partial", arrived=self._arrived(), missing=self._missing()),
+                **_only(key, "completed", amount=self._paid_out()),
+            ),
+            reason=None if order.status in AWAITS_DEPOSIT else order.error_message,
+            steps=self._steps(),
+            send=terms.deposit_asset.symbol,
+            receive=terms.payout_asset.symbol,
+            send_network=self._network(terms.deposit_asset),
+            receive_network=self._network(terms.payout_asset),
+            sent=_amount(terms.deposit_amount, terms.deposit_asset),
+            get_heading=self._say(
+                f"checkout.get_{'agreed' if order.status.is_terminal else 'heading'}"
+            ),
+            expected=_amount(terms.expected_output, terms.payout_asset),
+            least=_amount(terms.min_received, terms.payout_asset),
+            cases=self._cases(),
+            to=terms.to_address,
+            rate=self._say("checkout.rate_is", rate=format_units(terms.price.rate, USDC)),
+            rate_note=self._rate_note(),
+            chunks=self._chunks(),
+            pay=self._payment(),
+            refund=self._refund_rule(),
+            needs_refund_address=needs_address,
+            deposits=tuple(self._received(deposit) for deposit in order.deposits),
+            arrived=self._arrived(),
+            missing=self._missing(),
+            confirmations=self._confirmed(),
+            transfers=tuple(
+                self._sent(t) for t in order.transfers if t.state is not TransferState.CANCELLED
+            ),
+            receipt=self._status["receipt"],
+            attested="attestation" in self._status["order"],
+            verify_command=self._verify_command(),
+            is_live=is_live,
+            # A form that is being filled in must not vanish.
+            refresh=REFRESH_SECONDS if is_live and may_refresh and not needs_address else 0,
+            seconds_left=max(0, terms.expires_at - self._now) // 1000,
+            seconds_in_all=max(1, (terms.expires_at - terms.created_at) // 1000),
+            now=moment(self._now, self._now),
+        )
+
+    def _key(self) -> str:
+        """Which words fit the order: its status, or what is special about it."""
+        order = self._order
+        if order.status in AWAITS_DEPOSIT and order.due_units > 0:
+            if self._is_paying:
+                return "signed_payment"
+            if self._status["fundingInstructions"] is None:
+                return "window_over"
+            return "partial" if order.pending_units else OrderStatus.AWAITING_DEPOSIT.value
+        action = self._status["actionRequired"]
+        return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
+
+    def _is_live(self) -> bool:
+        """Whether the order may change by itself."""
+        return not self._order.status.is_terminal or any(
+            not transfer.state.is_final for transfer in self._order.transfers
+        )
+
+    def _steps(self) -> tuple[Step, ...]:
+        at = _STEP_OF.get(self._order.status)
+        if at is None:
+            return ()
+        labels, now = at
+        if self._status["amountDue"] is not None:
+            now = 0
+        return tuple(
+            Step(
+                self._say(f"checkout.step_{label}"),
+                "done" if number < now else "now" if number == now else "later",
+            )
+            for number, label in enumerate(labels)
+        )
+
+    def _network(self, asset: Asset) -> str:
+        names = self._views.profile.names(asset, self._terms.chain)
+        chains: ChainRegistry = self._views.profile.chains
+        known = chains.by_id(names.chain_id)
+        if asset is USDC and known is not None:
+            return known.display_name
+        return names.network.replace("-", " ").title()
+
+    def _payment(self) -> Payment | None:
+        funding = self._status["fundingInstructions"]
+        if funding is None:
+            return None
+        names = self._views.profile.names(self._terms.deposit_asset, self._terms.chain)
+        is_xmr = self._terms.deposit_asset is XMR
+        address, uri = funding["depositAddress"], funding["paymentUri"]
+        return Payment(
+            amount=funding["amount"],
+            address=address,
+            network=self._network(self._terms.deposit_asset),
+            chain_id=names.chain_id,
+            contract=names.token,
+            uri=uri,
+            # Several wallets send an EIP-681 link of an ERC-20 transfer to the token's contract,
+            # which loses the money: the code of such a payment is the bare address.
+            qr=qr_svg(
+                uri if is_xmr else address,
+                self._say("checkout.qr_xmr" if is_xmr else "checkout.qr_usdc"),
+            ),
+            expires=moment(self._terms.expires_at, self._now),
+        )
+
+    def _refund_rule(self) -> RefundRule:
+        terms = self._terms
+        if terms.refund_address is not None:
+            return RefundRule(self._say("checkout.refund_agreed"), terms.refund_address, False)
+        if self._order.refund_to is not None:
+            return RefundRule(self._say("checkout.refund_named"), self._order.refund_to, False)
+        if terms.senders_can_be_refunded:
+            return RefundRule(self._say("checkout.refund_sender"), None, False)
+        if self._status["fundingInstructions"] is not None:
+            return RefundRule(self._say("checkout.refund_session"), None, True)
+        return RefundRule(self._say("checkout.refund_secret"), None, False)
+
+    def _cases(self) -> tuple[tuple[str, str], ...]:
+        """What becomes of a payment that is not as agreed; an upstream has limits of its own."""
+        terms = self._terms
+        if terms.upstream_id is not None:
+            limits = self._say("checkout.case_upstream_says")
+            little, much = limits, limits
+        else:
+            least = _amount(terms.min_deposit, terms.deposit_asset)
+            most = _amount(terms.max_deposit, terms.deposit_asset)
+            little = self._say("checkout.case_little_says", minimum=least)
+            much = self._say("checkout.case_much_says", maximum=most)
+        late, wrong = self._say("checkout.case_late_says"), self._say("checkout.case_wrong_says")
+        says = {"late": late, "little": little, "much": much, "wrong": wrong}
+        return tuple((self._say(f"checkout.case_{name}"), text) for name, text in says.items())
+
+    def _rate_note(self) -> str:
+        if self._status["fundingInstructions"] is None:
+            return ""
+        if self._terms.upstream_id is not None:
+            return self._say("checkout.rate_upstream")
+        lock_end = self._order.price_locked_until
+        if self._now >= lock_end:
+            return self._say("checkout.rate_unlocked")
+        return self._say("checkout.rate_locked", time=moment(lock_end, self._now).text)
+
+    def _chunks(self) -> str:
+        progress = twap_view(self._order, self._now)
+        if progress is None or not progress["enabled"]:
+            return ""
+        done, total = progress["chunksCompleted"], progress["chunksTotal"]
+        return self._say("checkout.chunks", total=total, done=done)
+
+    def _received(self, deposit: Deposit) -> Received:
+        view = deposit_view(self._order, deposit)
+        state = "dust" if view["use"] == "dust" else view["status"]
+        return Received(
+            amount=_amount(deposit.units, self._terms.deposit_asset),
+            state=self._say(f"checkout.deposit_{state}"),
+            txid=view["txid"],
+        )
+
+    def _arrived(self) -> str:
+        units = sum(deposit.units for deposit in self._order.deposits if deposit.is_active)
+        return _amount(units, self._terms.deposit_asset)
+
+    def _missing(self) -> str:
+        due = self._status["amountDue"]
+        return "" if due is None else f"{due} {self._terms.deposit_asset.symbol}"
+
+    def _confirmed(self) -> str:
+        """Shown while it is what the order waits for; an upstream does not tell."""
+        found = self._confirmations
+        if self._order.status is not OrderStatus.DEPOSIT_DETECTED or found is None:
+            return ""
+        return self._say("checkout.confirmations_of", have=found.fewest, need=found.required)
+
+    def _paid_out(self) -> str:
+        payout, report = self._order.payout, self._order.report
+        units = payout.units if payout else report.output if report else None
+        return _amount(units or 0, self._terms.payout_asset)
+
+    def _sent(self, transfer: Transfer) -> Sent:
+        view = transfer_view(transfer)
+        return Sent(
+            heading=self._say(f"checkout.sent_heading_{TransferKind(view['kind']).value}"),
+            amount=f"{view['amount']} {view['asset']}",
+            state=self._say(f"checkout.transfer_{view['status']}"),
+            address=view["address"],
+            txid=view["txid"],
+        )
+
+    def _verify_command(self) -> str:
+        """What checks the saved terms; what the reader has to know by themselves is left open."""
+        terms = self._terms
+        sent, received = terms.deposit_asset.symbol, terms.payout_asset.symbol
+        by_session = terms.refund_address is None
+        proof = "--session YOUR_SESSION_ID" if by_session else f"--refund-to YOUR_{sent}_ADDRESS"
+        amount = format_units(terms.deposit_amount, terms.deposit_asset)
+        lines = (
+            f"{self._site.client} verify attestation - < {terms.order_id}.jws",
+            f"--issuer {self._site.url} --direction {Direction(terms.direction).value}",
+            f"--chain-id {terms.chain_id} --amount {amount}",
+            f"--to YOUR_{received}_ADDRESS {proof}",
+            "--deposit-address ADDRESS_YOU_WERE_GIVEN",
+        )
+        return " \\\n  ".join(lines)
+
+
+def moment(at: int, now: int) -> Moment:
+    """A time (ms); its day is named only where it is not the day of ``now``."""
+    iso = iso8601(at)
+    same_day = iso[:10] == iso8601(now)[:10]
+    return Moment(iso, f"{iso[11:16]} UTC" if same_day else f"{iso[:10]} {iso[11:16]} UTC")
+
+
+def _amount(units: int, asset: Asset) -> str:
+    return f"{format_units(units, asset)} {asset.symbol}"
+
+
+def _only(key: str, wanted: str, **values: Any) -> dict[str, Any]:
+    return values if key == wanted else {}
+
+
+_SWAP: Final = ("pay", "confirm", "swap", "done")
+_REFUND: Final = ("pay", "refund", "refunded")
+# The steps that an order goes through, and at which it is.
+_STEP_OF: Final = {
+    OrderStatus.AWAITING_DEPOSIT: (_SWAP, 0),
+    OrderStatus.DEPOSIT_DETECTED: (_SWAP, 1),
+    OrderStatus.DEPOSIT_CONFIRMED: (_SWAP, 2),
+    OrderStatus.EXECUTING_SWAP: (_SWAP, 2),
+    OrderStatus.COMPLETED: (_SWAP, 4),
+    OrderStatus.REFUNDING: (_REFUND, 1),
+    OrderStatus.REFUNDED: (_REFUND, 3),
+}
+_MOODS: Final = {
+    "awaiting_deposit": "waiting",
+    "partial": "waiting",
+    "signed_payment": "going",
+    "window_over": "bad",
+    "deposit_detected": "going",
+    "deposit_confirmed": "going",
+    "executing_swap": "going",
+    "completed": "good",
+    "refunding": "going",
+    REFUND_ADDRESS: "needs",
+    REFUND_BLOCKED: "bad",
+    "refunded": "good",
+    "failed": "bad",
+    "expired": "bad",
+}

@@ -1,0 +1,97 @@
+"""The contents of the site root and the status page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.errors import Unavailable
+from rpcsvc.http.documents import links
+from rpcsvc.http.pages.checkout import moment
+from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.site import Site
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.ports.store import Health
+from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.orders.unfunded import Client
+
+
+class Limit(NamedTuple):
+    """The least and the most that may be sent in one direction now."""
+
+    sent: str
+    received: str
+    least: str
+    most: str
+
+
+class Check(NamedTuple):
+    """One line of the status page."""
+
+    name: str
+    word: str
+    detail: str | None
+
+
+async def home_values(
+    site: Site, service: Service, texts: Texts, client: Client, readiness: Mapping[str, Health]
+) -> dict[str, Any]:
+    """What the page at the root shows; limits are those of this client."""
+    market = await service.venue.market(client)
+    return {
+        "takes_orders": all(health.ok for health in readiness.values()),
+        "networks": _networks(service),
+        "rate": "" if market is None else _rate(market, service.clock.now_ms(), texts),
+        "limits": [] if market is None else [_limit(each) for each in market.limits],
+        "documents": links.DESCRIPTIONS.items(),
+        "support": links.endpoints(site)["support"],
+    }
+
+
+def status_values(
+    texts: Texts, checks: Mapping[str, Health], now: int, *, is_insider: bool
+) -> dict[str, Any]:
+    """What the status page shows. Details name orders and balances: they are for insiders."""
+    is_well = all(health.ok for health in checks.values())
+    return {
+        "is_well": is_well,
+        "heading": texts.say("status.well" if is_well else "status.unwell"),
+        "now": moment(now, now),
+        "checks": [
+            Check(
+                texts.entries.get(f"status.check_{name}", name),
+                texts.say("status.ok" if health.ok else "status.degraded"),
+                health.detail if is_insider else None,
+            )
+            for name, health in checks.items()
+        ],
+    }
+
+
+def _networks(service: Service) -> list[str]:
+    try:
+        return ["Monero", *(chain.display_name for chain in service.venue.listed_chains())]
+    except Unavailable:
+        return []
+
+
+def _rate(market: Market, now: int, texts: Texts) -> str:
+    found = market.rate
+    shown = format_units(found.usdc_per_xmr, USDC)
+    return texts.say("home.rate_is", rate=shown, time=moment(found.as_of, now).text)
+
+
+def _limit(found: DirectionLimits) -> Limit:
+    sent, received = deposit_asset(found.direction), payout_asset(found.direction)
+    most = found.maximum if found.max_now is None else min(found.maximum, found.max_now)
+    return Limit(sent.symbol, received.symbol, _rounded(found.minimum, sent, up=True),
+                 _rounded(most, sent, up=False))  # fmt: skip
+
+
+def _rounded(units: int, asset: Asset, *, up: bool) -> str:
+    """To four decimals of XMR or cents, into the range that is allowed."""
+    step = 10 ** (asset.decimals - (4 if asset is XMR else 2))
+    whole = -(-units // step) if up else units // step
+    return f"{format_units(whole * step, asset)} {asset.symbol}"

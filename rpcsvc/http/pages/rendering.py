@@ -1,0 +1,120 @@
+"""Renders pages: complete HTML documents that load nothing from elsewhere.
+
+Style and script are inside the page, and the content security policy lets these very bytes in and
+nothing else: a text that got into a page as markup could neither run nor load anything.
+Sources: CSP Level 3 (hashes, section 6.7.2); WHATWG HTML.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import segno
+from aiohttp import web
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.site import Site
+
+_HERE: Final = Path(__file__).parent
+_HEADERS: Final = {
+    "content-type": "text/html; charset=utf-8",
+    # What an order's page shows is for its reader. no-transform: the signature covers these bytes.
+    "cache-control": "no-store, no-transform",
+    "vary": "accept-language",
+    # To other sites nothing is told of where a reader came from.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_GROUP: Final = 4
+
+
+class Renderer:
+    """Renders the templates of this folder for a site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._css = (_HERE / "page.css").read_text(encoding="utf-8")
+        self._script = (_HERE / "page.js").read_text(encoding="utf-8")
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters["groups"] = groups
+
+    def page(
+        self,
+        template: str,
+        texts: Texts,
+        values: Mapping[str, Any],
+        *,
+        status: int = 200,
+        style: str = "",
+        has_script: bool = False,
+    ) -> web.Response:
+        """A page as a response that no cache keeps. ``style`` is CSS of this page alone."""
+        script = self._script if has_script else ""
+        html = self._templates.get_template(template).render(
+            **values,
+            t=texts.say,
+            text=texts,
+            brand=self._site.brand,
+            contact=self._site.contact,
+            is_listed=template == "home.html",
+            simulated=self._site.is_simulated,
+            css=Markup(self._css),  # noqa: S704 - files and numbers of our own
+            style=Markup(style),  # noqa: S704
+            script=Markup(script),  # noqa: S704
+        )
+        policy = content_security_policy([self._css, style], script)
+        headers = {**_HEADERS, "content-language": texts.lang, "content-security-policy": policy}
+        return web.Response(body=html.encode(), status=status, headers=headers)
+
+
+def content_security_policy(styles: list[str], script: str) -> str:
+    """The policy of a page with these inline styles and this script, each empty for none."""
+    rules = {
+        "default-src": "'none'",
+        "style-src": " ".join(_hash(style) for style in styles if style),
+        "img-src": "'self'",
+        "script-src": _hash(script) if script else "'none'",
+        "connect-src": "'self'" if script else "'none'",
+        "form-action": "'self'",
+        "base-uri": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def groups(value: str) -> list[str]:
+    """An address in groups of four characters, which can be compared by eye."""
+    return [value[start : start + _GROUP] for start in range(0, len(value), _GROUP)]
+
+
+@lru_cache(maxsize=256)
+def qr_svg(text: str, title: str) -> Markup:
+    """A QR code (ISO/IEC 18004, error correction M) as an SVG element with a title for readers."""
+    out = io.BytesIO()
+    code = segno.make_qr(text, error="m")
+    code.save(
+        out, kind="svg", xmldecl=False, svgns=False, title=title, border=4, omitsize=True,
+        dark="#000", light="#fff", svgclass="qr-code", lineclass=None,
+    )  # fmt: skip
+    svg = out.getvalue().decode().replace("<svg ", '<svg role="img" ', 1)
+    return Markup(svg)  # noqa: S704 - segno escapes the title

@@ -1,0 +1,306 @@
+"""The pages for people: the site root, /status, and the page of each order with its refund form.
+
+No cookie or place gives a caller any right here. The form carries the order's secret itself, so
+that another site can't send it in a reader's name; it is checked before anything else is, and a
+page shows the address once more before it is taken: it can't be changed afterwards.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs
+
+import orjson
+from aiohttp import web
+
+from rpcsvc.domain.order import REFUND_ADDRESS, Order, OrderStatus
+from rpcsvc.errors import InputError, OrderNotFound, RateLimited, ServiceError, Unavailable
+from rpcsvc.http.documents.links import HOME, operation_named
+from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
+from rpcsvc.http.health import HealthRoutes
+from rpcsvc.http.messages import JSON, error_headers, read_body
+from rpcsvc.http.pages.checkout import CheckoutWriter
+from rpcsvc.http.pages.front import home_values, status_values
+from rpcsvc.http.pages.rendering import Renderer
+from rpcsvc.http.pages.texts import Catalogues, Texts
+from rpcsvc.http.site import Site
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.support import read_untried
+from rpcsvc.operations.swap import find_funding
+from rpcsvc.operations.views import status_data
+from rpcsvc.orders.ports.venue import Confirmations
+
+ORDER_PATH: Final = "/orders/{orderId}"
+_FORM: Final = "application/x-www-form-urlencoded"
+_FORM_BYTES: Final = 4_096
+_FIELDS: Final = ("address", "secret", "confirmed")
+
+
+class Visit(NamedTuple):
+    """A request for a page that was let in, and the language it is answered in."""
+
+    request: web.Request
+    context: RequestContext
+    request_id: str
+    texts: Texts
+
+
+class RefundForm(NamedTuple):
+    """The form as it was sent; fields that are missing are empty."""
+
+    address: str
+    secret: str
+    confirmed: str
+
+
+_Answer = Callable[[Visit], Awaitable[web.Response]]
+
+
+class PagesHttp:
+    """Routes of the pages for people."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        service: Service,
+        dispatcher: Dispatcher,
+        site: Site,
+        renderer: Renderer,
+        health: HealthRoutes,
+    ) -> None:
+        self._gate = gate
+        self._service = service
+        self._dispatcher = dispatcher
+        self._site = site
+        self._renderer = renderer
+        self._health = health
+        self._catalogues = Catalogues()
+        self._refund_address = operation_named(site, "swap.refundAddress")
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.get(HOME, self._around(self._home), allow_head=True),
+            web.get("/status", self._around(self._status_page), allow_head=True),
+            web.get(ORDER_PATH, self._around(self._order), allow_head=True),
+            web.post(f"{ORDER_PATH}/refund", self._around(self._refund)),
+            web.get(f"{ORDER_PATH}/attestation", self._around(self._attestation)),
+            web.get(f"{ORDER_PATH}/receipt", self._around(self._receipt)),
+        ]
+
+    def _around(self, answer: _Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Admits, charges, and tells of what fails as a page."""
+
+        async def handle(request: web.Request) -> web.Response:
+            context = self._gate.admit(request)
+            request[REQUEST_CONTEXT] = context
+            texts = self._catalogues.choose(request.headers.get("accept-language", ""))
+            request_id = context.request_id or self._gate.new_request_id()
+            visit = Visit(request, context, request_id, texts)
+            try:
+                self._gate.charge(context, "requests")
+                response = await answer(visit)
+            except ServiceError as error:
+                response = self._refused(visit, error)
+            response.headers.update({**context.headers, "x-request-id": request_id})
+            if self._site.onion_url:
+                response.headers["onion-location"] = f"{self._site.onion_url}{request.rel_url}"
+            return response
+
+        return handle
+
+    async def _home(self, visit: Visit) -> web.Response:
+        readiness = await self._health.readiness()
+        client = visit.context.client
+        values = await home_values(self._site, self._service, visit.texts, client, readiness)
+        return self._renderer.page("home.html", visit.texts, values)
+
+    async def _status_page(self, visit: Visit) -> web.Response:
+        """What /health says, to whom it says it, in its status too."""
+        checks = await self._health.checks()
+        is_insider = self._gate.is_insider(visit.request, visit.context)
+        now = self._service.clock.now_ms()
+        values = status_values(visit.texts, checks, now, is_insider=is_insider)
+        status = 200 if values["is_well"] else 503
+        return self._renderer.page("status.html", visit.texts, values, status=status)
+
+    # --- the page of an order ---
+
+    async def _order(self, visit: Visit) -> web.Response:
+        return await self._show(visit)
+
+    async def _find(self, visit: Visit) -> Order:
+        """The order. Raises OrderNotFound, also for what can't be an order's id."""
+        return (await self._find_funding(visit))[0]
+
+    async def _find_funding(self, visit: Visit) -> tuple[Order, bool]:
+        """The order, and if a signed payment of it is under way. Raises OrderNotFound."""
+        order_id = visit.request.match_info["orderId"]
+        try:
+            found = await find_funding(self._service, order_id)
+        except InputError as error:
+            raise OrderNotFound(error.message) from error
+        self._service.venue.watch(order_id)
+        return found
+
+    async def _show(
+        self, visit: Visit, *, error: str = "", address: str = "", status: int = 200
+    ) -> web.Response:
+        order, is_paying = await self._find_funding(visit)
+        confirmations = await self._confirmations(order)
+        now = self._service.clock.now_ms()
+        views = self._service.views
+        writer = CheckoutWriter(
+            self._site, views, visit.texts, order, confirmations, now, is_paying=is_paying
+        )
+        page = writer.page(may_refresh=visit.request.query.get("refresh") != "off")
+        return self._renderer.page(
+            "order.html",
+            visit.texts,
+            {"page": page, "form_error": error, "form_address": address},
+            status=status,
+            style=f":root{{--left:{page.seconds_left};--all:{page.seconds_in_all}}}",
+            has_script=True,
+        )
+
+    async def _confirmations(self, order: Order) -> Confirmations | None:
+        """How far the deposits are, while the order waits for that; None where nobody can tell.
+
+        An order is shown for longer than its network may have a node.
+        """
+        if order.status is not OrderStatus.DEPOSIT_DETECTED:
+            return None
+        try:
+            return await self._service.venue.confirmations(order)
+        except Unavailable:
+            return None
+
+    def _refused(self, visit: Visit, error: ServiceError) -> web.Response:
+        say = visit.texts.say
+        if isinstance(error, OrderNotFound):
+            title, message = say("notice.not_found_title"), say("notice.not_found")
+        elif isinstance(error, RateLimited):
+            title = say("notice.busy_title")
+            message = say("notice.busy", seconds=error.retry_after)
+        else:
+            title, message = say("notice.failed_title"), say("notice.failed")
+        return self._notice(visit, title, message, error.http_status, error)
+
+    def _notice(
+        self,
+        visit: Visit,
+        title: str,
+        message: str,
+        status: int,
+        error: ServiceError | None = None,
+    ) -> web.Response:
+        values = {"title": title, "message": message}
+        response = self._renderer.page("notice.html", visit.texts, values, status=status)
+        response.headers.update(error_headers(error))
+        return response
+
+    # --- files ---
+
+    async def _attestation(self, visit: Visit) -> web.Response:
+        """The signed terms, a compact JWS; there as long as the order may be paid."""
+        order = await self._find(visit)
+        text = self._status(order)["order"].get("attestation")
+        if text is None:
+            raise OrderNotFound("the order has no attestation now")
+        return _file(f"{order.order_id}.jws", "application/jose", text.encode())
+
+    async def _receipt(self, visit: Visit) -> web.Response:
+        """The proof of the payout, as swap.status has it."""
+        order = await self._find(visit)
+        receipt = self._status(order)["receipt"]
+        if receipt is None:
+            raise OrderNotFound("the order has no receipt")
+        return _file(f"{order.order_id}.receipt.json", JSON, orjson.dumps(receipt))
+
+    def _status(self, order: Order) -> Json:
+        return status_data(self._service.views, order, self._service.clock.now_ms())
+
+    # --- the form for a refund ---
+
+    async def _refund(self, visit: Visit) -> web.Response:
+        """Two steps: the address is shown once more, then taken."""
+        order = await self._find(visit)
+        if visit.request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return self._unchanged(visit, "foreign", 403)
+        form = await _read_form(visit.request)
+        if form is None:
+            return self._unchanged(visit, "unreadable", 400)
+        given = form.secret.strip().lower().encode()
+        if not hmac.compare_digest(order.terms.session_id.encode(), given):
+            wrong = visit.texts.say("refund.wrong_secret")
+            return await self._show(visit, error=wrong, address=form.address, status=403)
+        if self._status(order)["actionRequired"] != REFUND_ADDRESS:
+            return self._unchanged(visit, "not_waiting", 409)
+        try:
+            return await self._read_and_take(visit, order, form)
+        except InputError as error:
+            return await self._show(visit, error=error.message, address=form.address, status=400)
+
+    async def _read_and_take(self, visit: Visit, order: Order, form: RefundForm) -> web.Response:
+        """Raises InputError for an address that can't be taken."""
+        address = await read_untried(form.address.strip(), order, self._service, field="address")
+        if form.confirmed != "yes":
+            return self._confirm(visit, order, address)
+        return await self._take(visit, order, address)
+
+    def _unchanged(self, visit: Visit, why: str, status: int) -> web.Response:
+        say = visit.texts.say
+        return self._notice(visit, say("notice.failed_title"), say(f"refund.{why}"), status)
+
+    def _confirm(self, visit: Visit, order: Order, address: str) -> web.Response:
+        values = {
+            "order_id": order.order_id,
+            "address": address,
+            "secret": order.terms.session_id,
+        }
+        return self._renderer.page("confirm_refund.html", visit.texts, values)
+
+    async def _take(self, visit: Visit, order: Order, address: str) -> web.Response:
+        """What the owner asks for with swap.refundAddress. Raises ServiceError."""
+        params = {
+            "orderId": order.order_id,
+            "sessionId": order.terms.session_id,
+            "address": address,
+        }
+        call = Call(visit.request_id, client=visit.context.client, transport="page")
+        reply = await self._dispatcher.run(self._refund_address, params, call)
+        if reply.error is not None:
+            raise reply.error
+        if not orjson.loads(reply.body)["data"]["refundAddress"]["accepted"]:
+            return self._unchanged(visit, "taken", 409)
+        where = f"/orders/{order.order_id}"
+        headers = {"location": where, "cache-control": "no-store"}
+        return web.Response(body=b"", status=303, headers=headers)
+
+
+async def _read_form(request: web.Request) -> RefundForm | None:
+    """The form; None when it can't be read. Raises as read_body."""
+    if request.content_type != _FORM:
+        return None
+    body = await read_body(request, _FORM_BYTES)
+    try:
+        fields = parse_qs(body.decode(), strict_parsing=True, max_num_fields=len(_FIELDS))
+    except ValueError:
+        return None
+    if any(name not in _FIELDS or len(values) > 1 for name, values in fields.items()):
+        return None
+    return RefundForm(*(fields.get(name, [""])[0] for name in _FIELDS))
+
+
+def _file(name: str, media_type: str, body: bytes) -> web.Response:
+    headers = {
+        "content-type": media_type,
+        "content-disposition": f'attachment; filename="{name}"',
+        "cache-control": "no-store, no-transform",
+        "x-content-type-options": "nosniff",
+    }
+    return web.Response(body=body, headers=headers)

@@ -1,0 +1,195 @@
+"""GET /metrics in the Prometheus text format: what was counted, and current values."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from rpcsvc import __version__
+from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.http.gate import Gate
+from rpcsvc.http.messages import error_headers, respond
+from rpcsvc.http.metrics import Labels, Metrics, gauge
+from rpcsvc.operations.envelope import flat_failure
+from rpcsvc.orders.backend import Backend, Readings
+from rpcsvc.orders.lease import Lease
+from rpcsvc.orders.ports.operator import OperatorBooks
+from rpcsvc.orders.ports.store import Health
+from rpcsvc.orders.ports.venue import MONERO_NETWORK
+from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
+from rpcsvc.orders.waits import Waits
+
+METRICS_PATH: Final = "/metrics"
+
+
+class Readout:
+    """Reads current values: open orders, checks, wallets, rate, networks, waits, the last audit."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        readings: Readings,
+        books: OperatorBooks,
+        webhooks: WebhookStore,
+        checks: Callable[[], Awaitable[Mapping[str, Health]]],
+        waits: Waits,
+        lease: Lease,
+        clock: Clock,
+    ) -> None:
+        self._backend = backend
+        self._readings = readings
+        self._books = books
+        self._webhooks = webhooks
+        self._checks = checks
+        self._waits = waits
+        self._lease = lease
+        self._clock = clock
+
+    async def families(self) -> list[Metric]:
+        """The families. Raises errors.Unavailable when the database can't be read."""
+        checks, doubts = await self._checks(), await self._books.doubts()
+        orders = await self._books.open_orders_by_status()
+        authorizations = await self._books.unresolved_authorizations()
+        backlog = await self._webhooks.backlog()
+        now = self._clock.now_ms()
+        ages = [((name,), max(0, now - since) / 1000) for name, (_, since) in orders.items()]
+        lags = self._readings.scan_lags().items()
+        return [
+            gauge("rpcsvc_info", [((__version__, self._backend.profile.engine), 1)]),
+            gauge("rpcsvc_orders_open", [((name,), n) for name, (n, _) in orders.items()]),
+            gauge("rpcsvc_orders_open_oldest_seconds", ages),
+            gauge("rpcsvc_check_ok", [((name,), check.ok) for name, check in checks.items()]),
+            gauge("rpcsvc_payouts_paused", [((), self._backend.paused() is not None)]),
+            gauge("rpcsvc_scan_lag_seconds", [((name,), lag / 1000) for name, lag in lags]),
+            gauge("rpcsvc_wallet_amount", await self._amounts()),
+            gauge("rpcsvc_upstream_orders_in_doubt", [((), len(doubts))]),
+            gauge("rpcsvc_webhook_messages_pending", [((), backlog.pending)]),
+            gauge("rpcsvc_webhook_oldest_seconds", [((), _age(backlog, now))]),
+            gauge("rpcsvc_transfers_due_amount", await self._due()),
+            gauge("rpcsvc_payments_unmined", await self._unmined()),
+            gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
+            *self._rate(now),
+            *self._states(),
+            *self._process(),
+            *self._audit(),
+        ]
+
+    async def _due(self) -> list[tuple[Labels, float]]:
+        return [(key, units / _one(key[0])) for key, units in (await self._books.due()).items()]
+
+    async def _unmined(self) -> list[tuple[Labels, float]]:
+        found = await self._books.unmined_payments(sorted(self._readings.networks))
+        return [((network,), count) for network, count in found.items()]
+
+    def _states(self) -> Iterator[Metric]:
+        states = self._backend.states()
+        ages = {name: state.block_age for name, state in states.items()}
+        outputs = {name: state.outputs for name, state in states.items()}
+        yield gauge(
+            "rpcsvc_block_age_seconds",
+            [((name,), age / 1000) for name, age in ages.items() if age is not None],
+        )
+        yield gauge(
+            "rpcsvc_wallet_outputs",
+            [((name,), count) for name, count in outputs.items() if count is not None],
+        )
+
+    def _process(self) -> Iterator[Metric]:
+        streams = self._waits.streams.count
+        waits = {"call": self._waits.count - streams, "stream": streams}
+        left = self._lease.left_ms()
+        yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
+        yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
+        yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])
+
+    def _rate(self, now: int) -> Iterator[Metric]:
+        spread = self._backend.rate_spread_bps()
+        if spread is not None:
+            yield gauge("rpcsvc_rate_spread_ratio", [((), spread / 10_000)])
+        if self._readings.rate is None:
+            return
+        try:
+            rate = self._readings.rate()
+        except Unavailable:
+            return
+        yield gauge("rpcsvc_rate_age_seconds", [((), max(0, now - rate.as_of) / 1000)])
+        yield gauge("rpcsvc_rate_usdc_per_xmr", [((), rate.usdc_per_xmr / 10**USDC.decimals)])
+
+    def _audit(self) -> Iterator[Metric]:
+        audit = self._backend.last_audit()
+        if audit is not None:
+            yield gauge("rpcsvc_audit_differences", [((), audit.differences)])
+            yield gauge("rpcsvc_audit_age_seconds", [((), (steady_ms() - audit.at) / 1000)])
+
+    async def _amounts(self) -> list[tuple[Labels, float]]:
+        """Amounts become floats here and nowhere else: they are shown, never paid."""
+        readings = self._readings
+        found: list[tuple[Labels, float]] = []
+        for network in sorted(readings.networks):
+            one = _one(network)
+            if readings.reserved is not None:
+                reserved = await readings.reserved(network)
+                found.append(((network, "reserved"), reserved.total / one))
+            if readings.holdings is None:
+                continue
+            try:
+                holdings = readings.holdings(network)
+            except Unavailable:
+                continue
+            found.append(((network, "free"), holdings.free / one))
+            found.append(((network, "locked"), holdings.locked / one))
+        return found
+
+
+def _one(network: str) -> int:
+    """The atomic units of a whole coin of a network's asset."""
+    return int(10 ** (XMR if network == MONERO_NETWORK else USDC).decimals)
+
+
+def _age(backlog: Backlog, now: int) -> float:
+    """Seconds since the oldest pending event; 0 where nothing is pending."""
+    return 0.0 if backlog.oldest_at is None else max(0, now - backlog.oldest_at) / 1000
+
+
+class _Rendered(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+class MetricsHttp:
+    """GET /metrics, for whoever may call /rpc; a token may also come as a bearer token."""
+
+    def __init__(self, gate: Gate, metrics: Metrics, readout: Readout) -> None:
+        self._gate = gate
+        self._metrics = metrics
+        self._readout = readout
+
+    def routes(self) -> list[web.RouteDef]:
+        """The one route."""
+        return [web.get(METRICS_PATH, self.get)]
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """All families."""
+        context = self._gate.admit(request)
+        try:
+            self._gate.require_scraper(request, context)
+            found = await self._readout.families()
+        except ServiceError as error:
+            request_id = context.request_id or self._gate.new_request_id()
+            headers = {**context.headers, **error_headers(error)}
+            status = error.http_status
+            return respond(flat_failure(error), request_id, status=status, headers=headers)
+        registry = CollectorRegistry()
+        registry.register(_Rendered([*self._metrics.families(), *found]))
+        headers = {"content-type": CONTENT_TYPE_LATEST}
+        return web.Response(body=generate_latest(registry), headers=headers)

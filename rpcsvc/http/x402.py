@@ -1,0 +1,67 @@
+"""x402 over HTTP and MCP: where a payment is in a request, and its outcome in an answer.
+
+Source: the x402 specification, version 2, transports "HTTP" and "MCP".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from rpcsvc.errors import InvalidInput, PaymentRequired
+from rpcsvc.operations.envelope import Json, Reply
+from rpcsvc.operations.x402 import FIELD, encoded
+
+SIGNATURE: Final = "PAYMENT-SIGNATURE"
+REQUIRED: Final = "PAYMENT-REQUIRED"
+RESPONSE: Final = "PAYMENT-RESPONSE"
+_VERSION_1: Final = "X-PAYMENT"
+_META: Final = "x402/payment"
+_META_RESPONSE: Final = "x402/payment-response"
+
+
+def with_payment(request: web.Request, params: dict[str, Any]) -> dict[str, Any]:
+    """The params with the payment of the header. Raises InvalidInput for two, and for version 1."""
+    if _VERSION_1 in request.headers:
+        raise InvalidInput(
+            f"{_VERSION_1} is of x402 version 1, which is not read. Send {SIGNATURE} of version 2.",
+            field=_VERSION_1,
+            allowed=[SIGNATURE],
+        )
+    given = request.headers.getall(SIGNATURE, ())
+    if not given:
+        return params
+    if len(given) > 1 or FIELD in params:
+        raise InvalidInput(f"Send one payment: as the header {SIGNATURE}.", field=FIELD)
+    return {**params, FIELD: given[0]}
+
+
+def payment_headers(reply: Reply) -> dict[str, str]:
+    """What the headers of an answer say of a payment."""
+    if isinstance(reply.error, PaymentRequired):
+        return {REQUIRED: encoded(dict(reply.error.required))}
+    if reply.settlement is not None and reply.settlement.response is not None:
+        return {RESPONSE: encoded(reply.settlement.response)}
+    return {}
+
+
+def with_meta_payment(params: Json, arguments: Json) -> Json:
+    """The arguments of a tool with the payment of ``_meta``, where they have none."""
+    meta = params.get("_meta")
+    payment = meta.get(_META) if isinstance(meta, dict) else None
+    return arguments if payment is None else {FIELD: payment, **arguments}
+
+
+def tool_result(reply: Reply, result: Json) -> Json:
+    """A tool's result with what it says of a payment.
+
+    Clients of x402 look for PaymentRequired in the first text.
+    """
+    if isinstance(reply.error, PaymentRequired):
+        first = {"type": "text", "text": orjson.dumps(reply.error.required).decode()}
+        return {**result, "content": [first, *result["content"]]}
+    if reply.settlement is not None and reply.settlement.response is not None:
+        return {**result, "_meta": {_META_RESPONSE: reply.settlement.response}}
+    return result

@@ -1,0 +1,161 @@
+"""The event log of an order in public words, waiting for what comes next, and following it.
+
+The log is the order's history as it was committed. A cursor is the order's version: it only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.money import format_units
+from rpcsvc.domain.order import AGENT_STATE_OF, DepositKey, Order, OrderStatus
+from rpcsvc.operations.envelope import Answer, Json, action
+from rpcsvc.operations.params import EventsParams
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.swap import find_order
+from rpcsvc.operations.views import mined_txid
+from rpcsvc.orders.ports.store import HistoryEntry
+from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+
+# How each event of the order machine is called outside (domain/events.py).
+TYPE_OF: Final = {
+    "OrderCreated": "order.created",
+    "DepositSeen": "deposit.seen",
+    "DepositConfirmed": "deposit.confirmed",
+    "DepositRemoved": "deposit.removed",
+    "Repriced": "order.repriced",
+    "LockBroken": "price_lock.ended",
+    "ChunkFilled": "chunk.swapped",
+    "FillingStopped": "chunk.stopped",
+    "UpstreamReported": "order.updated",
+    "DeadlinePassed": "deadline.passed",
+    "Cancelled": "order.cancelled",
+    "RefundAddressGiven": "refund_address.set",
+    "RefundRetried": "refund.retried",
+    "TransferPrepared": "transfer.signed",
+    "TransferPublished": "transfer.published",
+    "TransferUnknown": "transfer.unknown",
+    "TransferSettled": "transfer.settled",
+    "TransferFailed": "transfer.failed",
+}
+
+
+async def events(service: Service, params: EventsParams, call: Call) -> Answer:
+    """The events after a cursor; where there are none, those that come within ``waitSec``.
+
+    Raises OrderNotFound, and RateLimited while too many wait.
+    """
+    order = await find_order(service, params.order_id)
+    service.venue.watch(order.order_id)
+    entries = await service.waits.history(
+        order.order_id, params.after, params.wait_sec, call.client
+    )
+    if entries:  # the order as it is now knows the transfers that they are about
+        order = await find_order(service, order.order_id)
+    cursor = entries[-1].version if entries else params.after
+    data = {"events": [event_view(order, entry) for entry in entries], "cursor": cursor}
+    return Answer(AGENT_STATE_OF[order.status], data, _next(order, cursor))
+
+
+# How long a stream may be silent: proxies take a connection for dead after a minute or so.
+HEARTBEAT_SECONDS: Final = 25
+
+
+async def follow(
+    service: Service, params: EventsParams, call: Call
+) -> AsyncGenerator[list[Json], None] | None:
+    """The events after a cursor as they come; an empty list where none came for a while.
+
+    Ends once the order is over for good; None if it is, and nothing is left to send. Raises
+    OrderNotFound, and RateLimited while too many follow.
+    """
+    order = await find_order(service, params.order_id)
+    if _is_all(order, params.after):
+        return None
+    service.waits.streams.require(call.client)
+    return _followed(service, params, call)
+
+
+async def _followed(
+    service: Service, params: EventsParams, call: Call
+) -> AsyncGenerator[list[Json], None]:
+    order_id, waits = params.order_id, service.waits
+    service.venue.watch(order_id)
+    log = waits.follow(order_id, params.after, HEARTBEAT_SECONDS, call.client)
+    async with aclosing(log) as parts:
+        async for entries in parts:
+            service.venue.watch(order_id)
+            if not entries:
+                yield []
+                continue
+            order = await find_order(service, order_id)
+            yield [event_view(order, entry) for entry in entries]
+            if _is_all(order, entries[-1].version):
+                return
+
+
+def _is_all(order: Order, cursor: int) -> bool:
+    """Whether no more events are to be expected after a cursor."""
+    is_over = order.status.is_terminal and all(each.state.is_final for each in order.transfers)
+    return is_over and cursor >= order.version
+
+
+def event_view(order: Order, entry: HistoryEntry) -> Json:
+    """One event. ``order`` is one that has had it: what it is about never changes."""
+    details, status = entry.details, OrderStatus(entry.status)
+    view: Json = {
+        "cursor": entry.version,
+        "at": iso8601(entry.at),
+        "type": TYPE_OF[entry.event],
+        "state": AGENT_STATE_OF[status].value,
+        "status": status.value,
+    }
+    deadline = details.get("deadline_at")
+    if deadline is not None:
+        view["deadlineAt"] = iso8601(deadline)
+    if "key" in details:
+        view["deposit"] = _deposit(order, details)
+    if "transfer_id" in details:
+        view["transfer"] = _transfer(order, entry)
+    if entry.event == "OrderCreated":
+        view["deposit"] = _expected(order)
+    return view
+
+
+def _expected(order: Order) -> Json:
+    terms = order.terms
+    amount = format_units(terms.deposit_amount, terms.deposit_asset)
+    return {"txid": None, "amount": amount, "asset": terms.deposit_asset.symbol}
+
+
+def _deposit(order: Order, details: dict[str, Any]) -> Json:
+    key = DepositKey(**details["key"])
+    deposit = order.deposit(key)
+    asset = order.terms.deposit_asset
+    amount = None if deposit is None else format_units(deposit.units, asset)
+    return {"txid": key.txid, "amount": amount, "asset": asset.symbol}
+
+
+def _transfer(order: Order, entry: HistoryEntry) -> Json | None:
+    transfer = order.transfer(entry.details["transfer_id"])
+    if transfer is None:
+        return None
+    is_settled = entry.event == "TransferSettled"
+    return {
+        "kind": transfer.kind.value,
+        "address": transfer.address,
+        "amount": format_units(transfer.units, transfer.asset),
+        "asset": transfer.asset.symbol,
+        # A payment whose fee was raised is mined under another id than the first one.
+        "txid": mined_txid(transfer) if is_settled else entry.details.get("txid"),
+    }
+
+
+def _next(order: Order, cursor: int) -> list[Json]:
+    if order.status.is_terminal and cursor >= order.version:
+        return []
+    params = {"orderId": order.order_id, "after": cursor, "waitSec": LONGEST_WAIT_SECONDS}
+    return [action("wait_for_events", "Wait for what comes next.", "swap.events", params)]

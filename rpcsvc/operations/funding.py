@@ -1,0 +1,194 @@
+"""The operation swap.fund: a USDC order paid by one signature and without gas (x402, EIP-3009)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpcsvc.domain.addresses import same_address
+from rpcsvc.domain.gasless import (
+    LEAST_SECONDS,
+    OFFER_SECONDS,
+    AuthorizationRefused,
+    Due,
+    Reason,
+    Refusal,
+    SignedAuthorization,
+    refusal,
+)
+from rpcsvc.domain.money import USDC
+from rpcsvc.domain.order import AGENT_STATE_OF, Order
+from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
+from rpcsvc.operations.envelope import Answer, Json, Settlement
+from rpcsvc.operations.ordering import status_answer
+from rpcsvc.operations.params import FundingParams
+from rpcsvc.operations.service import Call, Service, ViewContext
+from rpcsvc.operations.swap import find_order, look_again
+from rpcsvc.operations.views import may_fund
+from rpcsvc.operations.x402 import (
+    EXACT,
+    PaymentRequirements,
+    network_id,
+    read_payment,
+    required,
+    requirements,
+)
+from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.ports.gasless import FundingRecord, FundingState
+
+# An offer has to leave the payer some time to sign.
+_LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
+
+
+async def fund(service: Service, params: FundingParams, _call: Call) -> Answer:
+    """Carry out the signed payment; without one, raise PaymentRequired that says what to sign.
+
+    Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for one that will not
+    do, and OrderNotFundable. The same payment again is answered as it stands.
+    """
+    order = await find_order(service, params.order_id)
+    gasless = service.venue.gasless
+    if gasless is None:
+        raise _not_fundable(order, "Orders of this service can't be paid by a signed payment")
+    if order.terms.deposit_asset is not USDC:
+        raise _not_fundable(order, "The order waits for XMR, and only USDC is paid by signing")
+    payment = None if params.payment is None else read_payment(params.payment)
+    record = await gasless.unresolved(order.order_id)
+    if payment is None:
+        if record is not None:
+            return _answer(service, order, record)
+        offer = await _offer(service, gasless, order)
+        raise PaymentRequired(
+            "The order is not paid yet. Sign an entry of details.paymentRequired.accepts, and send"
+            " the same call with the payment.",
+            _required(service.views, order, offer),
+        )
+    known = await gasless.find(order, payment.signed)
+    if known is not None:
+        return await _again(service, gasless, order, known, payment.signed)
+    if record is not None:
+        raise _not_fundable(order, "Another signed payment of the order is under way")
+    offer = await _offer(service, gasless, order)
+    wrong = _unlike(payment.accepted, offer) or refusal(
+        payment.signed, await _due(gasless, order), service.clock.now_ms() // 1_000
+    )
+    if wrong is not None:
+        raise _refused(service.views, order, offer, wrong)
+    try:
+        paid = await gasless.pay(order, payment.signed)
+    except AuthorizationRefused as error:
+        raise _refused(service.views, order, offer, error.refusal) from None
+    service.wake()
+    return await _outcome(service, gasless, order, paid)
+
+
+async def _again(
+    service: Service,
+    gasless: GaslessFunding,
+    order: Order,
+    known: FundingRecord,
+    signed: SignedAuthorization,
+) -> Answer:
+    """The answer to a payment whose nonce is on record. Raises PaymentRefused for another one."""
+    is_same = known.order_id == order.order_id and known.signed.signature == signed.signature
+    if not is_same:
+        wrong = Refusal(
+            Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
+        )
+        raise _refused(service.views, order, await _offer(service, gasless, order), wrong)
+    return await _outcome(service, gasless, order, known)
+
+
+async def _outcome(
+    service: Service, gasless: GaslessFunding, order: Order, record: FundingRecord
+) -> Answer:
+    """The answer to a payment on record. Raises PaymentRefused for one that failed."""
+    if record.state is FundingState.FAILED:
+        wrong = Refusal(Reason.FAILED, f"{record.reason} Nothing was taken: sign a new payment.")
+        raise _refused(service.views, order, await _offer(service, gasless, order), wrong)
+    return _answer(service, await find_order(service, order.order_id), record)
+
+
+def _answer(service: Service, order: Order, record: FundingRecord) -> Answer:
+    is_paying = record.state in (FundingState.RECORDED, FundingState.SENT)
+    now = service.clock.now_ms()
+    status = status_answer(service.views, order, now, is_paying=is_paying)
+    settlement = None
+    if record.txid is not None:
+        names = service.views.profile.names(USDC, order.terms.chain)
+        settlement = _settlement(record, names.chain_id)
+    data = {"order": status.data["order"], "paymentResponse": settlement}
+    follow = look_again(
+        order,
+        "The payment is made: watch the order until it is completed or has failed."
+        if settlement
+        else "It is not known yet what became of the payment. Sign no other one: watch the order.",
+    )
+    return Answer(AGENT_STATE_OF[order.status], data, [follow], settlement=Settlement(settlement))
+
+
+def _settlement(record: FundingRecord, chain_id: int) -> Json:
+    """SettlementResponse of x402."""
+    return {
+        "success": True,
+        "transaction": record.txid,
+        "network": network_id(chain_id),
+        "payer": record.key.payer,
+        "amount": str(record.signed.authorization.units),
+    }
+
+
+# --- what is to be signed --------------------------------------------------------------------
+
+
+async def _due(gasless: GaslessFunding, order: Order) -> Due:
+    return Due(order.terms.deposit_address, order.due_units, await gasless.token(order))
+
+
+async def _offer(service: Service, gasless: GaslessFunding, order: Order) -> PaymentRequirements:
+    """What has to be signed now. Raises OrderNotFundable."""
+    now = service.clock.now_ms()
+    if not may_fund(order, now):
+        raise _not_fundable(order, "Nothing is due on the order any more")
+    left = (order.terms.expires_at - now) // 1_000
+    if left < _LEAST_OFFER_SECONDS:
+        raise _not_fundable(order, "The deposit window closes in less than a minute")
+    return requirements(await _due(gasless, order), min(OFFER_SECONDS, left))
+
+
+def _unlike(accepted: PaymentRequirements, offer: PaymentRequirements) -> Refusal | None:
+    """In what the payer has accepted something else than what is offered."""
+    if accepted.scheme != EXACT:
+        return Refusal(Reason.SCHEME, f"accepted.scheme has to be {EXACT}.")
+    if accepted.network != offer.network:
+        return Refusal(Reason.NETWORK, f"accepted.network has to be {offer.network}.")
+    alike = (
+        same_address(accepted.asset, offer.asset)
+        and same_address(accepted.pay_to, offer.pay_to)
+        and accepted.amount == offer.amount
+    )
+    if not alike:
+        return Refusal(
+            Reason.REQUIREMENTS,
+            f"accepted has to be {offer.amount} units of {offer.asset} to {offer.pay_to}.",
+        )
+    return None
+
+
+def _required(
+    views: ViewContext, order: Order, offer: PaymentRequirements, why: str | None = None
+) -> Json:
+    url = views.fund_url(order.order_id)
+    return required(url, f"The USDC deposit of order {order.order_id}", offer, why)
+
+
+def _refused(
+    views: ViewContext, order: Order, offer: PaymentRequirements, wrong: Refusal
+) -> PaymentRefused:
+    return PaymentRefused(wrong.message, _required(views, order, offer, wrong.reason.value))
+
+
+def _not_fundable(order: Order, why: str) -> OrderNotFundable:
+    return OrderNotFundable(
+        f"{why}. Ask for the order's status: it says what is due, and how it is paid.",
+        details={"status": order.status.value},
+    )

@@ -1,0 +1,183 @@
+"""The messages to the webhooks of orders: their bodies, and what came of them.
+
+A message has the event, and the order as it stands when the message is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+import structlog
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.order import AGENT_STATE_OF
+from rpcsvc.domain.webhooks import message_id
+from rpcsvc.errors import InvalidInput
+from rpcsvc.operations.admin import admin_row
+from rpcsvc.operations.admin_models import (
+    MessageList,
+    MessageView,
+    Replayed,
+    ReplayParams,
+    WebhooksParams,
+)
+from rpcsvc.operations.envelope import Answer, Json, action
+from rpcsvc.operations.events import TYPE_OF, event_view
+from rpcsvc.operations.ordering import status_answer
+from rpcsvc.operations.params import DeliveriesParams
+from rpcsvc.operations.service import (
+    Call,
+    Effect,
+    Flat,
+    Operation,
+    Service,
+    ViewContext,
+    session_source,
+    with_session,
+)
+from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, require_owner
+from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.webhooks import BookedDelivery, BookedWebhook
+
+log = structlog.get_logger(__name__)
+
+MOST_LISTED: Final = 100
+_STATES: Final = ("pending", "dead", "delivered")
+
+
+async def event_body(
+    store: OrderStore,
+    views: ViewContext,
+    gasless: GaslessFunding | None,
+    order_id: str,
+    sequence: int,
+) -> bytes:
+    """The body of an event's message. Raises LookupError where there is no such event."""
+    # The event first: the order that is read after it has had it.
+    entries = await store.history(order_id, sequence - 1, 1)
+    is_paying = await is_being_paid(gasless, order_id)
+    order = await store.order(order_id)
+    if order is None or not entries or entries[0].version != sequence:
+        raise LookupError(f"event {sequence} of {order_id}")
+    event = event_view(order, entries[0])
+    status = status_answer(views, order, order.status_at, is_paying=is_paying).data
+    return orjson.dumps(
+        {
+            "type": event["type"],
+            "timestamp": event["at"],
+            "data": {
+                "orderId": order_id,
+                "sequence": sequence,
+                "event": event,
+                "state": AGENT_STATE_OF[order.status].value,
+                "status": status,
+            },
+        }
+    )
+
+
+async def deliveries(service: Service, params: DeliveriesParams, call: Call) -> Answer:
+    """The webhook of an order and its newest messages.
+
+    Raises OrderNotFound, and VerificationFailed for another session.
+    """
+    order = require_owner(await find_order(service, params.order_id), params.session_id)
+    webhook = await service.webhooks.store.webhook(order.order_id)
+    booked = await service.webhooks.store.deliveries(order.order_id, MOST_LISTED)
+    data: Json = {
+        "webhook": None if webhook is None else _webhook_view(service, webhook),
+        "deliveries": [_delivery_view(each) for each in booked],
+    }
+    data = with_session(service.views, data, (order.terms.session_id, session_source(call)))
+    step = action(
+        "read_events", "The events themselves.", "swap.events", {"orderId": order.order_id}
+    )
+    return Answer(AGENT_STATE_OF[order.status], data, [step])
+
+
+def _webhook_view(service: Service, webhook: BookedWebhook) -> Json:
+    since = webhook.failing_since
+    state = "active" if since is None else "failing"
+    own = [] if service.webhooks.public_key() is None else ["v1a"]
+    return {
+        "url": webhook.url,
+        "signatures": [*own, *(["v1"] if webhook.has_secret else [])],
+        "state": state if webhook.ended_at is None else "ended",
+        "failingSince": None if since is None else iso8601(since),
+    }
+
+
+def _delivery_view(booked: BookedDelivery) -> Json:
+    return {
+        "messageId": message_id(booked.order_id, booked.sequence),
+        "sequence": booked.sequence,
+        "type": TYPE_OF[booked.event],
+        **_attempts(booked),
+    }
+
+
+def _attempts(booked: BookedDelivery) -> Json:
+    waits = booked.state == "pending" and booked.due_at > 0
+    return {
+        "state": booked.state,
+        "attempts": booked.attempts,
+        "lastAttemptAt": None if booked.tried_at is None else iso8601(booked.tried_at),
+        "lastStatus": booked.status,
+        "lastError": booked.error,
+        "nextAttemptAt": iso8601(booked.due_at) if waits else None,
+    }
+
+
+# --- the operator ------------------------------------------------------------------------------
+
+
+async def list_messages(service: Service, params: WebhooksParams, _call: Call) -> Flat:
+    """Messages to webhooks, the newest first."""
+    states = _STATES if params.state == "all" else (params.state,)
+    backlog = await service.webhooks.store.backlog()
+    found = await service.webhooks.store.listed(states, params.limit)
+    oldest = backlog.oldest_at
+    return MessageList(
+        pending=backlog.pending,
+        oldest_at=None if oldest is None else iso8601(oldest),
+        messages=[_message_view(each) for each in found],
+    ).flat()
+
+
+def _message_view(booked: BookedDelivery) -> MessageView:
+    view = {
+        "orderId": booked.order_id,
+        "sequence": booked.sequence,
+        "type": TYPE_OF[booked.event],
+        "at": iso8601(booked.at),
+        "url": booked.url,
+        **_attempts(booked),
+    }
+    return MessageView.model_validate(view)
+
+
+async def replay(service: Service, params: ReplayParams, _call: Call) -> Flat:
+    """Send messages again, also after the receiver has ended the webhook. Raises InvalidInput."""
+    order = await find_any_order(service, params.order_id)
+    if await service.webhooks.store.webhook(order.order_id) is None:
+        raise InvalidInput(f"{order.order_id} has no webhook.", field="orderId")
+    count = await service.webhooks.store.replay(order.order_id, params.sequence)
+    if params.sequence is not None and not count:
+        raise InvalidInput(
+            f"{order.order_id} has no message {params.sequence}: an event before the webhook ended,"
+            " by its cursor.",
+            field="sequence",
+        )
+    service.webhooks.wake()
+    log.info("webhook_replayed", order_id=order.order_id, count=count)
+    return Replayed(replayed=count).flat()
+
+
+def webhook_operations() -> tuple[Operation, ...]:
+    """The admin methods."""
+    return (
+        admin_row("webhooks.list", WebhooksParams, MessageList, list_messages),
+        admin_row("webhooks.replay", ReplayParams, Replayed, replay, Effect.WRITE),
+    )

@@ -1,0 +1,202 @@
+"""The objects of x402 version 2, scheme exact, by EIP-3009: as they are sent, and read strictly.
+
+Source: the x402 specification, version 2, "PaymentRequired", "PaymentPayload", "SettlementResponse"
+and the scheme "exact" on EVM.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from rpcsvc import strict_json
+from rpcsvc.domain.addresses import EVM_PATTERN
+from rpcsvc.domain.gasless import Due, SignedAuthorization
+from rpcsvc.domain.usdc import LARGEST_WORD, Authorization
+from rpcsvc.errors import InvalidInput, InvalidJson
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.narrowing import WHOLE
+
+FIELD: Final = "payment"
+VERSION: Final = 2
+EXACT: Final = "exact"
+EIP3009: Final = "eip3009"
+_MOST_DEPTH: Final = 8
+_LONGEST_SIGNATURE: Final = 8_192
+# As long as a uint256 gets; which of them are too large is told by its value.
+_UINT: Final = r"^(0|[1-9][0-9]{0,77})$"
+
+Address = Annotated[str, Field(pattern=EVM_PATTERN)]
+Uint = Annotated[str, Field(pattern=_UINT)]
+
+
+class X402(BaseModel):
+    """A part of an x402 object: no coercion, no unknown properties."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class Extra(X402):
+    """What the signer needs of the token: the domain of its signatures (EIP-712)."""
+
+    name: Annotated[str, Field(max_length=256)]
+    version: Annotated[str, Field(max_length=64)]
+    asset_transfer_method: Literal["eip3009"] = EIP3009
+
+
+class PaymentRequirements(X402):
+    """A way to pay. ``amount`` is in atomic units of ``asset``."""
+
+    scheme: Annotated[str, Field(max_length=64)]
+    network: Annotated[str, Field(max_length=64)]
+    amount: Uint
+    asset: Address
+    pay_to: Address
+    max_timeout_seconds: Annotated[int, Field(ge=0, lt=2**53), WHOLE]
+    extra: Extra
+
+
+class PaymentAuthorization(X402):
+    """What the owner of the money signs (EIP-3009)."""
+
+    source: Annotated[Address, Field(alias="from")]
+    to: Address
+    value: Uint
+    valid_after: Uint
+    valid_before: Uint
+    nonce: Annotated[str, Field(pattern="^0x[0-9a-fA-F]{64}$")]
+
+
+class ExactPayload(X402):
+    """An authorization and its signature."""
+
+    signature: Annotated[
+        str, Field(pattern="^0x([0-9a-fA-F]{2})+$", max_length=2 * _LONGEST_SIGNATURE)
+    ]
+    authorization: PaymentAuthorization
+
+
+class PaymentPayload(X402):
+    """A payment. ``accepted`` is the entry of ``accepts`` that it is for."""
+
+    x402_version: Annotated[Literal[2], WHOLE]
+    accepted: PaymentRequirements
+    payload: ExactPayload
+    resource: dict[str, Any] | None = None
+    extensions: dict[str, Any] | None = None
+
+    @property
+    def signed(self) -> SignedAuthorization:
+        """The authorization. Raises InvalidInput for a number beyond 256 bits."""
+        given = self.payload.authorization
+        authorization = Authorization(
+            given.source,
+            given.to,
+            _uint(given.value, "value"),
+            _uint(given.valid_after, "validAfter"),
+            _uint(given.valid_before, "validBefore"),
+            bytes.fromhex(given.nonce[2:]),
+        )
+        return SignedAuthorization(authorization, bytes.fromhex(self.payload.signature[2:]))
+
+
+def _uint(text: str, name: str) -> int:
+    number = int(text)
+    if number > LARGEST_WORD:
+        field = f"{FIELD}.payload.authorization.{name}"
+        raise InvalidInput(f"{field} is beyond 256 bits.", field=field, received=text)
+    return number
+
+
+def payment_schema() -> Json:
+    """The JSON Schema of a payment, its parts in their places."""
+    schema = PaymentPayload.model_json_schema(by_alias=True)
+    parts = schema.pop("$defs")
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list):
+            return [whole(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return whole(parts[value["$ref"].rpartition("/")[2]])
+        return {key: whole(each) for key, each in value.items() if key != "title"}
+
+    found: Json = whole(schema)
+    return found
+
+
+def read_payment(given: Json | str) -> PaymentPayload:
+    """A payment as an object, or as the header PAYMENT-SIGNATURE has it. Raises InvalidInput."""
+    payment = _decoded(given) if isinstance(given, str) else given
+    try:
+        return PaymentPayload.model_validate(payment)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join([FIELD, *map(str, problem["loc"])])
+        raise InvalidInput(
+            f"{field} is not as x402 version 2 has it: {_lower(problem['msg'])}. Send the object"
+            " that signing an entry of accepts gives.",
+            field=field[:128],
+            received=None if problem["type"] == "missing" else problem["input"],
+        ) from None
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _decoded(text: str) -> Json:
+    try:
+        found = strict_json.loads(base64.b64decode(text, validate=True), max_depth=_MOST_DEPTH)
+    except (InvalidJson, binascii.Error, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInput(
+            f"{FIELD} is not Base64 of a JSON object: over HTTP it is the header"
+            " PAYMENT-SIGNATURE, of x402 version 2.",
+            field=FIELD,
+        )
+    return found
+
+
+def requirements(due: Due, seconds: int) -> PaymentRequirements:
+    """What to sign to pay what is due, within so many seconds."""
+    domain = due.domain
+    extra = {"name": domain.name, "version": domain.version, "assetTransferMethod": EIP3009}
+    return PaymentRequirements.model_validate(
+        {
+            "scheme": EXACT,
+            "network": network_id(domain.chain_id),
+            "amount": str(due.units),
+            "asset": domain.contract,
+            "payTo": due.to,
+            "maxTimeoutSeconds": seconds,
+            "extra": extra,
+        }
+    )
+
+
+def required(url: str, description: str, offer: PaymentRequirements, error: str | None) -> Json:
+    """PaymentRequired of x402. ``error`` is why the last payment was refused."""
+    return {
+        "x402Version": VERSION,
+        "error": error or "PAYMENT-SIGNATURE header is required",
+        "resource": {"url": url, "description": description, "mimeType": "application/json"},
+        "accepts": [offer.model_dump(by_alias=True)],
+    }
+
+
+def encoded(value: Json) -> str:
+    """An object as a header has it: Base64 of its JSON."""
+    return base64.b64encode(orjson.dumps(value)).decode()
+
+
+def network_id(chain_id: int) -> str:
+    """A chain as x402 names it (CAIP-2)."""
+    return f"eip155:{chain_id}"

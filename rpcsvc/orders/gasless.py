@@ -1,0 +1,128 @@
+"""Funds orders by signed authorizations: on record first, then sent, then credited as any deposit.
+
+An authorization that is on record is carried on with until its deposit is final or it has failed
+for good, whoever crashes meanwhile; so long the order takes no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.order import DepositState, Order
+from rpcsvc.domain.usdc import Domain
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.gasless import (
+    AuthorizationKey,
+    FundingRecord,
+    FundingState,
+    FundingStore,
+    GaslessWallets,
+)
+from rpcsvc.orders.ports.store import OrderStore, StaleWrite
+from rpcsvc.orders.ports.wallets import Outcome
+
+log = structlog.get_logger(__name__)
+
+
+class GaslessFunding:
+    """Takes signed authorizations for orders. ``resume`` is a step of the worker."""
+
+    def __init__(
+        self, orders: OrderStore, store: FundingStore, wallets: GaslessWallets, clock: Clock
+    ) -> None:
+        self._orders = orders
+        self._store = store
+        self._wallets = wallets
+        self._clock = clock
+        self._in_hand: set[AuthorizationKey] = set()
+
+    async def token(self, order: Order) -> Domain:
+        """What authorizations for an order are signed for. Raises errors.Unavailable."""
+        return await self._wallets.token(order.terms.deposit_network)
+
+    async def unresolved(self, order_id: str) -> FundingRecord | None:
+        """The authorization that is to pay an order, and has neither done so nor failed."""
+        return await self._store.unresolved_of(order_id)
+
+    async def find(self, order: Order, signed: SignedAuthorization) -> FundingRecord | None:
+        """The record of an authorization with this payer and nonce, of whichever order."""
+        return await self._store.find(await self._key(order, signed))
+
+    async def pay(self, order: Order, signed: SignedAuthorization) -> FundingRecord:
+        """Put an authorization of what is due on record, and send it; how far it came.
+
+        Raises AuthorizationRefused, and errors.Unavailable: then nothing is on record.
+        """
+        key = await self._key(order, signed)
+        if key in self._in_hand:
+            raise Unavailable("The same payment is being carried out. Ask for the order's status.")
+        record = FundingRecord(key, order.order_id, signed, self._clock.now_ms())
+        self._in_hand.add(key)
+        try:
+            await self._wallets.require_usable(record)
+            try:
+                await self._store.add(record, order.version)
+            except StaleWrite:
+                raise Unavailable(
+                    "The order changed while the payment was being checked. Nothing was sent: send"
+                    " the same payment again.",
+                    retry_after=1,
+                ) from None
+            log.info("authorization_recorded", order_id=order.order_id, payer=key.payer)
+            return await self._carry_on(record)
+        finally:
+            self._in_hand.discard(key)
+
+    async def resume(self) -> int:
+        """Carry on with what is unresolved; returns how much that is."""
+        found = await self._store.unresolved()
+        for record in found:
+            if record.key not in self._in_hand and not await self._credit(record):
+                await self._carry_on(record)
+        return len(found)
+
+    async def _carry_on(self, record: FundingRecord) -> FundingRecord:
+        """The record after another look at, or try with, the network."""
+        try:
+            carried = await self._wallets.carry_out(record)
+        except Exception as error:  # noqa: BLE001 - the outcome is not known, whatever it is
+            log.warning("authorization_unknown", order_id=record.order_id, reason=str(error))
+            return record
+        match carried.outcome:
+            case Outcome.SETTLED:
+                after = replace(record, state=FundingState.SENT, txid=carried.txid)
+            case Outcome.FAILED:
+                after = replace(record, state=FundingState.FAILED, reason=carried.reason)
+            case _:
+                return record
+        if after != record:
+            await self._store.resolve(after)
+            log.info("authorization_" + after.state, order_id=after.order_id, txid=after.txid)
+        return after
+
+    async def _credit(self, record: FundingRecord) -> bool:
+        """Whether the deposit that the authorization made is final; it is resolved then."""
+        if record.state is not FundingState.SENT:
+            return False
+        order = await self._orders.order(record.order_id)
+        is_final = order is not None and any(
+            deposit.key.txid == record.txid and deposit.state is DepositState.CONFIRMED
+            for deposit in order.deposits
+        )
+        if is_final:
+            await self._store.resolve(replace(record, state=FundingState.CREDITED))
+        return is_final
+
+    async def _key(self, order: Order, signed: SignedAuthorization) -> AuthorizationKey:
+        given, token = signed.authorization, await self.token(order)
+        return AuthorizationKey(
+            order.terms.deposit_network,
+            evm_checksum(token.contract),
+            evm_checksum(given.source),
+            given.nonce.hex(),
+        )

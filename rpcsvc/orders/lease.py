@@ -1,0 +1,194 @@
+"""The lease of the one process that takes and settles orders, and who keeps it.
+
+The database's clock says when a lease ends, and every write of the holder carries its token
+(rpcsvc/store/leases.py): a process that was paused past its lease writes nothing. Whether there is
+still time to sign or to publish, a clock of the holder's own says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from rpcsvc.clock import boot_ms
+from rpcsvc.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+SETTLER: Final = "settler"
+RENEW_MS: Final = 2_500
+# How often a standby asks whether the lease is free.
+ASK_MS: Final = 1_000
+# Nothing is signed or published so shortly before the end: the call itself takes time.
+MARGIN_MS: Final = 1_000
+
+Pause = Callable[[float], Awaitable[None]]
+
+
+class LeaseLost(Unavailable):
+    """Another process has taken the lease; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("Another replica has taken over; nothing was changed. Try again.")
+
+
+class LeaseTaken(Exception):
+    """Another process holds the lease; the message names it."""
+
+
+class HeldLease(NamedTuple):
+    """A lease on record: who took it last, and the token that this gave."""
+
+    holder: str
+    token: int
+
+
+class Leases(Protocol):
+    """Keeps leases by name. Everything may raise errors.Unavailable."""
+
+    async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
+        """The token of the lease, taken now; None while somebody else holds it.
+
+        Without ``lasts_ms`` the lease has no end, and is taken from whoever has it: only for who
+        holds the owner lock of the database.
+        """
+        ...
+
+    async def renew(self, name: str, token: int, lasts_ms: int) -> bool:
+        """Extend the lease from now; False when another process has taken it."""
+        ...
+
+    async def release(self, name: str, token: int) -> None:
+        """Give the lease up, so that another process can take it at once."""
+        ...
+
+    async def held(self, name: str) -> HeldLease | None:
+        """The current holder; None if the lease is free."""
+        ...
+
+
+class Lease:
+    """A lease that this process took. ``ends_at`` by ``boot_ms``, or None: it has no end."""
+
+    def __init__(
+        self,
+        name: str,
+        token: int,
+        ends_at: int | None = None,
+        now_ms: Callable[[], int] = boot_ms,
+    ) -> None:
+        self.name = name
+        self.token = token
+        self._ends_at = ends_at
+        self._now_ms = now_ms
+        self.lost = asyncio.Event()
+
+    def has_time(self) -> bool:
+        """Whether something may be signed or published now."""
+        if self.lost.is_set():
+            return False
+        return self._ends_at is None or self._now_ms() < self._ends_at - MARGIN_MS
+
+    def left_ms(self) -> int | None:
+        """Time until it ends unless it is renewed; None: it has no end."""
+        return None if self._ends_at is None else max(0, self._ends_at - self._now_ms())
+
+    def extend(self, ends_at: int) -> None:
+        """It was renewed."""
+        self._ends_at = ends_at
+
+    def lose(self) -> None:
+        """Another process has taken it; final for this process."""
+        if not self.lost.is_set():
+            self.lost.set()
+            log.critical("lease_lost", lease=self.name, fence=self.token)
+
+
+class LeaseKeeper:
+    """Takes a lease, and renews it until it is lost. ``lasts_ms`` as in ``Leases.take``."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        holder: str,
+        lasts_ms: int | None,
+        *,
+        name: str = SETTLER,
+        now_ms: Callable[[], int] = boot_ms,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self._leases = leases
+        self._holder = holder
+        self._lasts_ms = lasts_ms
+        self._name = name
+        self._now_ms = now_ms
+        self._pause = pause
+
+    @asynccontextmanager
+    async def held(self, stop: asyncio.Event | None = None) -> AsyncIterator[Lease]:
+        """Hold the lease as long as the block lasts. Raises as ``take``."""
+        lease = await self.take(stop)
+        if self._lasts_ms is None:
+            yield lease
+            return
+        renewing = asyncio.create_task(self.renew(lease, self._lasts_ms), name="renew lease")
+        try:
+            yield lease
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            with suppress(Unavailable):  # it ends by itself
+                await self._leases.release(lease.name, lease.token)
+
+    async def take(self, stop: asyncio.Event | None = None) -> Lease:
+        """Take the lease; with ``stop``, wait until it is free or that is set.
+
+        Raises LeaseTaken, and Unavailable where it does not wait.
+        """
+        waits_for: HeldLease | None = None
+        while True:
+            holder: HeldLease | None = None
+            try:
+                if self._lasts_ms is not None:
+                    holder = await self._leases.held(self._name)
+                if holder is None and (lease := await self._taken()) is not None:
+                    return lease
+            except Unavailable as error:
+                if stop is None:
+                    raise
+                log.warning("lease_request_failed", lease=self._name, reason=error.message)
+            if stop is None or stop.is_set():
+                raise LeaseTaken(holder.holder if holder else "another process")
+            if holder is not None and holder != waits_for:
+                log.info("lease_awaited", lease=self._name, holder=holder.holder)
+                waits_for = holder
+            await self._pause(ASK_MS / 1000)
+
+    async def _taken(self) -> Lease | None:
+        """The lease, if it is free now."""
+        asked_at = self._now_ms()  # the database's time, from which it lasts, is later
+        token = await self._leases.take(self._name, self._holder, self._lasts_ms)
+        if token is None:
+            return None
+        log.info("lease_taken", lease=self._name, fence=token, holder=self._holder)
+        ends_at = None if self._lasts_ms is None else asked_at + self._lasts_ms
+        return Lease(self._name, token, ends_at, self._now_ms)
+
+    async def renew(self, lease: Lease, lasts_ms: int) -> None:
+        """Renew the lease until another process has it."""
+        while not lease.lost.is_set():
+            await self._pause(RENEW_MS / 1000)
+            asked_at = self._now_ms()
+            try:
+                renewed = await self._leases.renew(lease.name, lease.token, lasts_ms)
+            except Unavailable as error:
+                log.warning("lease_not_renewed", lease=lease.name, reason=error.message)
+                continue
+            if not renewed:
+                lease.lose()
+                return
+            lease.extend(asked_at + lasts_ms)

@@ -1,0 +1,111 @@
+"""The ports of gasless funding: who keeps authorizations, and who carries them out.
+
+Amounts are USDC units, times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.usdc import Domain
+from rpcsvc.orders.ports.wallets import Outcome
+
+
+class AuthorizationKey(NamedTuple):
+    """What an authorization is used once under. Addresses are in EIP-55 form, the nonce is hex."""
+
+    network: str
+    asset: str
+    payer: str
+    nonce: str
+
+
+class FundingState(StrEnum):
+    """How far an authorization is.
+
+    RECORDED: it may have been sent. SENT: the network has it. CREDITED: its deposit is final.
+    FAILED: it can never be carried out.
+    """
+
+    RECORDED = "recorded"
+    SENT = "sent"
+    CREDITED = "credited"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class FundingRecord:
+    """An authorization that is to pay an order. ``reason`` says why it failed."""
+
+    key: AuthorizationKey
+    order_id: str
+    signed: SignedAuthorization
+    created_at: int
+    state: FundingState = FundingState.RECORDED
+    txid: str | None = None
+    reason: str | None = None
+
+
+class FundingStore(Protocol):
+    """Keeps authorizations. Everything may raise errors.Unavailable."""
+
+    async def find(self, key: AuthorizationKey) -> FundingRecord | None:
+        """The authorization under a key."""
+        ...
+
+    async def unresolved(self) -> Sequence[FundingRecord]:
+        """Those that are RECORDED or SENT, oldest first."""
+        ...
+
+    async def unresolved_of(self, order_id: str) -> FundingRecord | None:
+        """The one of an order that is RECORDED or SENT."""
+        ...
+
+    async def add(self, record: FundingRecord, order_version: int) -> None:
+        """Put an authorization on record, durably.
+
+        Raises StaleWrite when the order is at another version, has an unresolved authorization, or
+        the key is taken.
+        """
+        ...
+
+    async def resolve(self, record: FundingRecord) -> None:
+        """Change state, transaction and reason of an unresolved authorization.
+
+        Raises StaleWrite for one that is resolved.
+        """
+        ...
+
+
+class Carried(NamedTuple):
+    """What became of an authorization. SETTLED: the network has it, in the transaction ``txid``.
+
+    FAILED is said only when it can never be carried out; ``reason`` says why.
+    """
+
+    outcome: Outcome
+    txid: str | None = None
+    reason: str | None = None
+
+
+class GaslessWallets(Protocol):
+    """Carries out authorizations of others, at the service's expense.
+
+    Any exception but AuthorizationRefused means that the outcome is not known.
+    """
+
+    async def token(self, network: str) -> Domain:
+        """The domain that authorizations of USDC are signed for. Raises errors.Unavailable."""
+        ...
+
+    async def require_usable(self, record: FundingRecord) -> None:
+        """Raise AuthorizationRefused for what would fail, and errors.Unavailable; sends nothing."""
+        ...
+
+    async def carry_out(self, record: FundingRecord) -> Carried:
+        """Send the authorization unless it is used, or find what became of it. May be repeated."""
+        ...

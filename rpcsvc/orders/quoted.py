@@ -1,0 +1,128 @@
+"""Quote digests: a quote's terms as text that a caller hands back to be held to.
+
+The text carries the terms, so nothing is remembered, and any replica can read it. It is not signed:
+whoever changes it changes only what they would accept themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Annotated, Final, Literal, NamedTuple
+
+import orjson
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.money import MAX_UNITS, Money, format_units
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.errors import InvalidInput, QuoteChanged
+from rpcsvc.orders.ports.venue import Quote
+
+FIELD: Final = "quoteDigest"
+PATTERN: Final = "^[A-Za-z0-9_-]{24,512}$"
+_FORM: Final = 1
+_CHECK_BYTES: Final = 9
+_Units = Annotated[int, Field(ge=0, le=MAX_UNITS)]
+_Time = Annotated[int, Field(ge=0, le=253_402_300_799_999)]  # to the end of the year 9999
+# The check is no signature: anybody can write a digest with any body.
+_WRITTEN: Final = TypeAdapter(
+    tuple[Literal[1], str, int, _Units, _Units, _Units, _Units, _Time],
+    config=ConfigDict(strict=True),
+)
+
+
+class QuotedTerms(NamedTuple):
+    """The terms of a quote: the swap, its output, and the time of the quote (ms).
+
+    ``amount`` and ``refund_fee`` in deposit units; ``expected_output`` and ``min_received`` in
+    payout units.
+    """
+
+    direction: str
+    chain_id: int
+    amount: int
+    expected_output: int
+    min_received: int
+    refund_fee: int
+    at: int
+
+    def require_for(self, direction: Direction, chain_id: int, amount: Money) -> None:
+        """Raise InvalidInput unless the quote was for this very swap."""
+        if (self.direction, self.chain_id, self.amount) != (direction, chain_id, amount.units):
+            raise InvalidInput(
+                f"{FIELD} is of a quote for another direction, chain or amount. Send the inputs"
+                " that were quoted, or get a quote for these.",
+                field=FIELD,
+            )
+
+    def require_kept(self, quote: Quote) -> None:
+        """Raise QuoteChanged unless these terms are as good as those of before, or better."""
+        payout, deposit = quote.payout_asset, quote.deposit_asset
+        now = quote_terms(quote, self.at)
+        worse = [
+            {"field": field, "quoted": format_units(before, asset), "now": format_units(new, asset)}
+            for field, before, new, asset, is_worse in (
+                ("expectedOutput", self.expected_output, now.expected_output, payout,
+                 now.expected_output < self.expected_output),
+                ("minReceived", self.min_received, now.min_received, payout,
+                 now.min_received < self.min_received),
+                ("fees.refundNetwork", self.refund_fee, now.refund_fee, deposit,
+                 now.refund_fee > self.refund_fee),
+            )
+            if is_worse
+        ]  # fmt: skip
+        if worse:
+            reported = ", ".join(f"{w['field']} {w['now']} instead of {w['quoted']}" for w in worse)
+            raise QuoteChanged(
+                f"The terms are worse than those quoted at {iso8601(self.at)}: {reported}. No order"
+                " was made. Get a new quote, and let the user decide.",
+                details={"worse": worse},
+            )
+
+
+def quote_terms(quote: Quote, at: int) -> QuotedTerms:
+    """The terms of a quote that was given at a time (ms)."""
+    return QuotedTerms(
+        quote.direction.value,
+        quote.chain.chain_id,
+        quote.deposit.units,
+        quote.expected_output,
+        quote.min_received,
+        quote.fees.refund,
+        at,
+    )
+
+
+def write_digest(terms: QuotedTerms) -> str:
+    """The terms as text: base64url of JSON, after a part of its SHA-256, which finds a bad copy."""
+    body = orjson.dumps([_FORM, *terms])
+    return base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
+
+
+def read_digest(text: str) -> QuotedTerms:
+    """The terms that ``write_digest`` wrote. Raises InvalidInput."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raw = b""
+    check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+    if not body or check != _check(body):
+        raise _unknown()
+    try:
+        written = _WRITTEN.validate_json(body)
+    except ValidationError:
+        raise _unknown() from None
+    return QuotedTerms(*written[1:])
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:_CHECK_BYTES]
+
+
+def _unknown() -> InvalidInput:
+    return InvalidInput(
+        f"{FIELD} is not whole, or none of this service. Send the one that quote answered, or leave"
+        " it out.",
+        field=FIELD,
+    )

@@ -1,0 +1,166 @@
+"""Reads an order's event log, and waits for its next event: a commit wakes the waits.
+
+A wait belongs to a call and touches no order. Until it is woken, nothing runs for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import structlog
+
+from rpcsvc.domain.events import Event
+from rpcsvc.domain.order import Order
+from rpcsvc.errors import RateLimited, Unavailable
+from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
+from rpcsvc.orders.unfunded import ADDRESS, Client
+
+LONGEST_WAIT_SECONDS: Final = 25
+MOST_EVENTS: Final = 100  # of one answer
+MOST_WAITS: Final = 10_000
+MOST_WAITS_OF_ADDRESS: Final = 200
+_RETRY_SECONDS: Final = 5
+# How soon events are seen that another process on the same database has committed.
+POLL_SECONDS: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Room:
+    """How many may wait at once, in all and of one client address."""
+
+    def __init__(self, most: int, most_of_address: int) -> None:
+        self._most = most
+        self._most_of_address = most_of_address
+        self._of_client: Counter[Client] = Counter()
+        self.count = 0
+
+    def require(self, client: Client) -> None:
+        """Raise RateLimited if there is none left for this client."""
+        is_greedy = client.kind == ADDRESS and self._of_client[client] >= self._most_of_address
+        if is_greedy or self.count >= self._most:
+            raise RateLimited(
+                "Too many calls wait for events already. Ask again without waiting, or later.",
+                retry_after=_RETRY_SECONDS,
+            )
+
+    @contextmanager
+    def taken(self, client: Client) -> Iterator[None]:
+        """Take a place for the length of the block. Raises RateLimited."""
+        self.require(client)
+        self._of_client[client] += 1
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
+
+
+class Waits:
+    """The waits of this process, by order: calls that wait once, and streams that go on."""
+
+    def __init__(
+        self, store: OrderStore, calls: Room | None = None, streams: Room | None = None
+    ) -> None:
+        self._store = store
+        self._calls = calls or Room(MOST_WAITS, MOST_WAITS_OF_ADDRESS)
+        self.streams = streams or Room(MOST_WAITS, MOST_WAITS_OF_ADDRESS)
+        self._waiting: dict[str, dict[asyncio.Event, int]] = {}
+        self._is_over = False
+
+    @property
+    def count(self) -> int:
+        """How many calls and streams wait now."""
+        return self._calls.count + self.streams.count
+
+    async def history(
+        self, order_id: str, after: int, seconds: float, client: Client
+    ) -> list[HistoryEntry]:
+        """The order's history after a version, oldest first; waits for the first of it.
+
+        Empty after so many seconds, and when the service stops. Raises RateLimited and Unavailable.
+        """
+        if not seconds:
+            return await self._store.history(order_id, after, MOST_EVENTS)
+        with self._calls.taken(client), self._watching(order_id, after) as woken:
+            return await self._next(order_id, after, woken, seconds)
+
+    async def follow(
+        self, order_id: str, after: int, seconds: float, client: Client
+    ) -> AsyncGenerator[list[HistoryEntry], None]:
+        """The order's history after a version, oldest first, each part as soon as it is there.
+
+        An empty list after so many seconds without any. Ends when the service stops. Raises
+        RateLimited and Unavailable.
+        """
+        with self.streams.taken(client), self._watching(order_id, after) as woken:
+            while not self._is_over:
+                found = await self._next(order_id, after, woken, seconds)
+                if found:
+                    after = self._waiting[order_id][woken] = found[-1].version
+                yield found
+
+    async def _next(
+        self, order_id: str, after: int, woken: asyncio.Event, seconds: float
+    ) -> list[HistoryEntry]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            woken.clear()
+            found = await self._store.history(order_id, after, MOST_EVENTS)
+            left = deadline - loop.time()
+            if found or left <= 0 or self._is_over:
+                return found
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await woken.wait()
+
+    @contextmanager
+    def _watching(self, order_id: str, after: int) -> Iterator[asyncio.Event]:
+        """Set at each commit of the order, for the length of the block."""
+        wait = asyncio.Event()
+        self._waiting.setdefault(order_id, {})[wait] = after
+        try:
+            yield wait
+        finally:
+            del self._waiting[order_id][wait]
+            if not self._waiting[order_id]:
+                del self._waiting[order_id]
+
+    def observe(self, _before: Order | None, after: Order, _event: Event | None) -> None:
+        """Take note of a commit (OrderProcessor.on_commit)."""
+        self.wake(after.order_id)
+
+    def wake(self, order_id: str) -> None:
+        """An event of the order was committed."""
+        for wait in self._waiting.get(order_id, ()):
+            wait.set()
+
+    async def follow_log(self) -> None:
+        """Wake who waits for what other processes commit, until cancelled: one query for all."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if not self._waiting:
+                continue
+            try:
+                versions = await self._store.versions(list(self._waiting))
+            except Unavailable as error:  # who waits reads the log at the end, and says so
+                log.warning("event_log_read_failed", reason=error.message)
+                continue
+            for order_id, version in versions.items():
+                if version > min(self._waiting.get(order_id, {}).values(), default=version):
+                    self.wake(order_id)
+
+    def end(self) -> None:
+        """Wake all, now and from now on: the service stops."""
+        self._is_over = True
+        for waits in self._waiting.values():
+            for wait in waits:
+                wait.set()

@@ -1,0 +1,284 @@
+"""The database on a PostgreSQL server: one writer with group commit, batched reads.
+
+``write`` returns after the commit is durable on the server. A write is READ COMMITTED: what it
+decides on is in the statement itself (a version, a state, a key that is free). Any number of
+processes may have it open: who may write, the lease says (rpcsvc/store/leases.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+import structlog
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.store import Health, StaleWrite
+from rpcsvc.store.backends.postgresql.connection import (
+    UNAVAILABLE,
+    Connection,
+    connect,
+    is_down,
+    unavailable,
+)
+from rpcsvc.store.backends.postgresql.reader import Reader
+from rpcsvc.store.backends.postgresql.schema import migrate
+from rpcsvc.store.backends.postgresql.sql import compiled
+from rpcsvc.store.database import (
+    CommitObserver,
+    DatabaseUnusable,
+    Query,
+    Row,
+    Statement,
+)
+from rpcsvc.store.group_commit import GroupCommit, Rows
+
+log = structlog.get_logger(__name__)
+
+# Serialization failures and deadlocks are the server's to resolve: the same write is made again.
+MOST_TRIES: Final = 5
+# How often an unreachable server is tried, and a reachable one asked whether it still is.
+RETRY_SECONDS: Final = 0.5
+PROBE_SECONDS: Final = 2.0
+# A holder that is gone is followed by another within this, and the second in which that asks.
+LEASE_MS: Final = 10_000
+_IDENTITY: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+_END_BACKEND: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
+)
+
+
+class _Session(NamedTuple):
+    """The writer's connection, and how the server knows it."""
+
+    connection: Connection
+    pid: int
+    started: Any
+
+
+class Database:
+    """An open database. Use ``open`` and ``close``."""
+
+    lease_ms: int | None = LEASE_MS
+
+    def __init__(self, url: str, session: _Session, writer: int) -> None:
+        self.url = url
+        self._session = session
+        self._writer = writer
+        self._number = 0
+        self._failure: str | None = None
+        self._closing = False
+        self._reader = Reader(self._connect_reader)
+        self._group = GroupCommit(self._transact)
+        self._probing = asyncio.create_task(self._probe(), name="database probe")
+
+    @classmethod
+    async def open(cls, url: str) -> Database:
+        """Open (and make or migrate) the database of a URL.
+
+        Raises DatabaseUnusable and schema.UnknownSchema.
+        """
+        try:
+            session = await _new_session(url)
+        except Unavailable as error:
+            reason = error.__cause__
+            raise DatabaseUnusable(
+                f"the PostgreSQL database can't be reached: {reason or error.message}"
+            ) from error
+        connection = session.connection
+        try:
+            applied = await migrate(connection)
+            writer = await connection.fetchval(
+                "INSERT INTO rpcsvc_writers (number) VALUES (0) RETURNING writer"
+            )
+        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
+            connection.terminate()
+            raise DatabaseUnusable(f"the PostgreSQL database can't be used: {error}") from error
+        except BaseException:
+            connection.terminate()
+            raise
+        if applied:
+            log.info("database_migrated", migrations=applied)
+        return cls(url, session, int(writer))
+
+    async def close(self) -> None:
+        """Finish the writes that wait, then close. Later reads and writes are refused."""
+        self._closing = True
+        await self._group.close()
+        self._probing.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._probing
+        await self._reader.close()
+        with suppress(OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError):
+            await self._session.connection.close(timeout=1)
+
+    def health(self) -> Health:
+        """Whether the server answered the last read, write or probe."""
+        return Health(self._failure is None, self._failure)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    async def fetch(self, sql: str, **values: Any) -> list[Row]:
+        """All rows of a query over committed state. Raises errors.Unavailable."""
+        return await self._reader.fetch(sql, **values)
+
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
+        """The first row, or None. Raises errors.Unavailable."""
+        return await self._reader.fetch_one(sql, **values)
+
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """The rows of each query, all of one moment. Raises errors.Unavailable."""
+        return await self._reader.fetch_together(queries)
+
+    async def _connect_reader(self) -> Connection:
+        """A connection for reads; none is tried while the writer has lost its own."""
+        if self._failure is not None:
+            raise Unavailable(UNAVAILABLE)
+        return await connect(self.url, default_transaction_read_only="on")
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def on_commit(self, observer: CommitObserver) -> None:
+        """Have ``observer`` called after each commit. It must not raise."""
+        self._group.observe = observer
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Commit the statements, all or none; durable when this returns.
+
+        Raises errors.Unavailable (nothing was changed), StaleWrite and StoreConflict.
+        """
+        await self._group.write(statements)
+
+    async def _transact(self, rows: list[Rows]) -> None:
+        for left in reversed(range(MOST_TRIES)):
+            if self._session.connection.is_closed():
+                await self._reconnect()
+            connection = self._session.connection
+            try:
+                await self._commit(connection, rows)
+            except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
+                await _roll_back(connection)
+                if not left:
+                    raise unavailable(error) from error
+            except Unavailable:
+                raise
+            except Exception as error:
+                if not is_down(connection, error):
+                    await _roll_back(connection)
+                    raise
+                if not left:
+                    raise unavailable(error) from error
+            else:
+                self._failure = None
+                return
+
+    async def _commit(self, connection: Connection, rows: list[Rows]) -> None:
+        """One transaction, with the number by which its outcome can be looked up later."""
+        number = self._number = self._number + 1
+        await connection.execute(
+            f"BEGIN; UPDATE rpcsvc_writers SET number = {number} WHERE writer = {self._writer}"
+        )
+        for sql, finds, values in rows:
+            form = compiled(sql)
+            bound = [form.bind(each) for each in values]
+            if not finds:
+                await connection.executemany(form.text, bound)
+            elif form.text.startswith("SELECT"):
+                for each in {tuple(row) for row in bound}:  # once for all that ask for the same row
+                    if await connection.fetchrow(f"{form.text} FOR SHARE", *each) is None:
+                        raise StaleWrite
+            elif len(await connection.fetchmany(f"{form.text} RETURNING 1", bound)) != len(bound):
+                raise StaleWrite
+        try:
+            await connection.execute("COMMIT")
+        except Exception as error:
+            if not is_down(connection, error):
+                raise
+            if not await self._is_committed(number):
+                raise
+
+    async def _is_committed(self, number: int) -> bool:
+        """Whether the group of that number was kept: its COMMIT was sent, and no answer came.
+
+        The row is locked by a transaction that still runs, so this waits for its end. It also waits
+        until the server can be asked: whoever made the write must not be told a guess.
+        """
+        log.warning("commit_outcome_unknown", group=number)
+        while True:
+            try:
+                await self._reconnect()
+                kept = await self._session.connection.fetchval(
+                    "SELECT number FROM rpcsvc_writers WHERE writer = $1 FOR UPDATE", self._writer
+                )
+            except Unavailable:
+                if self._closing:
+                    raise
+            except Exception as error:
+                if not is_down(self._session.connection, error):
+                    raise
+            else:
+                log.warning("commit_outcome_learned", group=number, committed=kept == number)
+                return bool(kept == number)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # --- connecting ----------------------------------------------------------------------------
+
+    async def _reconnect(self) -> None:
+        """A new session for the writer. Raises errors.Unavailable."""
+        try:
+            self._session = await _next_session(self.url, self._session)
+        except Unavailable as error:
+            self._failure = error.message
+            raise
+        except DatabaseUnusable as error:
+            self._failure = UNAVAILABLE
+            raise unavailable(error) from error
+        if self._failure is not None:
+            log.info("database_recovered")
+        self._failure = None
+
+    async def _probe(self) -> None:
+        """Notice by itself that the server is gone, and that it is back."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS if self._failure else PROBE_SECONDS)
+            with suppress(Unavailable):
+                await self._group.write([_PROBE])
+
+
+_PROBE: Final = Statement("SELECT 1")
+
+
+async def _roll_back(connection: Connection) -> None:
+    """End a failed transaction; where even that fails, the connection is closed."""
+    try:
+        await connection.execute("ROLLBACK")
+    except Exception as error:  # noqa: BLE001 - the next write makes a new connection
+        log.warning("rollback_failed", reason=str(error))
+        connection.terminate()
+
+
+async def _new_session(url: str) -> _Session:
+    connection = await connect(url)
+    try:
+        pid, started = await connection.fetchrow(_IDENTITY)
+    except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
+        connection.terminate()
+        raise unavailable(error) from error
+    return _Session(connection, pid, started)
+
+
+async def _next_session(url: str, before: _Session) -> _Session:
+    """A session after another one of this process was lost.
+
+    The server may not have noticed yet that the one before is gone: it is ended there first.
+    """
+    session = await _new_session(url)
+    try:
+        await session.connection.execute(_END_BACKEND, before.pid, before.started)
+    except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
+        session.connection.terminate()
+        raise unavailable(error) from error
+    return session

@@ -1,0 +1,187 @@
+"""Reads: those that wait at the same time go out together, those of one text as one query.
+
+A round trip costs many times what it takes to find a row. While one lane waits for an answer, reads
+gather for the next; a further lane is opened only where an answer takes long, so that a slow query
+stops no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.store.backends.postgresql.connection import Connection, is_down, unavailable
+from rpcsvc.store.backends.postgresql.sql import CALL, Compiled, batched, compiled
+from rpcsvc.store.database import Query, Row
+
+LANES: Final = 4
+# How long reads gather behind a lane that is waiting before another one is opened.
+GATHER_SECONDS: Final = 0.005
+MAX_BATCH: Final = 256
+_ONE_MOMENT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+Values = tuple[Any, ...]
+
+
+class _Read(NamedTuple):
+    queries: Sequence[Query]
+    done: asyncio.Future[list[list[Row]]]
+
+
+class Reader:
+    """Reads over a few connections, which ``connect`` makes."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+        self._connect = connect
+        self._idle: list[Connection] = []
+        self._lanes: set[asyncio.Task[None]] = set()
+        self._waiting: list[_Read] = []
+        self._next_lane: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    async def fetch(self, sql: str, **values: Any) -> list[Row]:
+        """All rows of a query over committed state. Raises errors.Unavailable."""
+        return (await self.fetch_together([Query(sql, values)]))[0]
+
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
+        """The first row, or None. Raises errors.Unavailable."""
+        return next(iter(await self.fetch(sql, **values)), None)
+
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """The rows of each query, all of one moment. Raises errors.Unavailable."""
+        if self._closing:
+            raise Unavailable("The service is stopping.")
+        loop = asyncio.get_running_loop()
+        read = _Read(queries, loop.create_future())
+        self._waiting.append(read)
+        if self._next_lane is None:
+            if self._lanes:
+                self._next_lane = loop.call_later(GATHER_SECONDS, self._open_lane)
+            else:
+                self._next_lane = loop.call_soon(self._open_lane)  # type: ignore[assignment]
+        return await read.done
+
+    async def close(self) -> None:
+        """Finish the reads at hand and close the connections. Later reads are refused."""
+        self._closing = True
+        while self._lanes:
+            await asyncio.wait(self._lanes)
+        for connection in self._idle:
+            with suppress(OSError, asyncpg.InterfaceError, asyncpg.PostgresError, TimeoutError):
+                await connection.close(timeout=1)
+
+    def _open_lane(self) -> None:
+        self._next_lane = None
+        if self._waiting and len(self._lanes) < LANES:
+            lane = asyncio.get_running_loop().create_task(self._run(), name="database reads")
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
+
+    async def _run(self) -> None:
+        """Answer reads as long as some wait."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            await self._answer(batch)
+
+    async def _answer(self, batch: list[_Read], *, again: bool = True) -> None:
+        try:
+            connection = self._idle.pop() if self._idle else await self._connect()
+        except Exception as error:  # noqa: BLE001 - the waiters get it
+            _fail(batch, error)
+            return
+        try:
+            answers = await _answers(connection, batch)
+        except Exception as error:  # noqa: BLE001 - as above
+            await self._answer_anew(connection, batch, error, again=again)
+            return
+        self._idle.append(connection)
+        for read, answer in zip(batch, answers, strict=True):
+            if not read.done.done():
+                read.done.set_result(answer)
+
+    async def _answer_anew(
+        self, connection: Connection, batch: list[_Read], error: Exception, *, again: bool
+    ) -> None:
+        """Once more over a new connection where that one was lost; else one by one."""
+        if is_down(connection, error):
+            if again:
+                while self._idle:  # they were lost with it, most likely
+                    self._idle.pop().terminate()
+                await self._answer(batch, again=False)
+            else:
+                _fail(batch, unavailable(error))
+            return
+        if connection.is_in_transaction():
+            connection.terminate()
+        else:
+            self._idle.append(connection)
+        if len(batch) == 1:
+            _fail(batch, error)
+            return
+        for read in batch:
+            await self._answer([read])
+
+
+async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[list[Row]]]:
+    """The rows of each query of each read; a text goes out once, with all values it comes with."""
+    found: dict[str, dict[Values, list[Row]]] = {}
+    forms = [[(compiled(sql), values) for sql, values in read.queries] for read in batch]
+    places = [[(form, tuple(form.bind(values))) for form, values in read] for read in forms]
+    hashed = [[(form.text, _key(form, values)) for form, values in read] for read in places]
+    calls: dict[str, tuple[Compiled, dict[Values, Values]]] = {}
+    for read, keys in zip(places, hashed, strict=True):
+        for (form, values), (text, key) in zip(read, keys, strict=True):
+            calls.setdefault(text, (form, {}))[1][key] = values
+    is_one_moment = any(len(read.queries) > 1 for read in batch)
+    if is_one_moment:
+        await connection.execute(_ONE_MOMENT)
+    for text, (form, values_of) in calls.items():
+        found[text] = await _fetch(connection, form, values_of)
+    if is_one_moment:
+        await connection.execute("COMMIT")
+    return [[found[text][key] for text, key in keys] for keys in hashed]
+
+
+def _key(form: Compiled, values: Values) -> Values:
+    """Values that can be looked up."""
+    if not form.lists:
+        return values
+    return tuple(tuple(each) if isinstance(each, list) else each for each in values)
+
+
+async def _fetch(
+    connection: Connection, form: Compiled, calls: dict[Values, Values]
+) -> dict[Values, list[Row]]:
+    """The rows for each of these values."""
+    if len(calls) == 1 or not form.batches:
+        return {key: await connection.fetch(form.text, *values) for key, values in calls.items()}
+    statement = await _prepared(connection, form)
+    keys = list(calls)
+    found: dict[Values, list[Row]] = {key: [] for key in keys}
+    for row in await connection.fetch(statement, *zip(*calls.values(), strict=True)):
+        values = dict(row)
+        found[keys[values.pop(CALL) - 1]].append(values)
+    return found
+
+
+_TYPES: dict[str, tuple[str, ...]] = {}
+
+
+async def _prepared(connection: Connection, form: Compiled) -> str:
+    """The text of the batched query; the types of its parameters are the server's to say."""
+    types = _TYPES.get(form.text)
+    if types is None:
+        parameters = (await connection.prepare(form.text)).get_parameters()
+        types = _TYPES[form.text] = tuple(each.name for each in parameters)
+    return batched(form.text, types)
+
+
+def _fail(batch: Sequence[_Read], error: Exception) -> None:
+    for read in batch:
+        if not read.done.done():
+            read.done.set_exception(error)

@@ -1,0 +1,106 @@
+"""Signed authorizations as rows: the FundingStore port over a database."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.usdc import Authorization
+from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.store.database import Row, Statement, Tables, insert, update
+
+_KEY: Final = ("network", "asset", "payer", "nonce")
+_COLUMNS: Final = (
+    *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
+    "created_at", "state", "txid", "reason",
+)  # fmt: skip
+_TABLE: Final = "funding_authorizations"
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
+_IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
+IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
+_ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
+_RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
+_UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
+
+
+class SqlFundingStore:
+    """The FundingStore port (orders/ports/gasless.py)."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def find(self, key: AuthorizationKey) -> FundingRecord | None:
+        """The authorization under a key."""
+        row = await self._db.fetch_one(f"{_SELECT} WHERE {_IS_KEY}", **key._asdict())
+        return _record(row) if row else None
+
+    async def unresolved(self) -> list[FundingRecord]:
+        """Those that are RECORDED or SENT, oldest first."""
+        return [
+            _record(row)
+            for row in await self._db.fetch(f"{_SELECT} WHERE {IS_UNRESOLVED} ORDER BY seq")
+        ]
+
+    async def unresolved_of(self, order_id: str) -> FundingRecord | None:
+        """The one of an order that is RECORDED or SENT."""
+        where = f"WHERE order_id = :order_id AND {IS_UNRESOLVED}"
+        row = await self._db.fetch_one(f"{_SELECT} {where}", order_id=order_id)
+        return _record(row) if row else None
+
+    async def add(self, record: FundingRecord, order_version: int) -> None:
+        """Put an authorization on record. Raises StaleWrite."""
+        order = {"order_id": record.order_id, "version": order_version}
+        await self._db.write(
+            [
+                Statement(_UNCHANGED, order, first=True, finds=True),
+                Statement(_ADD, _values(record), finds=True),
+            ]
+        )
+
+    async def resolve(self, record: FundingRecord) -> None:
+        """Change state, transaction and reason of an unresolved one. Raises StaleWrite."""
+        values = {
+            **record.key._asdict(),
+            "state": record.state.value,
+            "txid": record.txid,
+            "reason": record.reason,
+        }
+        await self._db.write([Statement(_RESOLVE, values, finds=True)])
+
+
+def _values(record: FundingRecord) -> dict[str, Any]:
+    given = record.signed.authorization
+    return {
+        **record.key._asdict(),
+        "order_id": record.order_id,
+        "recipient": given.to,
+        "units": given.units,
+        "valid_after": given.valid_after,
+        "valid_before": given.valid_before,
+        "signature": record.signed.signature,
+        "created_at": record.created_at,
+        "state": record.state.value,
+        "txid": record.txid,
+        "reason": record.reason,
+    }
+
+
+def _record(row: Row) -> FundingRecord:
+    key = AuthorizationKey(*(row[name] for name in _KEY))
+    authorization = Authorization(
+        key.payer,
+        row["recipient"],
+        row["units"],
+        row["valid_after"],
+        row["valid_before"],
+        bytes.fromhex(key.nonce),
+    )
+    return FundingRecord(
+        key,
+        row["order_id"],
+        SignedAuthorization(authorization, bytes(row["signature"])),
+        row["created_at"],
+        FundingState(row["state"]),
+        row["txid"],
+        row["reason"],
+    )

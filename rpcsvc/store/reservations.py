@@ -1,0 +1,169 @@
+"""Reservations as rows: the part of the OrderStore port that is about what orders may still take.
+
+Their sums are kept by triggers of the schema. A new order is committed only where its sums, with
+itself counted, are within its admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rpcsvc.orders.ports.store import ReservationChange
+from rpcsvc.orders.unfunded import TOTAL, Admission, Reservation, Reserved
+from rpcsvc.store.database import Statement, Tables, upsert
+
+_FUNDED: Final = upsert(
+    "reservations", ("order_id", "kind", "network", "units"), ("order_id", "kind", "network")
+)
+_NOT_FUNDED: Final = (
+    "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'funded' AND network = :network"
+)
+_BEGIN: Final = (
+    "INSERT INTO reservations"
+    " (order_id, kind, network, units, client, deposit_network, expires_at)"
+    " VALUES (:order_id, :kind, :network, :units, :client, :deposit_network, :expires_at)"
+    " ON CONFLICT (order_id, kind, network) DO UPDATE SET"
+    " units = excluded.units, expires_at = excluded.expires_at"
+)
+_CHANGE: Final = (
+    "UPDATE reservations SET units = :units WHERE order_id = :order_id AND kind = 'unfunded'"
+)
+_END: Final = "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'unfunded'"
+_END_EXPIRED: Final = f"{_END} AND expires_at <= :now"
+# After the rows above: a SELECT that has to find its row is refused with the whole transaction.
+_UNITS_WITHIN: Final = (
+    "SELECT units FROM reservation_sums"
+    " WHERE scope = :scope AND network = :network AND units <= :most"
+)
+_ORDERS_WITHIN: Final = (
+    "SELECT number FROM reservation_sums WHERE scope = :client AND network = '' AND number <= :most"
+)
+_COUNT_ORDER: Final = (
+    "INSERT INTO order_counts (day, client, orders) VALUES (:day, :client, 1)"
+    " ON CONFLICT (day, client) DO UPDATE SET orders = order_counts.orders + 1"
+    " WHERE order_counts.orders < :most"
+)
+_FORGET_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day"
+_UNBOUNDED: Final = 2**62
+
+_SELECT_SUMS: Final = (
+    "SELECT scope, network, units, number FROM reservation_sums"
+    " WHERE scope IN ('total', 'all', 'by_address', :client) AND network IN (:network, '')"
+)
+_SELECT_UNFUNDED: Final = (
+    "SELECT network, units, client, deposit_network, expires_at FROM reservations"
+    " WHERE kind = 'unfunded'"
+)
+_SELECT_EXPIRED: Final = """
+    SELECT order_id FROM reservations
+    WHERE kind = 'unfunded' AND expires_at <= :now AND expires_at <= {scanned}
+    ORDER BY expires_at LIMIT :limit
+"""
+
+
+class SqlReservations:
+    """The part of the OrderStore port that is about reservations."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def reserved(self, network: str, client: str = "") -> Reserved:
+        """What is reserved on a network, and by the unfunded orders of a client."""
+        rows = await self._db.fetch(_SELECT_SUMS, network=network, client=client)
+        units = {row["scope"]: row["units"] for row in rows if row["network"] == network}
+        orders = sum(row["number"] for row in rows if not row["network"])
+        return Reserved(units.pop(TOTAL, 0), units, orders)
+
+    async def reserved_by(self, order_id: str, network: str) -> int:
+        """What one order reserves on a network."""
+        rows = await self._db.fetch(
+            "SELECT units FROM reservations WHERE order_id = :order_id AND network = :network",
+            order_id=order_id,
+            network=network,
+        )
+        return sum(row["units"] for row in rows)
+
+    async def unfunded(self, limit: int, client: str | None = None) -> list[Reservation]:
+        """What is reserved without a deposit, by one client or by all, soonest to expire first."""
+        who = "" if client is None else " AND client = :client"
+        values = {} if client is None else {"client": client}
+        rows = await self._db.fetch(
+            f"{_SELECT_UNFUNDED}{who} ORDER BY expires_at LIMIT :limit", limit=limit, **values
+        )
+        return [Reservation(*(row[name] for name in Reservation._fields)) for row in rows]
+
+    async def expired_reservations(
+        self, now: int, limit: int, known: Mapping[str, int]
+    ) -> list[str]:
+        """Orders whose reservation without a deposit is over, oldest first."""
+        scanned, values = scanned_until(known, "expires_at")
+        rows = await self._db.fetch(
+            _SELECT_EXPIRED.format(scanned=scanned), now=now, limit=limit, **values
+        )
+        return [row["order_id"] for row in rows]
+
+    async def end_reservations(self, order_ids: Sequence[str], now: int) -> None:
+        """End what these orders reserve without a deposit, if it is over by now."""
+        values = ({"order_id": order_id, "now": now} for order_id in order_ids)
+        await self._db.write([Statement(_END_EXPIRED, each) for each in values])
+
+    async def orders_made(self, client: str, day: int) -> int:
+        """How many orders a client made on a day of UTC."""
+        sql = "SELECT orders FROM order_counts WHERE day = :day AND client = :client"
+        row = await self._db.fetch_one(sql, day=day, client=client)
+        return row["orders"] if row else 0
+
+
+def scanned_until(known: Mapping[str, int], otherwise: str) -> tuple[str, dict[str, Any]]:
+    """Until when deposits are known on the network of a row, as SQL and its values.
+
+    On a network of which nothing is told, nobody looks for deposits: nothing to wait for.
+    """
+    scans = list(enumerate(known.items()))
+    if not scans:
+        return otherwise, {}
+    whens = "".join(f" WHEN :network{n} THEN :until{n}" for n, _ in scans)
+    values: dict[str, Any] = {f"network{n}": network for n, (network, _) in scans}
+    values |= {f"until{n}": until for n, (_, until) in scans}
+    return f"CASE deposit_network{whens} ELSE {otherwise} END", values
+
+
+def reservation_statements(change: ReservationChange) -> Iterator[Statement]:
+    """Bring the rows of an order up to a change of it."""
+    order_id, unfunded = change.order_id, change.unfunded
+    for network, units in change.funded.items():
+        values = {"order_id": order_id, "kind": "funded", "network": network, "units": units}
+        yield Statement(_FUNDED if units else _NOT_FUNDED, values)
+    if unfunded is None:
+        if not change.begins:
+            yield end_statement(order_id)
+    elif change.begins:
+        yield Statement(_BEGIN, {**unfunded._asdict(), "order_id": order_id, "kind": "unfunded"})
+    else:
+        yield Statement(_CHANGE, {"order_id": order_id, "units": unfunded.units})
+
+
+def end_statement(order_id: str) -> Statement:
+    """End what an order reserves without a deposit."""
+    return Statement(_END, {"order_id": order_id})
+
+
+def admission_statements(admission: Admission, unfunded: Reservation | None) -> Iterator[Statement]:
+    """Have the transaction refused unless its order, counted by now, is within the admission."""
+    if unfunded is None:
+        return
+    for scope, most in admission.units:
+        values = {"scope": scope, "network": unfunded.network, "most": most}
+        yield Statement(_UNITS_WITHIN, values, finds=True)
+    if admission.orders is not None:
+        values = {"client": admission.client, "most": admission.orders}
+        yield Statement(_ORDERS_WITHIN, values, finds=True)
+
+
+def count_statements(admission: Admission, day: int) -> Iterator[Statement]:
+    """Count an order among those that its client makes in a day; refused above the most."""
+    most = _UNBOUNDED if admission.orders_today is None else admission.orders_today
+    values = {"day": day, "client": admission.client, "most": most}
+    yield Statement(_FORGET_ORDER_COUNTS, values)
+    yield Statement(_COUNT_ORDER, values, finds=True)

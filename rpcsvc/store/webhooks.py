@@ -1,0 +1,221 @@
+"""The port WebhookStore, and what the commits of orders write for their webhooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rpcsvc.domain.webhooks import Attempt, Standing, Verdict, Webhook
+from rpcsvc.orders.ports.webhooks import Backlog, BookedDelivery, BookedWebhook, DueDelivery
+from rpcsvc.store.database import Row, Statement, Tables
+
+_SEQ: Final = "(SELECT seq FROM orders WHERE order_id = :order_id)"
+_INSERT_WEBHOOK: Final = (
+    "INSERT INTO webhooks (order_seq, url, receiver, secret, failures, due_at)"
+    f" VALUES ({_SEQ}, :url, :receiver, :secret, 0, 0)"
+)
+# Nothing where the order has no webhook. Behind a message that waits, this one waits as well.
+_INSERT_DELIVERY: Final = (
+    "INSERT INTO webhook_deliveries (order_seq, version, state, due_at, attempts)"
+    " SELECT order_seq, CAST(:version AS BIGINT), 'pending', due_at, 0 FROM webhooks"
+    f" WHERE order_seq = {_SEQ} AND ended_at IS NULL"
+)
+_SELECT_DUE: Final = """
+    SELECT o.order_id, d.version, w.url, w.secret, w.failures, w.failing_since
+    FROM (
+        SELECT order_seq, min(version) AS version, min(due_at) AS due_at FROM webhook_deliveries
+        WHERE state = 'pending' AND due_at <= :now GROUP BY order_seq
+    ) AS d
+    JOIN webhooks w ON w.order_seq = d.order_seq JOIN orders o ON o.seq = d.order_seq
+    WHERE w.ended_at IS NULL AND w.receiver NOT IN :busy
+    ORDER BY d.due_at, d.order_seq LIMIT :limit
+"""
+_ATTEMPTED: Final = (
+    "UPDATE webhook_deliveries SET state = :state, attempts = attempts + 1, tried_at = :now,"
+    " status = :status, error = :error"
+    f" WHERE order_seq = {_SEQ} AND version = :version AND state = 'pending'"
+)
+_STANDS: Final = (
+    "UPDATE webhooks SET failures = :failures, failing_since = :failing_since, due_at = :due_at,"
+    f" ended_at = :ended_at WHERE order_seq = {_SEQ}"
+)
+_DUE: Final = (
+    f"UPDATE webhook_deliveries SET due_at = :due_at WHERE order_seq = {_SEQ}"
+    " AND state = 'pending' AND due_at <> :due_at"
+)
+_NO_MORE: Final = (
+    f"UPDATE webhook_deliveries SET state = 'dead', error = :error WHERE order_seq = {_SEQ}"
+    " AND state = 'pending'"
+)
+_HURRY: Final = (
+    "UPDATE webhook_deliveries SET due_at = 0 WHERE state = 'pending' AND due_at > :beyond",
+    "UPDATE webhooks SET due_at = 0 WHERE due_at > :beyond",
+)
+_AGAIN: Final = (
+    "UPDATE webhook_deliveries SET state = 'pending', due_at = 0"
+    f" WHERE order_seq = {_SEQ} AND {{which}}"
+)
+_BOOKED: Final = """
+    SELECT o.order_id, d.version, e.event, e.at, w.url, d.state, d.attempts, d.tried_at, d.status,
+        d.error, d.due_at
+    FROM webhook_deliveries d JOIN webhooks w ON w.order_seq = d.order_seq
+    JOIN orders o ON o.seq = d.order_seq
+    JOIN event_log e ON e.order_seq = d.order_seq AND e.version = d.version
+"""
+_BACKLOG: Final = """
+    SELECT count(*) AS pending, min(e.at) AS oldest FROM webhook_deliveries d
+    JOIN event_log e ON e.order_seq = d.order_seq AND e.version = d.version
+    WHERE d.state = 'pending'
+"""
+_SELECT_OLD: Final = """
+    SELECT w.order_seq FROM webhooks w JOIN orders o ON o.seq = w.order_seq
+    WHERE o.deadline_at IS NULL AND o.status_at < :before AND NOT EXISTS (
+        SELECT 1 FROM webhook_deliveries d WHERE d.order_seq = w.order_seq AND d.state = 'pending'
+    )
+    LIMIT :limit
+"""
+_FORGOTTEN_AT_ONCE: Final = 2_000
+# Of an order whose answers are pruned; within the transaction that does it (store/orders.py).
+PRUNE_WEBHOOK: Final = (
+    "DELETE FROM webhook_deliveries WHERE order_seq = {seq}",
+    "DELETE FROM webhooks WHERE order_seq = {seq}",
+)
+
+ENDED: Final = "The receiver has ended the webhook with status 410."
+
+
+def webhook_statement(order_id: str, webhook: Webhook) -> Statement:
+    """The webhook of a new order; its first message refers to it."""
+    values = {
+        "order_id": order_id, "url": webhook.url, "receiver": webhook.receiver,
+        "secret": webhook.secret,
+    }  # fmt: skip
+    return Statement(_INSERT_WEBHOOK, values, first=True)
+
+
+def delivery_statement(order_id: str, version: int) -> Statement:
+    """The message of an event, if the order has a webhook."""
+    return Statement(_INSERT_DELIVERY, {"order_id": order_id, "version": version})
+
+
+class SqlOldWebhooks:
+    """A part of the OrderStore port: deleting webhooks after their time."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def forget_webhooks(self, before: int) -> int:
+        """Delete webhooks, secrets included, of orders that ended before that time; some at once.
+
+        One with a pending message stays. Returns how many.
+        """
+        rows = await self._db.fetch(_SELECT_OLD, before=before, limit=_FORGOTTEN_AT_ONCE)
+        values = [{"seq": row["order_seq"]} for row in rows]
+        texts = [sql.format(seq=":seq") for sql in PRUNE_WEBHOOK]
+        if values:
+            await self._db.write([Statement(sql, each) for sql in texts for each in values])
+        return len(values)
+
+
+class SqlWebhooks:
+    """The port WebhookStore (orders/ports/webhooks.py)."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def due(self, now: int, limit: int, busy: Sequence[str]) -> list[DueDelivery]:
+        """The oldest pending message of each order that is due, not of the receivers ``busy``."""
+        rows = await self._db.fetch(_SELECT_DUE, now=now, limit=limit, busy=list(busy))
+        return [
+            DueDelivery(
+                row["order_id"],
+                row["version"],
+                Webhook(row["url"], row["secret"]),
+                Standing(row["failures"], row["failing_since"]),
+            )
+            for row in rows
+        ]
+
+    async def record(
+        self, delivery: DueDelivery, attempt: Attempt, verdict: Verdict, now: int
+    ) -> None:
+        """Write what came of an attempt."""
+        standing, order = verdict.standing, {"order_id": delivery.order_id}
+        tried = {
+            **order, "version": delivery.sequence, "state": verdict.state, "now": now,
+            "status": attempt.status, "error": attempt.error,
+        }  # fmt: skip
+        stands = {
+            **order, "failures": standing.failures, "failing_since": standing.failing_since,
+            "due_at": standing.due_at, "ended_at": now if standing.is_ended else None,
+        }  # fmt: skip
+        rest = (
+            Statement(_NO_MORE, {**order, "error": ENDED})
+            if standing.is_ended
+            else Statement(_DUE, {**order, "due_at": standing.due_at})
+        )
+        await self._db.write([Statement(_ATTEMPTED, tried), Statement(_STANDS, stands), rest])
+
+    async def hurry(self, beyond: int) -> None:
+        """Have what is due later than ``beyond`` be due at once: the clock was set back."""
+        await self._db.write([Statement(sql, {"beyond": beyond}) for sql in _HURRY])
+
+    async def webhook(self, order_id: str) -> BookedWebhook | None:
+        """The webhook of an order."""
+        row = await self._db.fetch_one(
+            "SELECT url, secret IS NOT NULL AS has_secret, failing_since, ended_at FROM webhooks"
+            f" WHERE order_seq = {_SEQ}",
+            order_id=order_id,
+        )
+        if row is None:
+            return None
+        has_secret = bool(row["has_secret"])
+        return BookedWebhook(row["url"], has_secret, row["failing_since"], row["ended_at"])
+
+    async def deliveries(self, order_id: str, limit: int) -> list[BookedDelivery]:
+        """The newest messages of an order, oldest first."""
+        sql = f"{_BOOKED} WHERE d.order_seq = {_SEQ} ORDER BY d.version DESC LIMIT :limit"
+        rows = await self._db.fetch(sql, order_id=order_id, limit=limit)
+        return [_booked(row) for row in reversed(rows)]
+
+    async def listed(self, states: Sequence[str], limit: int) -> list[BookedDelivery]:
+        """The newest messages in these states, newest first."""
+        sql = f"{_BOOKED} WHERE d.state IN :states ORDER BY e.at DESC, d.version DESC LIMIT :limit"
+        rows = await self._db.fetch(sql, states=list(states), limit=limit)
+        return [_booked(row) for row in rows]
+
+    async def replay(self, order_id: str, sequence: int | None) -> int:
+        """Have a message, or all dead ones of the order, sent again; returns how many."""
+        which = "state = 'dead'" if sequence is None else "version = :version"
+        values = {"order_id": order_id, **({} if sequence is None else {"version": sequence})}
+        row = await self._db.fetch_one(
+            "SELECT count(*) AS found FROM webhook_deliveries"
+            f" WHERE order_seq = {_SEQ} AND {which}",
+            **values,
+        )
+        if row is None or not row["found"]:
+            return 0
+        fresh = {
+            "order_id": order_id, "failures": 0, "failing_since": None, "due_at": 0,
+            "ended_at": None,
+        }  # fmt: skip
+        await self._db.write(
+            [
+                Statement(_AGAIN.format(which=which), values),
+                Statement(_STANDS, fresh),
+                Statement(_DUE, {"order_id": order_id, "due_at": 0}),
+            ]
+        )
+        return int(row["found"])
+
+    async def backlog(self) -> Backlog:
+        """What is pending."""
+        row = await self._db.fetch_one(_BACKLOG)
+        return Backlog(row["pending"], row["oldest"]) if row else Backlog(0, None)
+
+
+def _booked(row: Row) -> BookedDelivery:
+    return BookedDelivery(
+        row["order_id"], row["version"], row["event"], row["at"], row["url"], row["state"],
+        row["attempts"], row["tried_at"], row["status"], row["error"], row["due_at"],
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""``make profile``: where a create, a status and a plan spend their CPU.
+
+    python -m tests.bench.profile [--only NAME]... [--requests N] [--seconds S]
+
+Prints user instructions per request, counted by callgrind, which the load of the machine does not
+change, and shares of the CPU time by part of the service, sampled by py-spy. Needs valgrind and
+leave to trace processes of the same user. Answers are signed and orders attested, as by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tests.bench import seeding
+from tests.bench.driver import HOST, Server, drive
+
+CONNECTIONS: Final = 16
+WARM_UP: Final = 256
+ORDERS: Final = 1_000
+START_SECONDS: Final = 120.0
+RATE: Final = 1_000
+Requests = Callable[[list[str]], Iterator[bytes]]
+WORK: Final[dict[str, Requests]] = {
+    "create-x2u": lambda _: itertools.islice(seeding.create_requests(), 0, None, 2),
+    "create-u2x": lambda _: itertools.islice(seeding.create_requests(), 1, None, 2),
+    "status": seeding.status_requests,
+    "plan": lambda _: seeding.plan_requests(),
+}
+# A sample belongs to the innermost frame "function (file:line)" that a pattern is found in.
+PARTS: Final = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("commit: writer's thread", r"GroupConnection|_connection_worker_thread"),
+        ("checkpoints", r"sqlite/checkpoints"),
+        ("log line", r"structlog|rpcsvc/logs|^_log .*operations/dispatch"),
+        ("attestation", r"attest"),
+        ("response signature", r"response_signer|rpcsvc/verify|^Sealer"),
+        ("deposit address", r"deposit_address |stagenet_subaddress|evm_address_from_seed"),
+        ("HTTP (aiohttp)", r"aiohttp/|yarl/|multidict/|rpcsvc/http/http_server"),
+        ("edge", r"rpcsvc/http/edge|^require_framing|rpcsvc/serving"),
+        ("gate, body, response", r"rpcsvc/http/(gate|messages|operation_routes)"),
+        ("JSON", r"rpcsvc/strict_json"),
+        ("JSON-RPC", r"rpcsvc/http/jsonrpc|jsonrpcserver/|returns/|oslash/"),
+        ("inputs", r"operations/inputs|domain/addresses"),
+        ("idempotency", r"orders/idempotency"),
+        ("reads", r"sqlite/reader|_hold_snapshot|is_deposit_address|status_view"),
+        ("group commit", r"store/group_commit|sqlite/database|aiosqlite/"),
+        ("rows", r"rpcsvc/store/"),
+        ("answers", r"operations/(views|envelope|ordering|swap|service)"),
+        ("quote and terms", r"local_venue|orders/(policy|inventory|ports)|rpcsvc/domain/|sandbox"),
+        ("reservations", r"orders/(reservations|unfunded|processor)"),
+        ("dispatch", r"operations/dispatch|http/metrics"),
+        ("worker", r"orders/scheduler"),
+        ("event loop", r"asyncio/|selectors\.py"),
+    )
+)
+
+OTHER: Final = "other"
+_WAITING: Final = re.compile(r"^(_connection_worker_thread|_worker|.*wait|.*select) ")
+
+
+class Tracing:
+    """A service under callgrind, which counts nothing until it is told to."""
+
+    def __init__(self, server: Server, out: Path) -> None:
+        self.server = server
+        self._out = out
+        self._dumps = 0
+
+    def control(self, *arguments: str) -> None:
+        """Tell callgrind something."""
+        command = ["callgrind_control", *arguments, str(self.server.pid)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def counted(self, work: Callable[[], object]) -> tuple[int, float]:
+        """The instructions and the seconds that some work takes."""
+        self.control("--zero")
+        self.control("--instr=on")
+        began = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - began
+        self.control("--dump")
+        self.control("--instr=off")
+        self._dumps += 1
+        dump = self._out.with_name(f"{self._out.name}.{self._dumps}").read_text()
+        found = re.search(r"^(?:totals|summary): (\d+)", dump, re.MULTILINE)
+        if found is None:
+            raise RuntimeError("callgrind's dump has no totals")
+        return int(found[1]), seconds
+
+
+def _load(port: int, requests: Iterator[bytes], count: int) -> None:
+    asyncio.run(_answers(port, requests, count))
+
+
+async def _answers(port: int, requests: Iterator[bytes], count: int) -> None:
+    """Have so many requests answered, one after another. Raises for a failure.
+
+    How many of several at once share a turn of the loop, and a commit, depends on the machine.
+    """
+    reader, writer = await asyncio.open_connection(HOST, port)
+    for request in itertools.islice(requests, count):
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"\r\ncontent-length: *([0-9]+)\r\n", head, re.IGNORECASE)
+        body = await reader.readexactly(int(size[1]) if size else 0)
+        if b'"result"' not in body or b'"error"' in body:
+            raise seeding.SeedingFailed(f"a request failed: {head!r} {body!r}")
+    writer.close()
+
+
+def instructions(directory: Path, names: list[str], count: int) -> dict[str, float]:
+    """User instructions per request of each work, an idle service's own subtracted."""
+    data, order_ids = _store(directory, "counted")
+    out = directory / "callgrind.out"
+    tracer = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}")
+    server = seeding.service("counted", data, directory / "log", signs=True, under=tracer)
+    found = {}
+    try:
+        server.wait_for("/readyz", START_SECONDS)
+        tracing = Tracing(server, out)
+        idle, seconds = tracing.counted(lambda: time.sleep(3))
+        for name in names:
+            load = partial(_load, server.port, WORK[name](order_ids))
+            load(WARM_UP)
+            used, took = tracing.counted(partial(load, count))
+            found[name] = (used - idle * took / seconds) / count
+    finally:
+        server.stop()
+    return found
+
+
+def shares(directory: Path, names: list[str], seconds: float) -> dict[str, Counter[str]]:
+    """Of each work, how many samples fall to each part."""
+    data, order_ids = _store(directory, "sampled")
+    server = seeding.service("sampled", data, directory / "log", signs=True)
+    try:
+        server.wait_for("/readyz", START_SECONDS)
+        return {name: _sampled(server, WORK[name](order_ids), directory, seconds) for name in names}
+    finally:
+        server.stop()
+
+
+def _sampled(
+    server: Server, requests: Iterator[bytes], directory: Path, seconds: float
+) -> Counter[str]:
+    raw = directory / "stacks"
+    spy = str(Path(sys.executable).with_name("py-spy"))
+    command = [spy, "record", "--format", "raw", "--output", str(raw)]
+    command += ["--rate", str(RATE), "--duration", str(int(seconds)), "--pid", str(server.pid)]
+    sampler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    load = drive(
+        server.port,
+        requests,
+        connections=CONNECTIONS,
+        seconds=seconds + 1,
+        warm_up=0.5,
+        server_cpu=server.cpu_seconds,
+    )
+    measured = asyncio.run(load)
+    if sampler.wait() or measured.failures:
+        raise RuntimeError(f"py-spy ended with {sampler.returncode}; {measured.failure_samples}")
+    found: Counter[str] = Counter()
+    for line in raw.read_text().splitlines():
+        stack, _, samples = line.rpartition(" ")
+        frames = stack.split(";")
+        if not _waits(frames):
+            found[_part_of(frames)] += int(samples)
+    return found
+
+
+def _part_of(frames: list[str]) -> str:
+    for frame in reversed(frames):
+        for name, pattern in PARTS:
+            if pattern.search(frame):
+                return name
+    return OTHER
+
+
+def _waits(frames: list[str]) -> bool:
+    """Whether a thread has nothing to do, which py-spy can't tell of one that it has stopped."""
+    return _WAITING.search(frames[-1]) is not None
+
+
+def _store(directory: Path, name: str) -> tuple[Path, list[str]]:
+    data = directory / name
+    seeding.make_template(data, signs=True)
+    return data, seeding.clone_orders(data, ORDERS)
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
+    parser.add_argument("--only", action="append", choices=WORK, help="work to look at")
+    parser.add_argument("--requests", type=int, default=512, help="how many callgrind counts")
+    parser.add_argument("--seconds", type=float, default=5, help="how long py-spy samples")
+    args = parser.parse_args()
+    names = args.only or list(WORK)
+    directory = Path(tempfile.mkdtemp(prefix="rpcsvc-profile-"))
+    try:
+        if shutil.which("valgrind"):
+            print("user instructions per request, one at a time (callgrind)")
+            for name, each in instructions(directory, names, args.requests).items():
+                print(f"  {name:26}{each / 1e6:8.3f} M", flush=True)
+        else:
+            print("valgrind is not installed: instructions are not counted")
+        if args.seconds:
+            found = shares(directory, names, args.seconds)
+            print("\n" + f"{'share of CPU samples':28}" + "".join(f"{n:>12}" for n in names))
+            for part in [*dict(PARTS), OTHER]:
+                row = (found[name][part] / found[name].total() for name in names)
+                print(f"  {part:26}" + "".join(f"{share:12.1%}" for share in row))
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

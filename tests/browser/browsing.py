@@ -1,0 +1,71 @@
+"""Pages in a real Chromium, which must ask nobody but the service for anything."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, Page, async_playwright
+
+AXE = Path(__file__).parents[2] / "tools" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+# As root, without a network and without a screen.
+_SWITCHES = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+def chromium() -> str | None:
+    """Where Chromium is; None without it."""
+    return shutil.which("chromium")
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Browser]:
+    """A browser of the machine's own."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=_SWITCHES)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def reading(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
+    """A page in a fresh profile. At the end no request may have gone elsewhere than to ``url``,
+    and nothing may have been refused by the page's own policy.
+    """
+    context = await browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})
+    asked: list[str] = []
+    complaints: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    page = await context.new_page()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text))
+    try:
+        yield page
+    finally:
+        await context.close()
+    assert asked
+    elsewhere = [each for each in asked if not each.startswith(f"{url}/")]
+    assert not elsewhere, elsewhere
+    refused = [each for each in complaints if "Content Security Policy" in each]
+    assert not refused, refused
+
+
+async def findings(page: Page) -> list[str]:
+    """What axe finds on the page, its best practices included."""
+    # Not through the page, whose policy admits no other script.
+    await page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = await page.evaluate("axe.run().then((found) => found.violations)")
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+
+
+async def is_too_wide(page: Page) -> bool:
+    """Whether the page has to be scrolled sideways."""
+    script = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    return bool(await page.evaluate(script))

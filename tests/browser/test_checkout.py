@@ -1,0 +1,174 @@
+"""The checkout page as people meet it: with and without a script, in each state, on any screen."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from rpcsvc.http.pages import routes
+from rpcsvc.http.pages.texts import FOLDER, Catalogues
+from tests.browser.browsing import findings, is_too_wide, reading
+from tests.browser.states import moving_states, settled_states
+from tests.contract.checkout import U2X, X2U, awaiting_refund_address, fund, make_order, until
+from tests.contract.serving import MONERO, Served
+
+SAY = Catalogues().choose("en").say
+SCREENS: list[dict[str, Any]] = [
+    {"color_scheme": "light"},
+    {"color_scheme": "dark", "viewport": {"width": 320, "height": 700}},
+    {"forced_colors": "active", "viewport": {"width": 320, "height": 700}},
+]
+DONE_MS = 60_000
+
+
+async def heading(page: Page, key: str) -> None:
+    found = expect(page.locator("h1"))
+    await found.to_have_text(SAY(f"checkout.heading_{key}"), timeout=DONE_MS)
+
+
+@pytest.mark.parametrize("swap", [X2U, U2X], ids=["x2u", "u2x"])
+async def test_page_follows_a_swap_in_place(browser: Browser, served: Served, swap: Any) -> None:
+    order = await make_order(served, swap)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        await heading(page, "awaiting_deposit")
+        await page.evaluate("window.wasReloaded = false")
+        await fund(served, order)
+        await heading(page, "completed")
+        assert await page.evaluate("window.wasReloaded") is False
+        await expect(page.locator("#pay")).to_be_hidden()
+        await expect(page.locator("#sent .card")).to_have_count(1)
+
+
+@pytest.mark.parametrize("swap", [X2U, U2X], ids=["x2u", "u2x"])
+async def test_page_follows_a_swap_without_a_script(
+    browser: Browser, served: Served, swap: Any
+) -> None:
+    order = await make_order(served, swap)
+    async with reading(browser, served.url, java_script_enabled=False) as page:
+        await page.goto(served.url + order.path)
+        await heading(page, "awaiting_deposit")
+        await expect(page.locator(".copy").first).to_be_hidden()
+        await fund(served, order)
+        await until(served, order, status="completed")
+        await heading(page, "completed")  # it loads itself again
+
+
+async def check_screens(browser: Browser, served: Served, path: str, name: str) -> None:
+    for options in SCREENS:
+        async with reading(browser, served.url, **options) as page:
+            await page.goto(served.url + path)
+            assert await findings(page) == [], (name, options)
+            assert not await is_too_wide(page), (name, options)
+
+
+async def test_page_of_each_settled_state_is_accessible(browser: Browser, tmp_path: Path) -> None:
+    async with settled_states(tmp_path) as (served, orders):
+        for name, order in orders.items():
+            await check_screens(browser, served, order.path, name)
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/orders/none"])
+async def test_front_page_is_accessible(browser: Browser, served: Served, path: str) -> None:
+    await check_screens(browser, served, path, path)
+
+
+async def test_page_of_each_moving_state_is_accessible(browser: Browser, tmp_path: Path) -> None:
+    async with moving_states(tmp_path) as (served, orders):
+        for name, order in orders.items():
+            await check_screens(browser, served, order.path, name)
+
+
+async def test_page_fits_a_script_from_right_to_left(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    english = (FOLDER / "en.toml").read_text()
+    (folder / "en.toml").write_text(english)
+    turned = english.replace('lang = "en"\ndir = "ltr"', 'lang = "ar"\ndir = "rtl"')
+    (folder / "ar.toml").write_text(turned)
+    monkeypatch.setattr(routes, "Catalogues", partial(Catalogues, folder))
+    data_dir = tmp_path / "data"
+    async with settled_states(data_dir) as (served, orders):
+        for options in SCREENS:
+            async with reading(browser, served.url, locale="ar-EG", **options) as page:
+                await page.goto(served.url + orders["partial"].path)
+                assert await page.locator("html").get_attribute("dir") == "rtl"
+                assert await findings(page) == []
+                assert not await is_too_wide(page)
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+async def test_refund_address_is_named_on_the_page(
+    browser: Browser, served: Served, has_script: bool
+) -> None:
+    order = await awaiting_refund_address(served)
+    async with reading(browser, served.url, java_script_enabled=has_script) as page:
+        await page.goto(f"{served.url}{order.path}#session={order.session_id}")
+        secret = page.locator("#secret")
+        if has_script:
+            await expect(secret).to_have_value(order.session_id)
+            assert "#" not in page.url
+        else:
+            await secret.fill(order.session_id)
+        await page.locator("#address").fill(MONERO)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("h1")).to_have_text(SAY("refund.confirm_heading"))
+        if has_script:  # axe has none to run by
+            assert await findings(page) == []
+        await page.get_by_role("button", name=SAY("refund.confirm")).click()
+        await page.wait_for_url(f"**{order.path}")
+        found = await until(served, order, status="refunded")
+        assert [each["address"] for each in found["transfers"]] == [MONERO]
+        await heading(page, "refunded")
+
+
+async def test_page_counts_down_without_a_script(browser: Browser, served: Served) -> None:
+    order = await make_order(served, X2U)
+    left = "getComputedStyle(document.querySelector('.countdown')).getPropertyValue('--t')"
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        first = int(await page.evaluate(left))
+        assert 3_580 < first <= 3_600
+        async with asyncio.timeout(10):
+            while int(await page.evaluate(left)) >= first:
+                await page.wait_for_timeout(100)
+
+
+async def test_buttons_copy_what_they_stand_beside(browser: Browser, served: Served) -> None:
+    order = await make_order(served, U2X)
+    shown = (await served.http("GET", f"/agent/swap/status/{order.order_id}")).body["data"]
+    funding = shown["fundingInstructions"]
+    grants = ["clipboard-read", "clipboard-write"]
+    async with reading(browser, served.url, permissions=grants) as page:
+        await page.goto(served.url + order.path)
+        for name, value in (("amount", funding["amount"]), ("address", funding["depositAddress"])):
+            await page.locator(f"#pay .{name} .copy").click()
+            await expect(page.locator("#said")).to_have_text(SAY("common.copied"))
+            assert await page.evaluate("navigator.clipboard.readText()") == value
+
+
+async def test_page_says_when_it_may_be_out_of_date(browser: Browser, served: Served) -> None:
+    order = await make_order(served, X2U)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        await page.context.set_offline(True)
+        await expect(page.locator("#stale")).to_be_visible(timeout=DONE_MS)
+        await page.context.set_offline(False)
+        await expect(page.locator("#stale")).to_be_hidden(timeout=DONE_MS)
+
+
+async def test_request_to_another_site_fails_a_test(browser: Browser, served: Served) -> None:
+    """The check that all tests of this folder rest on."""
+    with pytest.raises(AssertionError, match="localhost:1"):
+        async with reading(browser, served.url) as page:
+            await page.goto(f"{served.url}/logo.svg")
+            await page.evaluate(
+                "void fetch('http://localhost:1/', {mode: 'no-cors'}).catch(() => 0)"
+            )

@@ -1,0 +1,50 @@
+"""The command line in this process: its streams are caught, logging is left as it was."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+
+from rpcsvc.app import local_service
+from rpcsvc.cli.main import run
+from rpcsvc.settings import Settings
+
+Done = subprocess.CompletedProcess[str]
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without settings of the service."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("RPCSVC", "AGENT_RPC"))}
+
+
+def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> Done:
+    """Run ``rpcsvc`` with the arguments. Blocking; stdout and stderr are the process's own."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err):
+        status = run(arguments, environ, serve=_never, local=local_service, private=_never)
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return Done(arguments, status, stdout, stderr)
+
+
+def _never(_settings: Settings) -> Any:
+    raise AssertionError("serve runs in a process of its own")
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """Leaves logging as it was: a logger would keep a command's level for all later tests."""
+    before, configure = structlog.get_config(), structlog.configure
+
+    def uncached(**how: Any) -> None:
+        configure(**{**how, "cache_logger_on_first_use": False})
+
+    with patch.object(structlog, "configure", uncached):
+        yield
+    configure(**before)

@@ -1,0 +1,143 @@
+"""The records of EVM payments, sweeps and openings, whichever backend they are on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.order import DepositState
+from rpcsvc.settlement.onchain.evm.gas import Opening
+from rpcsvc.settlement.onchain.evm.ledger import (
+    Attempt,
+    BlockPoint,
+    EvmDeposit,
+    EvmPayment,
+    Inclusion,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Sweep,
+    SweepMethod,
+    SweepState,
+    Unswept,
+)
+from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
+from tests.rows import statement
+from tests.unit.evm_chain import HOT, OURS, USER, digest
+
+NET = "arbitrum"
+FIRST = Attempt(digest("tx-1"), "aa", 2**62, 5, 1000)
+RAISED = Attempt(digest("tx-2"), "bb", 2**62 + 1, 6, 2000)
+SWEEP = Sweep(
+    NET, 1, 1, OURS[0].address, SweepMethod.RECEIVE, 5, digest("nonce"), "sweep-1",
+    SweepState.SIGNED, 0,
+)  # fmt: skip
+
+
+@pytest.fixture
+async def ledger(database: Tables) -> SqlEvmPaymentLedger:
+    deposits = SqlEvmDepositLedger(database)
+    await deposits.adopt_wallet(HOT)
+    await deposits.add_addresses(OURS)
+    made = EvmDeposit(NET, digest("a"), 0, 1, OURS[0].address, 5, USER, 1000, 7, digest("block"))
+    await deposits.put_deposits([replace(made, acknowledged=DepositState.CONFIRMED)])
+    return SqlEvmPaymentLedger(database)
+
+
+def payment(
+    name: str = "t1", nonce: int = 0, purpose: Purpose = Purpose.TRANSFER, **changes: Any
+) -> EvmPayment:
+    order = PaymentOrder(name, purpose, USER, 7, "0xToken", b"\x00\xff", 60_000)
+    first = replace(FIRST, txid=digest(f"{name}-1"))
+    return replace(EvmPayment(NET, HOT, nonce, order, (first,), 1000), **changes)
+
+
+def mined(item: EvmPayment, number: int = 9) -> EvmPayment:
+    where = Inclusion(item.attempts[0].txid, BlockPoint(number, digest("b")), 50_000, 2**62, 1, 2)
+    return replace(item, state=PaymentState.SETTLED, published_at=1500, inclusion=where)
+
+
+async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) -> None:
+    assert await ledger.next_nonce(NET, HOT) == 0
+    await ledger.add_payment(payment())
+    assert await ledger.payment("t1") == payment()
+    assert await ledger.has_transaction(payment().latest.txid)
+    assert await ledger.next_nonce(NET, HOT) == 1
+    out = replace(payment(), state=PaymentState.PUBLISHED, published_at=1500)
+    await ledger.put_payment(out)
+    await ledger.add_attempt(out, RAISED)
+    raised = replace(out, attempts=(*out.attempts, RAISED))
+    assert await ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED) == [raised]
+    settled = mined(raised)
+    await ledger.put_payment(settled)
+    assert await ledger.settled_above(NET, 8) == [settled]
+    assert await ledger.settled_above(NET, 9) == []
+
+
+async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: SqlEvmPaymentLedger) -> None:
+    await ledger.add_payment(payment())
+    for wrong in (payment("t2"), payment("t1", 1)):
+        with pytest.raises(StoreConflict):
+            await ledger.add_payment(wrong)
+    assert await ledger.payment("t2") is None
+    with pytest.raises(StoreConflict, match="raises the fees"):
+        await ledger.add_attempt(payment(), replace(RAISED, tip=FIRST.tip))
+    await ledger.put_payment(mined(payment()))
+    with pytest.raises(StoreConflict, match="raises the fees"):
+        await ledger.add_attempt(payment(), RAISED)
+    with pytest.raises(StoreConflict, match="keeps what it is"):
+        await ledger.put_payment(replace(payment(), state=PaymentState.FAILED))
+    assert await ledger.payment("t1") == mined(payment())
+
+
+async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) -> None:
+    assert await ledger.unswept(NET, 1) == [Unswept(1, OURS[0].address, 5, 1)]
+    signed = payment("sweep-1", purpose=Purpose.SWEEP)
+    await ledger.add_payment(signed, SWEEP)
+    assert await ledger.sweeps_under_way(NET) == [SWEEP]
+    assert await ledger.unswept(NET, 1) == []
+    with pytest.raises(StoreConflict):
+        await ledger.add_sweep(replace(SWEEP, serial=2, payment_id=None))
+    await ledger.put_payment(mined(signed))
+    done = replace(SWEEP, state=SweepState.DONE, taken=5)
+    await ledger.put_sweep(done)
+    assert await ledger.unswept_of(NET, 1) == 0
+    # The chain takes it back: the sweep follows its payment, and the address holds it again.
+    await ledger.put_payment(replace(signed, state=PaymentState.FAILED, published_at=1500))
+    assert await ledger.unswept_of(NET, 1) == 5
+    void = replace(SWEEP, state=SweepState.VOID)
+    assert await ledger.void_sweeps(NET, 1) == [void]
+    with pytest.raises(StoreConflict, match="how it ended"):
+        await ledger.put_sweep(SWEEP)
+
+
+@pytest.mark.parametrize("table", ["evm_payments", "evm_attempts", "evm_sweeps"])
+async def test_what_was_signed_is_never_deleted(
+    ledger: SqlEvmPaymentLedger, database: Tables, table: str
+) -> None:
+    await ledger.add_payment(payment("sweep-1", purpose=Purpose.SWEEP), SWEEP)
+    with pytest.raises(StoreConflict, match="stays"):
+        await database.write([statement(f"DELETE FROM {table}")])
+    assert await ledger.payment("sweep-1") is not None
+
+
+async def test_an_opening_changes_with_its_block_alone(database: Tables) -> None:
+    ledger = SqlOpeningLedger(database)
+    assert await ledger.opening(NET, HOT) is None
+    first = Opening(7, digest("block"), 3, 10**30)
+    await ledger.record(NET, HOT, first)
+    assert await ledger.opening(NET, HOT) == first
+    with pytest.raises(StoreConflict, match="with its block alone"):
+        await ledger.record(NET, HOT, replace(first, wei=1))
+    again = replace(first, block_hash=digest("other"), wei=1)
+    await ledger.record(NET, HOT, again)
+    assert await ledger.opening(NET, HOT) == again
+    for wrong in ("-1", "1e3", "", "9" * 79):
+        with pytest.raises(StoreConflict):
+            await database.write(
+                [statement("UPDATE evm_openings SET wei = ?, block_hash = 'x'", (wrong,))]
+            )

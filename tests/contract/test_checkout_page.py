@@ -1,0 +1,262 @@
+"""The checkout page over HTTP: what it shows and to whom, what it may load, and its refund form."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.http.pages.rendering import qr_svg
+from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.verify import Exchange, verify_response
+from tests.contract.checkout import (
+    U2X,
+    X2U,
+    Ordered,
+    awaiting_refund_address,
+    fault,
+    fund,
+    make_order,
+    status_of,
+    until,
+)
+from tests.contract.serving import EVM, MONERO, Served, serving
+from tests.contract.signatures import jwks
+
+OTHER_SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"
+OTHER_MONERO = (
+    "44AFFq5kSiGBoZ4NMDwYtN18obc8AemS33DBLWs3H7otXft3XjrpDtQGv7SqSsaBYBb98"
+    "uNbr2VBBEt7f2wfn3RVGQBEP3A"
+)
+SAY = Catalogues().choose("en").say
+
+
+async def page(served: Served, path: str, **headers: str) -> tuple[int, str]:
+    response = await served.client.get(path, headers=headers)
+    return response.status, await response.text()
+
+
+async def send_form(
+    served: Served, order: Ordered, fields: dict[str, str], **headers: str
+) -> tuple[int, str]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await served.client.post(
+        f"{order.path}/refund", data=fields, headers=names, allow_redirects=False
+    )
+    return response.status, html.unescape(await response.text())
+
+
+async def test_page_shows_what_is_to_be_paid(served: Served) -> None:
+    order = await make_order(served, X2U, refundAddress=MONERO)
+    funding = (await status_of(served, order))["fundingInstructions"]
+    status, text = await page(served, order.path)
+    bare = re.sub(r"<[^>]*>", "", text)
+    assert status == 200
+    for shown in (funding["depositAddress"], MONERO, EVM, "0.8 XMR", "131.29 USDC"):
+        assert shown in bare
+    assert html.escape(funding["paymentUri"]) in text
+    assert str(qr_svg(funding["paymentUri"], SAY("checkout.qr_xmr"))) in text
+    assert SAY("checkout.refund_agreed") in text
+
+
+async def test_page_codes_the_bare_address_of_usdc(served: Served) -> None:
+    order = await make_order(served, U2X)
+    funding = (await status_of(served, order))["fundingInstructions"]
+    _, text = await page(served, order.path)
+    address = funding["depositAddress"]
+    assert str(qr_svg(address, SAY("checkout.qr_usdc"))) in text
+    warning, link = (
+        text.index("Some wallets misread"),
+        text.index(html.escape(funding["paymentUri"])),
+    )
+    assert text.index("<details") < warning < link < text.index("</details>")
+
+
+async def test_order_answers_name_the_page(served: Served) -> None:
+    made = (await served.post("/agent/swap/create", X2U)).body["data"]["order"]
+    assert made["checkoutUrl"] == f"http://127.0.0.1:8080/orders/{made['orderId']}"
+    assert (await page(served, f"/orders/{made['orderId']}"))[0] == 200
+
+
+async def test_page_never_tells_the_session(served: Served) -> None:
+    order = await awaiting_refund_address(served)
+    _, text = await page(served, order.path)
+    assert order.session_id not in text
+    assert 'name="secret"' in text
+
+
+@pytest.mark.parametrize("path", ["/orders/ord_1", f"/orders/ord_{'0' * 26}", "/orders/<b>"])
+async def test_page_of_no_order_is_a_page(served: Served, path: str) -> None:
+    status, text = await page(served, path)
+    assert status == 404
+    assert SAY("notice.not_found_title") in text
+    assert "<b>" not in text
+
+
+async def test_page_of_a_bridge_order_is_not_there(served: Served) -> None:
+    body = {"toAddress": EVM}
+    answer = await served.client.post("/bff/v1/bridge/deposit", json=body)
+    assert (await page(served, f"/orders/{(await answer.json())['orderId']}"))[0] == 404
+
+
+async def test_policy_admits_the_bytes_of_the_page_alone(served: Served) -> None:
+    order = await make_order(served, X2U)
+    response = await served.client.get(order.path)
+    text, headers = await response.text(), response.headers
+    policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+    blocks = re.findall(r"<(style|script)>(.*?)</\1>", text, re.DOTALL)
+    for name, content in blocks:
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy[f"{name}-src"].split()
+    assert len(blocks) == 3
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store, no-transform"
+    assert headers["referrer-policy"] == "same-origin"
+    assert not re.search(r'\sstyle=|\son\w+=|(src|href)="(https?:)?//', text)
+
+
+async def test_page_is_signed_and_readable_by_its_site_alone(served: Served) -> None:
+    order = await make_order(served, X2U)
+    response = await served.client.get(order.path, headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in response.headers
+    exchange = Exchange(
+        method="GET",
+        target=order.path,
+        request_body=b"",
+        status=response.status,
+        headers=response.headers,
+        body=await response.read(),
+    )
+    verify_response(exchange, await jwks(served))
+
+
+async def test_page_counts_as_a_request(tmp_path: Path) -> None:
+    async with serving(
+        tmp_path, rate_limit__enabled=True, rate_limit__requests_per_minute=2
+    ) as served:
+        order = await make_order(served, X2U)
+        statuses = [(await page(served, order.path))[0] for _ in range(3)]
+        response = await served.client.get(order.path)
+        assert statuses == [200, 200, 429]
+        assert int(response.headers["retry-after"]) > 0
+        assert SAY("notice.busy_title") in await response.text()
+
+
+async def test_attestation_file_is_that_of_the_status(served: Served) -> None:
+    order = await make_order(served, X2U)
+    response = await served.client.get(f"{order.path}/attestation")
+    signed = (await status_of(served, order))["order"]["attestation"]
+    assert (await response.text(), response.content_type) == (signed, "application/jose")
+    assert "attachment" in response.headers["content-disposition"]
+    await fund(served, order)
+    await until(served, order, status="completed")
+    assert (await page(served, f"{order.path}/attestation"))[0] == 404
+
+
+async def test_refund_form_takes_an_address_in_two_steps(served: Served) -> None:
+    order = await awaiting_refund_address(served)
+    fields = {"address": MONERO, "secret": order.session_id.upper()}
+    status, text = await send_form(served, order, fields)
+    assert (status, SAY("refund.confirm_heading") in text) == (200, True)
+    assert (await status_of(served, order))["actionRequired"] == "refund_address"
+    status, _ = await send_form(served, order, {**fields, "confirmed": "yes"})
+    assert status == 303
+    found = await until(served, order, status="refunded")
+    assert [each["address"] for each in found["transfers"]] == [MONERO]
+    assert served.count("tickets") == 0
+
+
+async def test_refund_form_needs_the_orders_own_secret(served: Served) -> None:
+    order = await awaiting_refund_address(served)
+    tickets = served.count("tickets")
+    for secret in (OTHER_SESSION, "", "é", order.order_id, order.session_id[:-1]):
+        fields = {"address": MONERO, "secret": secret, "confirmed": "yes"}
+        status, text = await send_form(served, order, fields)
+        assert status == 403
+        assert order.session_id not in text
+    assert (await status_of(served, order))["order"]["refundAddress"] is None
+    assert served.count("tickets") == tickets
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
+async def test_refund_form_of_another_site_is_refused(served: Served, site: str) -> None:
+    order = await awaiting_refund_address(served)
+    fields = {"address": MONERO, "secret": order.session_id, "confirmed": "yes"}
+    status, text = await send_form(served, order, fields, sec_fetch_site=site)
+    assert (status, SAY("refund.foreign") in text) == (403, True)
+    assert (await status_of(served, order))["order"]["refundAddress"] is None
+
+
+@pytest.mark.parametrize("address", [EVM, MONERO[:-1], "<script>alert(1)</script>"])
+async def test_refund_form_says_what_is_wrong_with_an_address(served: Served, address: str) -> None:
+    order = await awaiting_refund_address(served)
+    response = await served.client.post(
+        f"{order.path}/refund", data={"address": address, "secret": order.session_id}
+    )
+    text = await response.text()
+    assert (response.status, 'role="alert"' in text) == (400, True)
+    assert f'value="{html.escape(address)}"' in text
+    assert "<script>alert" not in text
+
+
+async def test_refund_form_moves_no_agreed_address(served: Served) -> None:
+    order = await make_order(served, X2U, refundAddress=MONERO)
+    await fund(served, order, amount="0.01")
+    await until(served, order, status="deposit_detected", amountDue="0.79")
+    await fault(served, "advance_clock", seconds=3 * 3600)
+    fields = {"address": OTHER_MONERO, "secret": order.session_id, "confirmed": "yes"}
+    assert (await send_form(served, order, fields))[0] == 409
+    found = await until(served, order, status="refunded")
+    assert [each["address"] for each in found["transfers"]] == [MONERO]
+
+
+@pytest.mark.parametrize(
+    "body", [b"address", b"address=a&address=b&secret=c", b"a=1", b"%ff=%ff&secret=\xff"]
+)
+async def test_refund_form_that_is_none_changes_nothing(served: Served, body: bytes) -> None:
+    order = await make_order(served, X2U)
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    response = await served.client.post(f"{order.path}/refund", data=body, headers=kind)
+    assert response.status == 400
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data"])
+async def test_refund_form_is_read_as_a_form_alone(served: Served, kind: str) -> None:
+    order = await make_order(served, X2U)
+    body = b"address=a&secret=b"
+    response = await served.client.post(
+        f"{order.path}/refund", data=body, headers={"content-type": kind}
+    )
+    assert response.status == 400
+
+
+async def test_page_counts_confirmations_while_they_are_awaited(tmp_path: Path) -> None:
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        order = await make_order(served, U2X)
+        await fund(served, order)
+        await until(served, order, status="deposit_detected")
+        assert (
+            SAY("checkout.confirmations_of", have=0, need=2) in (await page(served, order.path))[1]
+        )
+
+
+async def test_page_is_shown_while_no_node_tells_confirmations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(_venue: object, _order: object) -> None:
+        raise Unavailable("No node serves arbitrum: onchain.nodes has to name one.")
+
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        order = await make_order(served, U2X)
+        await fund(served, order)
+        await until(served, order, status="deposit_detected")
+        monkeypatch.setattr(LocalVenue, "confirmations", unknown)
+        status, text = await page(served, order.path)
+        assert (status, SAY("checkout.confirmations") in text) == (200, False)

@@ -1,0 +1,164 @@
+"""swap.events and waiting on status: each event once, in order, and nobody waits for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from rpcsvc.domain.events import Event
+from rpcsvc.errors import RateLimited
+from rpcsvc.operations.events import TYPE_OF
+from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
+from rpcsvc.orders.waits import Room, Waits
+from tests.contract.serving import SWAP, Served, serving
+
+UNKNOWN = "ord_" + "0" * 26
+Json = dict[str, Any]
+
+
+async def ordered(served: Served) -> str:
+    data = (await served.post("/agent/swap/execute", SWAP)).body["data"]
+    return str(data["order"]["orderId"])
+
+
+async def events(served: Served, order_id: str, **query: Any) -> Json:
+    return dict((await served.http("GET", f"/agent/swap/events/{order_id}", params=query)).body)
+
+
+async def status(served: Served, order_id: str, **query: Any) -> Json:
+    return dict((await served.http("GET", f"/agent/swap/status/{order_id}", params=query)).body)
+
+
+async def until_waiting(waits: Waits, count: int = 1) -> None:
+    while True:
+        if waits.count >= count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def followed(served: Served, order_id: str, last: str) -> list[Json]:
+    """All events up to one of a type, as a client gets them that always comes back."""
+    found: list[Json] = []
+    async with asyncio.timeout(60):
+        while not found or found[-1]["type"] != last:
+            after = found[-1]["cursor"] if found else 0
+            found += (await events(served, order_id, after=after, waitSec=5))["data"]["events"]
+    return found
+
+
+def test_every_event_of_the_machine_has_a_public_name() -> None:
+    assert set(TYPE_OF) == {"OrderCreated", *(kind.__name__ for kind in get_args(Event))}
+    assert len(set(TYPE_OF.values())) == len(TYPE_OF)
+
+
+async def test_events_tell_a_whole_swap_once_and_in_order(served: Served) -> None:
+    order_id = await ordered(served)
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    seen = await followed(served, order_id, "transfer.settled")
+    assert [event["cursor"] for event in seen] == list(range(1, len(seen) + 1))
+    assert [event["type"] for event in seen] == [
+        "order.created", "deposit.seen", "deposit.confirmed", "transfer.signed",
+        "transfer.published", "transfer.settled",
+    ]  # fmt: skip
+    assert seen[-1]["state"] == "completed"
+    assert seen[0]["deposit"] == {"txid": None, "amount": "0.8", "asset": "XMR"}
+    assert seen[1]["deposit"]["amount"] == "0.8"
+    assert all("deadlineAt" in event for event in seen[:-1])
+    assert "deadlineAt" not in seen[-1]
+    now = (await status(served, order_id))["data"]
+    assert seen[-1]["transfer"]["txid"] == now["transfers"][0]["txid"]
+    assert now["cursor"] == len(seen)
+    assert (await events(served, order_id))["data"]["events"] == seen
+
+
+async def test_events_are_waited_for_and_come_at_once(served: Served) -> None:
+    order_id = await ordered(served)
+    began = time.monotonic()
+    assert (await events(served, order_id, after=1, waitSec=1))["data"]["events"] == []
+    assert time.monotonic() - began >= 0.9
+    waiting = asyncio.create_task(events(served, order_id, after=1, waitSec=25))
+    polling = asyncio.create_task(status(served, order_id, sinceCursor=1, waitSec=25))
+    async with asyncio.timeout(10):
+        await until_waiting(served.up.service.waits, 2)
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        assert (await waiting)["data"]["events"][0]["type"] == "deposit.seen"
+        assert (await polling)["data"]["cursor"] >= 2
+    assert served.up.service.waits.count == 0
+
+
+async def test_events_of_no_order_are_not_waited_for(served: Served) -> None:
+    async with asyncio.timeout(10):
+        for answer in (
+            await events(served, UNKNOWN, waitSec=25),
+            await status(served, UNKNOWN, waitSec=25),
+        ):
+            assert answer["error"]["code"] == "order_not_found"
+
+
+async def test_a_dropped_wait_leaves_the_order_alone(served: Served) -> None:
+    order_id = await ordered(served)
+    waiting = asyncio.create_task(events(served, order_id, after=1, waitSec=25))
+    async with asyncio.timeout(10):
+        await until_waiting(served.up.service.waits)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    await followed(served, order_id, "transfer.settled")
+
+
+async def test_a_stop_ends_waits(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        order_id = await ordered(served)
+        waiting = asyncio.create_task(events(served, order_id, after=1, waitSec=25))
+        async with asyncio.timeout(10):
+            await until_waiting(served.up.service.waits)
+            served.up.service.waits.end()
+            assert (await waiting)["data"]["events"] == []
+
+
+async def test_waits_wake_all_who_wait_and_bound_them(served: Served) -> None:
+    order_id = await ordered(served)
+    waits = Waits(served.up.service.store, Room(5_000, 2))
+    served.up.service.processor.on_commit(waits.observe)
+    tasks = [asyncio.create_task(waits.history(order_id, 1, 25, SOCKET)) for _ in range(4_998)]
+    somebody = Client(ADDRESS, "192.0.2.1")
+    tasks += [asyncio.create_task(waits.history(order_id, 1, 25, somebody)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        await until_waiting(waits, 5_000)
+        with pytest.raises(RateLimited):
+            await waits.history(order_id, 1, 25, SOCKET)
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        found = await asyncio.gather(*tasks)
+    assert all(entries[0].event == "DepositSeen" for entries in found)
+    assert waits.count == 0
+
+
+async def test_waits_of_one_address_are_bounded(served: Served) -> None:
+    order_id = await ordered(served)
+    waits = Waits(served.up.service.store, Room(10, 1))
+    somebody, other = Client(ADDRESS, "192.0.2.1"), Client(ADDRESS, "192.0.2.2")
+    first = asyncio.create_task(waits.history(order_id, 1, 25, somebody))
+    async with asyncio.timeout(10):
+        await until_waiting(waits)
+        with pytest.raises(RateLimited):
+            await waits.history(order_id, 1, 25, somebody)
+        assert await waits.history(order_id, 1, 0.01, other) == []
+        waits.end()
+        assert await first == []
+
+
+async def test_waits_see_what_another_process_commits(served: Served) -> None:
+    order_id = await ordered(served)
+    elsewhere = Waits(served.up.service.store)  # no commit of this process wakes it
+    following = asyncio.create_task(elsewhere.follow_log())
+    waiting = asyncio.create_task(elsewhere.history(order_id, 1, 25, SOCKET))
+    async with asyncio.timeout(20):
+        await until_waiting(elsewhere)
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        assert (await waiting)[0].event == "DepositSeen"
+    following.cancel()

@@ -1,0 +1,84 @@
+"""The site root and /status: what they tell, to whom, and that a brand's words stay words."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from rpcsvc.http.documents import links
+from rpcsvc.http.pages.texts import Catalogues
+from tests.contract.checkout import fault
+from tests.contract.serving import Served, serving
+
+SAY = Catalogues().choose("en").say
+
+
+async def page(served: Served, path: str, **headers: str) -> tuple[int, str]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await served.client.get(path, headers=names)
+    assert response.content_type == "text/html"
+    return response.status, html.unescape(await response.text())
+
+
+async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
+    status, text = await page(served, "/")
+    assert (status, SAY("home.open") in text) == (200, True)
+    assert "1 XMR = 165 USDC" in text
+    assert "Monero, Arbitrum One, Ethereum" in text
+    assert SAY("home.from_to", least="0.0607 XMR", most="303.0303 XMR") in text
+    for path in links.DESCRIPTIONS:
+        assert f'href="{path}"' in text
+
+
+async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:
+    await fault(served, "rates_down")
+    status, text = await page(served, "/")
+    assert (status, SAY("home.closed") in text) == (200, True)
+    assert "165 USDC" not in text
+
+
+async def test_words_of_a_brand_stay_words_on_a_page(tmp_path: Path) -> None:
+    brand = {"brand__name": '<b>](x) "&"', "brand__motto": "<script>alert(1)</script>"}
+    async with serving(tmp_path, **brand) as served:  # type: ignore[arg-type] # flags are any
+        response = await served.client.get("/")
+        text = await response.text()
+    assert "<script" not in text
+    assert "<b>" not in text
+
+
+async def test_status_page_says_what_health_says(served: Served) -> None:
+    assert (await page(served, "/status"))[0] == 200
+    await fault(served, "rates_down")
+    answer = await (await served.client.get("/health")).json()
+    status, text = await page(served, "/status")
+    assert (status, SAY("status.unwell") in text) == (503, True)
+    assert answer["checks"]["rates"]["detail"] in text
+
+
+async def test_status_page_tells_outsiders_no_details(served: Served) -> None:
+    await fault(served, "rates_down")
+    answer = await (await served.client.get("/health")).json()
+    _, text = await page(served, "/status", x_forwarded_for="192.0.2.7")
+    assert SAY("status.degraded") in text
+    assert answer["checks"]["rates"]["detail"] not in text
+
+
+async def test_pages_speak_the_readers_language_or_english(served: Served) -> None:
+    for wanted in ("", "xx", "de;q=0.9, en;q=0.1", "q=;;,*"):
+        response = await served.client.get("/", headers={"accept-language": wanted})
+        assert response.headers["content-language"] == "en"
+
+
+async def test_pages_name_themselves_as_an_onion_service(tmp_path: Path) -> None:
+    onion = f"http://{'a' * 56}.onion"
+    async with serving(tmp_path, onion_url=onion) as served:
+        response = await served.client.get("/status?a=1", headers={"host": onion[7:]})
+        assert response.status == 200
+        assert response.headers["onion-location"] == f"{onion}/status?a=1"
+        document = await served.client.get("/llms.txt")
+        assert "onion-location" not in document.headers
+
+
+async def test_pages_name_no_onion_service_without_one(served: Served) -> None:
+    response = await served.client.get("/")
+    assert "onion-location" not in response.headers

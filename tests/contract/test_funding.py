@@ -1,0 +1,390 @@
+"""swap.fund over the wire, paid by the client of the package x402."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eth_account import Account
+from x402.client import x402Client
+from x402.http.x402_http_client import x402HTTPClient
+from x402.mcp.types import MCPToolResult
+from x402.mcp.utils import (
+    extract_payment_required_from_result,
+    extract_payment_response_from_meta,
+)
+from x402.mechanisms.evm.exact.register import register_exact_evm_client
+from x402.schemas import PaymentRequired
+
+from rpcsvc.operations.webhooks import event_body
+from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from tests.contract.serving import BACK, SWAP, Answer, Served, serving
+from tests.mcp import call, meta
+from tests.rows import all_rows
+
+PAYER = Account.from_key(b"\7" * 32)
+Json = dict[str, Any]
+
+
+def client_of(account: Any = PAYER) -> x402HTTPClient:
+    """A client that signs with an account, whatever the amount."""
+    client = x402Client()
+    client.set_spend_controls(False)
+    register_exact_evm_client(client, account)
+    return x402HTTPClient(client)
+
+
+CLIENT = client_of()
+
+
+async def new_order(served: Served, swap: Json = BACK) -> str:
+    return str((await served.post("/agent/swap/execute", swap)).body["data"]["order"]["orderId"])
+
+
+async def fund(served: Served, order_id: str, **headers: str) -> Answer:
+    return await served.http("POST", f"/agent/swap/fund/{order_id}", headers=headers)
+
+
+async def signed(offer: Json) -> Json:
+    """The payment that the client makes of PaymentRequired."""
+    payment = await CLIENT._client.create_payment_payload(_required(offer))
+    return dict(payment.model_dump(by_alias=True, exclude_none=True))
+
+
+def _required(offer: Json) -> Any:
+    encoded = base64.b64encode(json.dumps(offer).encode()).decode()
+    return CLIENT.get_payment_required_response({"PAYMENT-REQUIRED": encoded}.get, None)
+
+
+async def offered(served: Served, order_id: str) -> Json:
+    """PaymentRequired of an order."""
+    return dict((await fund(served, order_id)).body["error"]["details"]["paymentRequired"])
+
+
+def header(payment: Json) -> dict[str, str]:
+    return {"PAYMENT-SIGNATURE": base64.b64encode(json.dumps(payment).encode()).decode()}
+
+
+async def finished(served: Served, order_id: str) -> Json:
+    async with asyncio.timeout(20):
+        while True:
+            answer = await served.http("GET", f"/agent/swap/status/{order_id}?waitSec=1")
+            if answer.body["state"] in ("completed", "terminal_failure"):
+                return dict(answer.body)
+
+
+def debits(served: Served) -> list[tuple[str, int]]:
+    """What left payers, of every transaction that the pool has."""
+    sql = "SELECT sender, units FROM sandbox_transactions WHERE kind = 'deposit'"
+    return [(row[0], row[1]) for row in all_rows(served.up.database, sql)]
+
+
+# --- HTTP ------------------------------------------------------------------------------------
+
+
+async def test_x402_client_pays_an_order_over_http(served: Served) -> None:
+    order_id = await new_order(served)
+    asked = await fund(served, order_id)
+    assert (asked.status, asked.body["error"]["code"]) == (402, "payment_required")
+    required = CLIENT.get_payment_required_response(asked.headers.get, asked.body)
+    assert (
+        required.model_dump(by_alias=True, exclude_none=True)
+        == (asked.body["error"]["details"]["paymentRequired"])
+    )
+    assert isinstance(required, PaymentRequired)
+    assert required.resource is not None
+    assert required.resource.url.endswith(f"/api/v1/agent/swap/fund/{order_id}")
+    payment = await CLIENT._client.create_payment_payload(required)
+    sent = CLIENT.encode_payment_signature_header(payment)
+    paid = await fund(served, order_id, **sent)
+    assert paid.status == 200
+    settled = CLIENT.get_payment_settle_response(paid.headers.get)
+    assert (settled.success, settled.payer) == (True, PAYER.address)
+    assert paid.body["data"]["paymentResponse"]["transaction"] == settled.transaction
+    order = await finished(served, order_id)
+    assert order["state"] == "completed"
+    assert [each["txid"] for each in order["data"]["deposits"]] == [settled.transaction]
+    again = await fund(served, order_id, **sent)
+    assert (again.status, again.headers["PAYMENT-RESPONSE"]) == (
+        200,
+        paid.headers["PAYMENT-RESPONSE"],
+    )
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payment_of_something_else_is_refused(served: Served) -> None:
+    order_id = await new_order(served)
+    offer = await offered(served, order_id)
+    other = await offered(served, await new_order(served))
+    for foreign in (other, {**offer, "accepts": [{**offer["accepts"][0], "amount": "149999999"}]}):
+        answer = await fund(served, order_id, **header(await signed(foreign)))
+        assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
+        told = _required(answer.body["error"]["details"]["paymentRequired"])
+        assert told.error == "invalid_payment_requirements"
+    payment = await signed(offer)
+    payment["payload"]["authorization"]["nonce"] = "0x" + "1" * 64
+    answer = await fund(served, order_id, **header(payment))
+    assert answer.body["error"]["details"]["paymentRequired"]["error"] == (
+        "invalid_exact_evm_payload_signature"
+    )
+    assert debits(served) == []
+    assert served.count("funding_authorizations") == 0
+
+
+async def test_malformed_payment_is_a_bad_request(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+    for wrong in (
+        {"PAYMENT-SIGNATURE": "%%%"},
+        {"PAYMENT-SIGNATURE": base64.b64encode(b"[]").decode()},
+        header({**payment, "x402Version": 1}),
+        {"X-PAYMENT": header(payment)["PAYMENT-SIGNATURE"]},
+    ):
+        answer = await fund(served, order_id, **wrong)
+        assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_input"), wrong
+    twice = await served.post(
+        f"/agent/swap/fund/{order_id}", {"payment": payment}, **header(payment)
+    )
+    assert twice.status == 400
+
+
+async def test_order_that_takes_no_signature_is_not_fundable(served: Served) -> None:
+    for order_id in (await new_order(served, SWAP), await _cancelled(served)):
+        answer = await fund(served, order_id)
+        assert (answer.status, answer.body["error"]["code"]) == (409, "order_not_fundable")
+
+
+async def _cancelled(served: Served) -> str:
+    made = (await served.post("/agent/swap/execute", BACK)).body["data"]
+    order_id = str(made["order"]["orderId"])
+    await served.post(f"/agent/swap/cancel/{order_id}", {"sessionId": made["sessionId"]})
+    return order_id
+
+
+async def test_copies_at_once_are_one_debit(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    answers = await asyncio.gather(*(fund(served, order_id, **payment) for _ in range(8)))
+    assert {answer.status for answer in answers} <= {200, 202, 503}
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payments_of_two_payers_at_once_are_one_debit(served: Served) -> None:
+    order_id = await new_order(served)
+    offer = await offered(served, order_id)
+    other = client_of(Account.from_key(b"\x09" * 32))
+    second = await other._client.create_payment_payload(_required(offer))
+    payments = [
+        header(await signed(offer)),
+        header(second.model_dump(by_alias=True, exclude_none=True)),
+    ]
+    answers = await asyncio.gather(*(fund(served, order_id, **each) for each in payments * 3))
+    assert {answer.status for answer in answers} <= {200, 202, 409, 503}
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert len(debits(served)) == 1
+
+
+async def test_nonce_of_another_order_is_refused(served: Served) -> None:
+    first, second = await new_order(served), await new_order(served)
+    payment = await signed(await offered(served, first))
+    assert (await fund(served, first, **header(payment))).status == 200
+    answer = await fund(served, second, **header(payment))
+    assert answer.status == 402
+    told = answer.body["error"]["details"]["paymentRequired"]["error"]
+    assert told == "invalid_exact_evm_nonce_already_used"
+
+
+# --- unknown and failed ----------------------------------------------------------------------
+
+
+async def test_unknown_outcome_is_202_and_never_a_402(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_id = await new_order(served)
+    offer = await offered(served, order_id)
+    payment = header(await signed(offer))
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        answer = await fund(served, order_id, **payment)
+        assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)
+        assert "PAYMENT-RESPONSE" not in answer.headers
+        for same in (await fund(served, order_id, **payment), await fund(served, order_id)):
+            assert (same.status, same.body["ok"]) == (202, True)
+        other = await fund(served, order_id, **header(await signed(offer)))
+        assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert (await fund(served, order_id, **payment)).status == 200
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_reverted_payment_frees_the_order(served: Served) -> None:
+    order_id = await new_order(served)
+    await served.rpc("sandbox.fault", {"fault": "funding_fails", "orderId": order_id})
+    offer = await offered(served, order_id)
+    failed = header(await signed(offer))
+    for _ in range(2):
+        answer = await fund(served, order_id, **failed)
+        assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
+        told = answer.body["error"]["details"]["paymentRequired"]["error"]
+        assert told == "transaction_failed"
+    assert (await fund(served, order_id, **header(await signed(offer)))).status == 200
+    assert (await finished(served, order_id))["state"] == "completed"
+
+
+async def test_lost_reply_is_looked_up_and_credited_once(served: Served) -> None:
+    order_id = await new_order(served)
+    await served.rpc("sandbox.fault", {"fault": "funding_unknown", "orderId": order_id})
+    payment = header(await signed(await offered(served, order_id)))
+    assert (await fund(served, order_id, **payment)).status == 202
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_engine_that_is_down_takes_no_payment(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    await served.rpc("sandbox.fault", {"fault": "engine_down"})
+    assert (await fund(served, order_id, **payment)).status == 503
+    assert served.count("funding_authorizations") == 0
+
+
+async def test_order_with_a_payment_under_way_is_not_cancelled(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await served.post("/agent/swap/execute", BACK)).body["data"]
+    order_id = made["order"]["orderId"]
+    payment = header(await signed(await offered(served, order_id)))
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    monkeypatch.setattr(SimulatedAuthorizations, "carry_out", lost)
+    assert (await fund(served, order_id, **payment)).status == 202
+    session = {"sessionId": made["sessionId"]}
+    answer = await served.post(f"/agent/swap/cancel/{order_id}", session)
+    assert (answer.status, answer.body["error"]["code"]) == (409, "order_not_cancellable")
+
+
+async def test_nobody_is_told_to_pay_beside_a_signed_payment(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_id = await new_order(served)
+    offer = await offered(served, order_id)
+    before = await told_to_pay(served, order_id)
+    assert before["actions"][:2] == ["ask_user_to_fund", "fund_by_signature"]
+    assert before["address"] in before["page"]
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        await fund(served, order_id, **header(await signed(offer)))
+        during = await told_to_pay(served, order_id)
+        assert during["actions"] == ["await_signed_payment", "poll_status"]
+        assert (during["funding"], during["due"]) == (None, None)
+        assert not during["is_attested"]
+        assert before["address"] not in during["page"]
+        assert "A signed payment is under way" in during["page"]
+        check = {"paymentUri": before["funding"]["paymentUri"]}
+        checked = (await served.post(f"/agent/swap/check/{order_id}", check)).body["data"]
+        assert [each["code"] for each in checked["paymentCheck"]["problems"]] == ["not_payable"]
+        service = served.up.service
+        told = await event_body(service.store, service.views, service.venue.gasless, order_id, 1)
+        assert json.loads(told)["data"]["status"]["fundingInstructions"] is None
+        # A deposit of another kind renews the stored answer; it is not served either.
+        some = {"orderId": order_id, "amount": "50"}
+        await served.post("/sandbox/fund", some)
+        path = f"/agent/swap/status/{order_id}?waitSec=20&sinceCursor=1"
+        assert (await served.http("GET", path)).body["data"]["deposits"]
+        partly = await told_to_pay(served, order_id)
+        assert (partly["funding"], partly["actions"][0]) == (None, "await_signed_payment")
+
+
+async def test_failed_payment_has_the_order_ask_again(served: Served) -> None:
+    order_id = await new_order(served)
+    before = await told_to_pay(served, order_id)
+    await served.rpc("sandbox.fault", {"fault": "funding_fails", "orderId": order_id})
+    await fund(served, order_id, **header(await signed(await offered(served, order_id))))
+    after = await told_to_pay(served, order_id)
+    assert {**after, "page": ""} == {**before, "page": ""}
+    assert before["address"] in after["page"]
+
+
+async def told_to_pay(served: Served, order_id: str) -> Json:
+    """What the status answer and the page say of paying."""
+    status = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
+    page = await (await served.client.get(f"/orders/{order_id}?refresh=off")).text()
+    data = status["data"]
+    return {
+        "actions": [each["action"] for each in status["nextActions"]],
+        "funding": data["fundingInstructions"],
+        "due": data["amountDue"],
+        "deposits": data["deposits"],
+        "address": data["order"]["depositAddress"],
+        "is_attested": "attestation" in data["order"],
+        "page": page,
+    }
+
+
+async def test_payment_on_record_is_sent_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        async with serving(tmp_path) as served:
+            order_id = await new_order(served)
+            payment = header(await signed(await offered(served, order_id)))
+            assert (await fund(served, order_id, **payment)).status == 202
+            assert debits(served) == []
+    async with serving(tmp_path) as served:
+        assert (await finished(served, order_id))["state"] == "completed"
+        assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+# --- JSON-RPC and MCP ------------------------------------------------------------------------
+
+
+async def test_json_rpc_takes_and_gives_the_same_objects(served: Served) -> None:
+    order_id = await new_order(served)
+    asked = (await served.rpc("swap.fund", {"orderId": order_id})).body["result"]
+    assert (asked["ok"], asked["state"]) == (False, "waiting_for_funding")
+    payment = await signed(asked["error"]["details"]["paymentRequired"])
+    paid = (await served.rpc("swap.fund", {"orderId": order_id, "payment": payment})).body
+    assert paid["result"]["data"]["paymentResponse"]["payer"] == PAYER.address
+
+
+async def test_mcp_takes_the_payment_in_meta(served: Served) -> None:
+    order_id = await new_order(served)
+    asked = await _fund_tool(served, order_id, {})
+    required = extract_payment_required_from_result(asked)
+    assert required is not None
+    payment = await CLIENT._client.create_payment_payload(required)
+    given = {"x402/payment": payment.model_dump(by_alias=True, exclude_none=True)}
+    settled = extract_payment_response_from_meta(await _fund_tool(served, order_id, given))
+    assert settled is not None
+    assert (settled.success, settled.payer) == (True, PAYER.address)
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def _fund_tool(served: Served, order_id: str, given: Json) -> MCPToolResult:
+    whole = {**meta(), **given}
+    result = await call(served, "fund_swap", {"orderId": order_id}, _meta=whole)
+    return MCPToolResult(
+        content=result["content"],
+        is_error=result["isError"],
+        meta=result["_meta"],
+        structured_content=result["structuredContent"],
+    )

@@ -1,0 +1,316 @@
+"""POST /mcp as a client meets it: revisions, headers, tools, resources, tokens, origins."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rpcsvc.operations.service import Operation
+from rpcsvc.operations.table import OPERATIONS
+from tests.contract.serving import EVM, MONERO, TOKEN, Served, serving
+from tests.mcp import HANDSHAKE, STATELESS, call, message, meta, stateless, swap
+
+TOOLS = {op.tool.name: op for op in OPERATIONS if op.tool is not None}
+
+
+async def listed(served: Served) -> dict[str, Any]:
+    answer = await stateless(served, "tools/list")
+    return {tool["name"]: tool for tool in answer.body["result"]["tools"]}
+
+
+# --- revisions ---
+
+
+async def test_discover_tells_revisions_and_capabilities(served: Served) -> None:
+    answer = await stateless(served, "server/discover")
+    result = answer.body["result"]
+    assert answer.status == 200
+    assert result["supportedVersions"] == [STATELESS, *HANDSHAKE]
+    assert result["capabilities"] == {"tools": {}, "resources": {}}
+    assert (result["resultType"], result["cacheScope"]) == ("complete", "public")
+    assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "service"
+    assert "mcp-session-id" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [*((version, version) for version in HANDSHAKE), ("2024-11-05", HANDSHAKE[0])],
+)
+async def test_initialize_agrees_on_a_revision_without_a_session(
+    served: Served, asked: str, given: str
+) -> None:
+    params = {"protocolVersion": asked, "capabilities": {}, "clientInfo": {}}
+    answer = await served.raw(message("initialize", params), "/mcp")
+    assert answer.body["result"]["protocolVersion"] == given
+    assert "mcp-session-id" not in answer.headers
+    note = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
+    done = await served.raw(note, "/mcp", mcp_protocol_version=given)
+    assert (done.status, done.body) == (202, {})
+    assert "x-service-signature" in done.headers
+    tools = await served.raw(message("tools/list", {}), "/mcp", mcp_protocol_version=given)
+    assert {tool["name"] for tool in tools.body["result"]["tools"]} == set(TOOLS)
+    assert not {"resultType", "ttlMs", "cacheScope"} & set(tools.body["result"])
+
+
+@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "no/such"])
+async def test_stateless_revision_lacks_the_handshake_methods(served: Served, method: str) -> None:
+    answer = await stateless(served, method)
+    assert (answer.status, answer.body["error"]["code"]) == (404, -32601)
+
+
+@pytest.mark.parametrize("missing", ["protocolVersion", "clientCapabilities"])
+async def test_meta_without_a_required_key_is_refused(served: Served, missing: str) -> None:
+    given = {key: value for key, value in meta().items() if not key.endswith(missing)}
+    answer = await stateless(served, "server/discover", {"_meta": given})
+    assert (answer.status, answer.body["error"]["code"]) == (400, -32602)
+    assert missing in answer.body["error"]["message"]
+
+
+async def test_unserved_revision_is_told_those_that_are(served: Served) -> None:
+    answer = await stateless(
+        served, "server/discover", {"_meta": meta("2030-01-01")}, mcp_protocol_version="2030-01-01"
+    )
+    error = answer.body["error"]
+    assert (answer.status, error["code"]) == (400, -32022)
+    assert error["data"]["supported"] == [STATELESS, *HANDSHAKE]
+    assert error["data"]["requested"] == "2030-01-01"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"mcp_method": "tools/list"},
+        {"mcp_name": "create_swap"},
+        {"mcp_name": "=?base64?Z2V0X3F1b3Rl?=="},
+        {"mcp_protocol_version": HANDSHAKE[0]},
+    ],
+)
+async def test_headers_that_differ_from_the_body_are_refused(
+    served: Served, headers: dict[str, str]
+) -> None:
+    params = {"name": "get_quote", "arguments": {}}
+    answer = await stateless(served, "tools/call", params, **headers)
+    assert (answer.status, answer.body["error"]["code"], answer.body["id"]) == (400, -32020, 7)
+
+
+async def test_name_header_may_be_base64(served: Served) -> None:
+    encoded = f"=?base64?{base64.b64encode(b'get_capabilities').decode()}?="
+    params = {"name": "get_capabilities", "arguments": {}}
+    answer = await stateless(served, "tools/call", params, mcp_name=encoded)
+    assert answer.body["result"]["structuredContent"]["ok"]
+
+
+async def test_only_post_of_one_message_is_taken(served: Served) -> None:
+    for method in ("GET", "DELETE"):
+        refused = await served.client.request(method, "/mcp")
+        assert (refused.status, refused.headers["allow"]) == (405, "POST")
+        assert (await refused.json())["error"]["code"] == -32600
+    batch = await served.raw(b"[%b]" % message("ping", {}), "/mcp")
+    assert (batch.status, batch.body["error"]["code"]) == (400, -32600)
+    assert (await served.raw(b"{", "/mcp")).body["error"]["code"] == -32700
+
+
+# --- tools ---
+
+
+async def test_every_row_with_a_tool_is_listed_and_no_other(served: Served) -> None:
+    found = await listed(served)
+    assert set(found) == set(TOOLS)
+    for name, tool in found.items():
+        assert tool["annotations"]["readOnlyHint"] == (TOOLS[name].effect == "read")
+        assert "second call" in tool["description"] or "Changes nothing" in tool["description"]
+        assert "On failure" in tool["description"]
+        for schema in (tool["inputSchema"], tool["outputSchema"]):
+            jsonschema.Draft202012Validator.check_schema(schema)
+            # Claude's API refuses a tool with one of these at the root of its schema.
+            assert schema["type"] == "object"
+            assert not {"anyOf", "oneOf", "allOf"} & set(schema)
+
+
+@pytest.mark.parametrize("operation", TOOLS.values(), ids=lambda op: op.name)
+async def test_tools_take_their_examples_as_their_schemas_say(
+    served: Served, operation: Operation
+) -> None:
+    assert operation.tool is not None
+    schemas = (await listed(served))[operation.tool.name]
+    for example in operation.examples:
+        arguments = await placed(served, example.params, "u2x" if operation.payable else "x2u")
+        if operation.idempotent:
+            arguments["sessionId"] = str(uuid.uuid4())
+        jsonschema.validate(arguments, schemas["inputSchema"])
+        result = await call(served, operation.tool.name, arguments)
+        envelope = result["structuredContent"]
+        if not operation.payable:  # no example holds a signature of the reader's own
+            assert (envelope["ok"], result["isError"]) == (True, False), envelope
+        assert json.loads(result["content"][-1]["text"]) == envelope
+        assert envelope["operation"] == operation.name
+        jsonschema.validate(envelope, schemas["outputSchema"])
+
+
+async def placed(served: Served, params: dict[str, Any], direction: str = "x2u") -> dict[str, Any]:
+    if not {"$orderId", "$sessionId"} & set(map(str, params.values())):
+        return dict(params)
+    data = (await call(served, "create_swap", swap(direction)))["structuredContent"]["data"]
+    known = {"$orderId": data["order"]["orderId"], "$sessionId": data["sessionId"]}
+    return {name: known.get(str(value), value) for name, value in params.items()}
+
+
+async def test_failed_operation_is_an_error_with_the_envelope(served: Served) -> None:
+    result = await call(served, "get_quote", {"direction": "x2u", "chain": "tron", "amount": "1"})
+    assert result["isError"]
+    assert result["structuredContent"]["error"]["code"] == "unsupported_chain"
+    jsonschema.validate(
+        result["structuredContent"], (await listed(served))["get_quote"]["outputSchema"]
+    )
+
+
+async def test_unknown_tool_or_arguments_of_another_kind_are_refused(served: Served) -> None:
+    for params in ({"name": "get_qote"}, {"name": "get_quote", "arguments": []}):
+        answer = await stateless(served, "tools/call", params)
+        assert (answer.status, answer.body["error"]["code"]) == (400, -32602)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"chain": "tron"},
+        {"amount": "0.0"},
+        {"amount": 0.8},
+        {"to": MONERO},
+        {"direction": "sideways"},
+        {"sessionId": None},
+        {"colour": "red"},
+    ],
+)
+async def test_input_schema_refuses_what_the_service_refuses(
+    served: Served, wrong: dict[str, Any]
+) -> None:
+    schema = (await listed(served))["create_swap"]["inputSchema"]
+    arguments = {**swap(), **wrong}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(arguments)
+    assert (await call(served, "create_swap", arguments))["isError"]
+    assert served.count("orders") == 0
+
+
+# --- one order for one intent ---
+
+
+async def test_repeated_create_makes_one_order(served: Served) -> None:
+    arguments = swap()
+    same = {**arguments, "amount": "0.80", "chain": 42161, "to": EVM.lower()}
+    ids = {order_of(await call(served, "create_swap", each)) for each in (arguments, same)}
+    assert (len(ids), served.count("orders")) == (1, 1)
+
+
+async def test_another_session_or_key_makes_another_order(served: Served) -> None:
+    first = swap()
+    others = [swap(), {**first, "idempotency-key": str(uuid.uuid4())}]
+    ids = {order_of(await call(served, "create_swap", each)) for each in (first, *others)}
+    assert len(ids) == 3
+
+
+async def test_create_without_a_session_is_told_to_make_one(served: Served) -> None:
+    arguments = {**swap(), "idempotency-key": str(uuid.uuid4())}
+    del arguments["sessionId"]
+    result = await call(served, "create_swap", arguments)
+    assert result["structuredContent"]["missingInputs"] == ["sessionId"]
+    assert served.count("orders") == 0
+
+
+def order_of(result: dict[str, Any]) -> str:
+    return str(result["structuredContent"]["data"]["order"]["orderId"])
+
+
+# --- resources ---
+
+
+async def test_documents_are_resources(served: Served) -> None:
+    found = (await stateless(served, "resources/list")).body["result"]["resources"]
+    for resource in found:
+        answer = await stateless(served, "resources/read", {"uri": resource["uri"]})
+        (content,) = answer.body["result"]["contents"]
+        assert content["mimeType"] == resource["mimeType"]
+        path = resource["uri"].removeprefix(served.up.settings.effective_site_url)
+        response = await served.client.get(path)
+        private = response.headers["cache-control"].startswith("no-store")
+        assert answer.body["result"]["cacheScope"] == ("private" if private else "public")
+        assert private or content["text"] == await response.text()
+
+
+async def test_unknown_resource_is_refused_with_its_uri(served: Served) -> None:
+    answer = await stateless(served, "resources/read", {"uri": "file:///etc/passwd"})
+    assert (answer.status, answer.body["error"]["code"]) == (400, -32602)
+    assert answer.body["error"]["data"]["uri"] == "file:///etc/passwd"
+
+
+async def test_card_and_catalogue_lead_to_the_endpoint(served: Served) -> None:
+    catalogue = await (await served.client.get("/.well-known/ai-catalog.json")).json()
+    (entry,) = catalogue["entries"]
+    root = served.up.settings.effective_site_url
+    response = await served.client.get(entry["url"].removeprefix(root))
+    assert response.content_type == entry["type"] == "application/mcp-server-card+json"
+    card = await response.json()
+    (remote,) = card["remotes"]
+    assert remote["url"] == f"{root}/mcp"
+    assert remote["supportedProtocolVersions"] == [STATELESS, *HANDSHAKE]
+    agent = await (await served.client.get("/agent.json")).json()
+    assert agent["transports"]["mcp"]["url"] == remote["url"]
+    assert agent["links"]["mcpServerCard"] == entry["url"]
+
+
+# --- who may call, and how much ---
+
+
+async def test_pages_of_other_sites_are_refused(served: Served) -> None:
+    answer = await stateless(served, "server/discover", origin="https://evil.example")
+    assert answer.status == 403
+    assert "access-control-allow-origin" not in answer.headers
+    for origin in (served.up.settings.effective_site_url, "http://localhost:3000"):
+        assert (await stateless(served, "server/discover", origin=origin)).status == 200
+
+
+async def test_allowed_origins_may_call(tmp_path: Path) -> None:
+    page = "https://app.example.com"
+    async with serving(tmp_path, allowed_origins=page) as served:
+        assert (await stateless(served, "server/discover", origin=page)).status == 200
+
+
+@pytest.mark.parametrize("name", ["x_agent_rpc_token", "authorization"])
+async def test_token_is_optional_but_must_be_right(tmp_path: Path, name: str) -> None:
+    scheme = "Bearer " if name == "authorization" else ""
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        arguments = {**swap(), "idempotency-key": "short"}
+        params = {"name": "create_swap", "arguments": arguments}
+        by_token = await stateless(served, "tools/call", params, **{name: scheme + TOKEN})
+        assert not by_token.body["result"]["isError"]
+        public = await call(served, "create_swap", arguments)
+        assert public["structuredContent"]["error"]["code"] == "invalid_input"
+        wrong = await stateless(served, "tools/call", params, **{name: scheme + "guess"})
+        assert (wrong.status, wrong.body["error"]["code"]) == (401, -32001)
+
+
+async def test_public_limits_hold_without_a_token(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"rate_limit__enabled": True, "rate_limit__orders_per_minute": 1}
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}, **limits) as served:
+        assert not (await call(served, "create_swap", swap()))["isError"]
+        refused = await call(served, "create_swap", swap())
+        assert refused["structuredContent"]["error"]["code"] == "rate_limited"
+        params = {"name": "create_swap", "arguments": swap()}
+        answer = await stateless(served, "tools/call", params, x_agent_rpc_token=TOKEN)
+        assert not answer.body["result"]["isError"]
+        assert served.count("orders") == 2
+
+
+async def test_request_limit_is_refused_by_status(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"rate_limit__enabled": True, "rate_limit__requests_per_minute": 1}
+    async with serving(tmp_path, **limits) as served:
+        assert (await stateless(served, "server/discover")).status == 200
+        refused = await stateless(served, "server/discover")
+        assert (refused.status, refused.body["error"]["code"]) == (429, -32029)
+        assert int(refused.headers["retry-after"]) > 0

@@ -1,0 +1,199 @@
+"""GET /metrics: who may read it, and that it shows what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from rpcsvc.http.metrics import FAMILIES, Histogram
+from rpcsvc.orders.backend import Readings
+from rpcsvc.orders.lease import Lease
+from rpcsvc.orders.ports.wallets import Holdings, NetworkState
+from rpcsvc.serving import web_app
+from tests.contract.serving import SWAP, TOKEN, EdgeServer, Served, serving
+from tests.contract.test_events import until_waiting
+
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+# What the sandbox has no source for: wallets that can run dry, audits.
+ONCHAIN_ONLY = {
+    "rpcsvc_audit_differences",
+    "rpcsvc_audit_age_seconds",
+    "rpcsvc_rate_spread_ratio",
+}
+UNKNOWN = NetworkState()
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def scraped(served: Served, **headers: str) -> Series:
+    response = await served.client.get("/metrics", headers=headers)
+    assert response.status == 200
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(await response.text())
+        for sample in family.samples
+    }
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return series.get((name, frozenset(labels.items())), 0.0)
+
+
+async def completed(served: Served) -> dict[str, Any]:
+    """The answer that made an order, once it is paid out."""
+    made: dict[str, Any] = (await served.rpc("swap.create", SWAP)).body["result"]["data"]
+    order_id = made["order"]["orderId"]
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    async with asyncio.timeout(30):
+        while True:
+            answer = await served.http("GET", f"/agent/swap/status/{order_id}")
+            if answer.body["state"] == "completed":
+                return made
+            await asyncio.sleep(0.02)
+
+
+async def test_metrics_count_a_whole_swap(served: Served) -> None:
+    await completed(served)
+    series = await scraped(served)
+    created = {"operation": "swap.create", "transport": "rpc", "outcome": "ok"}
+    assert value(series, "rpcsvc_calls_total", **created) == 1
+    assert value(series, "rpcsvc_call_seconds_count", operation="swap.create") == 1
+    assert value(series, "rpcsvc_orders_reached_total", status="completed") == 1
+    for outcome in ("seen", "confirmed"):
+        assert value(series, "rpcsvc_deposits_total", network="monero", outcome=outcome) == 1
+    paid = {"kind": "payout", "network": "arbitrum", "outcome": "settled"}
+    assert value(series, "rpcsvc_transfers_total", **paid) == 1
+    assert value(series, "rpcsvc_deposit_to_payout_seconds_count", network="arbitrum") == 1
+    assert value(series, "rpcsvc_commit_seconds_count") > 3
+    assert value(series, "rpcsvc_commit_writes_sum") >= value(series, "rpcsvc_commit_writes_count")
+    assert value(series, "rpcsvc_check_ok", check="store") == 1
+
+
+async def test_metrics_count_failures_by_code_and_status(served: Served) -> None:
+    asked = {"direction": "x2u", "chain": "nowhere", "amount": "0.8"}
+    assert (await served.post("/agent/swap/quote", asked)).status == 400
+    series = await scraped(served)
+    refused = {"operation": "swap.quote", "transport": "http", "outcome": "unsupported_chain"}
+    assert value(series, "rpcsvc_calls_total", **refused) == 1
+    assert value(series, "rpcsvc_responses_total", status="400") == 1
+
+
+async def test_metrics_show_open_orders_and_their_age(served: Served) -> None:
+    for _ in range(2):
+        await served.rpc("swap.create", SWAP)
+    series = await scraped(served)
+    assert value(series, "rpcsvc_orders_open", status="awaiting_deposit") == 2
+    labels = frozenset({("status", "awaiting_deposit")})
+    assert 0 <= series["rpcsvc_orders_open_oldest_seconds", labels] < 60
+
+
+async def test_metrics_show_a_failing_check_and_a_missing_rate(served: Served) -> None:
+    assert value(await scraped(served), "rpcsvc_rate_usdc_per_xmr") > 0
+    await served.post("/sandbox/fault", {"fault": "rates_down"})
+    series = await scraped(served)
+    assert series["rpcsvc_check_ok", frozenset({("check", "rates")})] == 0
+    assert ("rpcsvc_rate_usdc_per_xmr", frozenset()) not in series
+
+
+async def test_metrics_show_waits_by_kind_and_the_lease(served: Served) -> None:
+    order_id = (await served.post("/agent/swap/execute", SWAP)).body["data"]["order"]["orderId"]
+    path = f"/agent/swap/events/{order_id}"
+    once = asyncio.create_task(served.http("GET", path, params={"after": 1, "waitSec": 20}))
+    stream = await served.client.get(
+        f"/api/v1{path}", params={"after": 1}, headers={"accept": "text/event-stream"}
+    )
+    await until_waiting(served.up.service.waits, 2)
+    series = await scraped(served)
+    assert [value(series, "rpcsvc_waits", kind=kind) for kind in ("call", "stream")] == [1, 1]
+    assert value(series, "rpcsvc_lease_held") == 1
+    stream.close()
+    served.up.lease.lose()
+    assert value(await scraped(served), "rpcsvc_lease_held") == 0
+    served.up.service.waits.end()
+    await once
+
+
+async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
+    """The readings of the engine onchain, and a lease that ends."""
+    states = {"monero": NetworkState(2_500, 12), "arbitrum": NetworkState(1_000), "base": UNKNOWN}
+    backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
+    held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
+    readings = Readings(networks=frozenset(held), holdings=held.__getitem__)
+    lease = Lease("settler", 1, ends_at=9_000, now_ms=lambda: 1_000)
+    up = replace(served.up, backend=backend, readings=readings, lease=lease)
+    client: TestClient[Any, Any]
+    async with TestClient(EdgeServer(web_app(up))) as client:
+        series = await scraped(Served(up, client))
+    assert value(series, "rpcsvc_block_age_seconds", network="monero") == 2.5
+    assert value(series, "rpcsvc_block_age_seconds", network="arbitrum") == 1
+    assert ("rpcsvc_block_age_seconds", frozenset({("network", "base")})) not in series
+    assert value(series, "rpcsvc_wallet_outputs", network="monero") == 12
+    assert ("rpcsvc_wallet_outputs", frozenset({("network", "arbitrum")})) not in series
+    assert value(series, "rpcsvc_wallet_amount", network="monero", part="free") == 3
+    assert value(series, "rpcsvc_wallet_amount", network="arbitrum", part="free") == 7e-6
+    assert value(series, "rpcsvc_rate_spread_ratio") == 0.015
+    assert value(series, "rpcsvc_lease_left_seconds") == 8
+    assert value(series, "rpcsvc_lease_held") == 1
+
+
+async def test_metrics_have_bounded_labels_and_no_secrets(served: Served) -> None:
+    data = await completed(served)
+    response = await served.client.get("/metrics")
+    text = await response.text()
+    order, address = data["order"]["orderId"], data["fundingInstructions"]["depositAddress"]
+    for secret in (order, data["sessionId"], SWAP["to"], address):
+        assert secret not in text
+    first = await scraped(served)
+    for path in ("/api/v1/nowhere/a", "/api/v1/nowhere/b", "/nowhere"):
+        await served.client.get(path)
+    await completed(served)
+    grown = {name for name, _ in (await scraped(served)).keys() - first.keys()}
+    assert grown <= {"rpcsvc_calls_total", "rpcsvc_responses_total"}
+
+
+async def test_every_family_is_served_and_described(served: Served) -> None:
+    await completed(served)
+    response = await served.client.get("/metrics")
+    found = {
+        family.name: (family.type, family.documentation)
+        for family in text_string_to_metric_families(await response.text())
+    }
+    described = {name: (family.kind, family.help) for name, family in FAMILIES.items()}
+    assert found == {name: described[name] for name in described.keys() - ONCHAIN_ONLY}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"x-agent-rpc-token": "wrong"}, 401),
+        (BEARER, 200),
+        ({"x-agent-rpc-token": TOKEN}, 200),
+    ],
+)
+async def test_metrics_need_the_token_where_one_is_set(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        response = await served.client.get("/metrics", headers=headers)
+        assert response.status == status
+        assert ("rpcsvc_info" in await response.text()) is (status == 200)
+
+
+async def test_metrics_are_not_served_to_other_machines(served: Served) -> None:
+    forwarded = await served.client.get("/metrics", headers={"x-forwarded-for": "203.0.113.9"})
+    assert forwarded.status == 401
+
+
+def test_histogram_puts_a_value_on_a_bound_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for each in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(each)
+    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.total == 12.0

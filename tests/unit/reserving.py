@@ -1,0 +1,87 @@
+"""Orders whose reservations are kept in a store, and the recount that they are held against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.ports.store import Change, HistoryEntry, OrderStore
+from rpcsvc.orders.reservations import counted, funded_reservations_of, reservations_of
+from rpcsvc.orders.unfunded import Admission
+from rpcsvc.store.book_checks import BOOKS
+from rpcsvc.store.database import Tables
+from tests.unit.orders import NOW, VIEW, terms
+
+NETWORKS = ("monero", "arbitrum")
+
+
+def numbered(number: int, direction: Direction = Direction.XMR_TO_USDC) -> Order:
+    """One of several orders."""
+    agreed = terms(direction)
+    return open_order(
+        replace(agreed, order_id=f"ord_{number}", deposit_address=f"address {number}")
+    )
+
+
+class Keeper:
+    """Commits orders with their reservations, and knows what they have to add up to."""
+
+    def __init__(self, store: OrderStore) -> None:
+        self.store = store
+        self.orders: dict[str, Order] = {}
+        self.ended: set[str] = set()
+
+    async def open(self, order: Order, admission: Admission) -> None:
+        await self._commit(None, order, admission)
+
+    async def apply(self, order_id: str, event: ev.Event, now: int = NOW) -> None:
+        """Let an event happen. Raises ImpossibleTransition."""
+        before = self.orders[order_id]
+        await self._commit(before, transition(before, event, now).order)
+
+    async def _commit(
+        self, before: Order | None, after: Order, admission: Admission | None = None
+    ) -> None:
+        change = counted(before, after, admission.client if admission else "")
+        await self.store.commit(
+            Change(
+                order=after,
+                view=VIEW,
+                is_new=before is None,
+                history=HistoryEntry(after.version, NOW, "e", after.status.value, {}),
+                reservation=change,
+                admission=admission,
+            )
+        )
+        self.orders[after.order_id] = after
+        if change is not None and change.begins and change.unfunded is not None:
+            self.ended.discard(after.order_id)
+
+    async def expire(self, now: int) -> None:
+        """End what has expired."""
+        due = await self.store.expired_reservations(now, 100, {})
+        await self.store.end_reservations(due, now)
+        self.ended.update(due)
+
+    def recount(self) -> dict[str, int]:
+        """What is reserved on each network, added up anew."""
+        total: Counter[str] = Counter()
+        for order_id, order in self.orders.items():
+            over = order_id in self.ended
+            total.update(funded_reservations_of(order) if over else reservations_of(order))
+        return {network: total[network] for network in NETWORKS}
+
+    async def reserved(self) -> dict[str, int]:
+        """The same, as the store has it."""
+        return {network: (await self.store.reserved(network)).total for network in NETWORKS}
+
+
+async def wrong_sums(database: Tables) -> list[object]:
+    """What the check of the books finds of reservations."""
+    checks = [sql for what, sql in BOOKS if "reserv" in what]
+    assert checks
+    return [row[0] for sql in checks for row in await database.fetch(sql)]

@@ -1,0 +1,113 @@
+"""docs/agents.md: each of its ways ends in a finished swap, as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from tests.e2e.processes import SETTINGS, Server
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs" / "agents.md").read_text()
+URL = "http://127.0.0.1:8080"
+
+
+def blocks(language: str, heading: str) -> list[str]:
+    """The blocks of a language under a heading."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    found = Server(tmp_path / "data")
+    assert await found.ready()
+    yield found
+    found.kill()
+
+
+async def output(*command: str) -> list[str]:
+    """The lines that a program wrote. Its failure is the test's."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+async def test_python_of_the_agents_page_swaps(server: Server) -> None:
+    by_async, by_sync = blocks("python", "Python")
+    lines = await output(sys.executable, "-c", by_async.replace(URL, server.url))
+    assert lines[0] == "the user gets 131.29 USDC"
+    assert lines[1].startswith("the user sends 0.8 XMR to ")
+    assert lines[2].startswith("completed ")
+    lines = await output(sys.executable, "-c", by_sync.replace(URL, server.url))
+    assert lines[-1].endswith("transfer.settled completed")
+
+
+async def test_x402_wallet_of_the_agents_page_swaps(server: Server) -> None:
+    (program,) = blocks("python", "An agent with an x402 wallet")
+    lines = await output(sys.executable, "-c", program.replace(URL, server.url))
+    assert lines[0] == "paid"
+    assert lines[1].startswith("completed ")
+
+
+async def test_curl_of_the_agents_page_swaps(server: Server) -> None:
+    (script,) = blocks("sh", "curl")
+    lines = await output("bash", "-euo", "pipefail", "-c", script.replace(URL, server.url))
+    assert (lines[0], lines[-1]) == ("True", "completed")
+    assert '"type":"transfer.settled"' in "".join(lines)
+
+
+async def test_functions_of_the_agents_page_are_callable(server: Server) -> None:
+    (program,) = blocks("python", "Function calling")
+    lines = await output(sys.executable, "-c", program.replace(URL, server.url))
+    assert "'create_swap'" in lines[0]
+    assert lines[1] == "quoted"
+
+
+async def test_desktop_agent_of_the_agents_page_swaps(tmp_path: Path) -> None:
+    config, calls = (json.loads(block) for block in blocks("json", "A desktop agent.*?"))
+    listed = config["mcpServers"]["rpcsvc"]
+    assert (listed["command"], listed["args"][-2:]) == (".venv/bin/rpcsvc", ["--data-dir", "var"])
+    words = ["-m", "rpcsvc", *listed["args"][:-1], str(tmp_path / "data")]
+    started = StdioServerParameters(command=sys.executable, args=words, env=dict(SETTINGS))
+    async with Client(stdio_client(started)) as client:
+        order_id = ""
+        for call in calls:
+            given = {"sessionId": str(uuid.uuid4()), "orderId": order_id}
+            arguments = {
+                name: given[name] if str(value).startswith("<") else value
+                for name, value in call["arguments"].items()
+            }
+            told = await said(client, call["name"], arguments)
+            order_id = told["data"].get("order", {}).get("orderId", order_id)
+        async with asyncio.timeout(60):
+            while told["state"] != "completed":
+                told = await said(client, call["name"], arguments)
+
+
+async def said(client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The envelope that a tool answers with."""
+    answer = await client.call_tool(name, arguments)
+    assert not answer.is_error, answer
+    return dict(answer.structured_content or {})

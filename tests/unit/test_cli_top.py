@@ -1,0 +1,118 @@
+"""``rpcsvc top``: what it prints once, and what it draws on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.cli.operator import top
+from rpcsvc.cli.operator.top import View, lines
+from rpcsvc.client.endpoint import Unreachable
+from tests.operator_cli import Cli, served
+from tests.sandbox import Sandbox
+
+HEALTH = {"version": "1", "engine": "onchain", "time": "now", "status": "ok", "checks": {}}
+IDLE: dict[str, Any] = {"paused": None, "transfers": []}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys)
+
+
+async def paying(box: Sandbox) -> str:
+    """The id of an order whose payout is under way."""
+    placed = await box.order("x2u")
+    await placed.fund()
+    while True:
+        await box.settle(0.5)
+        order = await box.up.service.store.order(placed.order_id)
+        if order is not None and order.payout is not None:
+            assert not order.payout.state.is_final
+            return placed.order_id
+
+
+def row(text: str, first: str) -> list[str]:
+    """The cells of a row by its first one."""
+    return next(line.split() for line in text.splitlines() if line.split()[:1] == [first])
+
+
+async def test_top_prints_orders_transfers_and_networks(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
+        order_id = await paying(box)
+        await box.order("u2x")
+        assert await cli.ask("top", "--once") == 0
+        order = await box.up.service.store.order(order_id)
+    assert order is not None
+    assert order.payout is not None
+    assert "\x1b" not in cli.out
+    assert row(cli.out, "awaiting_deposit")[1] == "1"
+    amount = f"{order.payout.units / 10**6:.6f}".rstrip("0")
+    transfer = row(cli.out, f"{order_id}/payout/1")
+    assert transfer[1:5] == [order.payout.state.value, amount, "USDC", "arbitrum"]
+    assert amount in row(cli.out, "arbitrum")
+    assert amount not in row(cli.out, "monero")
+
+
+async def test_top_fails_and_says_why_while_a_check_does(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
+        await box.fault("rates_down")
+        assert await cli.ask("top") == 1, "stdout is no terminal"
+    assert cli.out.splitlines()[0].endswith("degraded")
+    assert row(cli.out, "rates")[:2] == ["rates", "degraded"]
+    assert len(row(cli.out, "rates")) > 4
+
+
+def test_top_without_a_service_is_unreachable(cli: Cli) -> None:
+    assert cli("top", "--once") == 3
+    assert "No service runs" in cli.err
+
+
+@pytest.mark.parametrize("seconds", ["0", "3601", "1.5", "-1"])
+def test_top_refuses_an_interval_out_of_range(cli: Cli, seconds: str) -> None:
+    assert cli("top", "--every", seconds) == 2
+    assert "must be 1 to 3600" in cli.err
+
+
+def test_lines_name_the_pause_and_what_is_not_known() -> None:
+    series = {"rpcsvc_block_age_seconds": [({"network": "monero"}, 130.0)]}
+    shown = lines(View(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
+    assert shown[0].endswith("PAYOUTS PAUSED: by [2J me")
+    assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
+
+
+def test_top_redraws_until_interrupted_and_shows_a_loss(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service that stops meanwhile is waited for; the terminal is given back at the end."""
+    answers: Iterator[View | Unreachable]
+    answers = iter([View(HEALTH, {}, IDLE), Unreachable("it is away"), View(HEALTH, {}, IDLE)])
+    pauses = iter([None, None, KeyboardInterrupt()])
+
+    def read(_settings: object) -> View:
+        answer = next(answers)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 7
+        if (pause := next(pauses)) is not None:
+            raise pause
+
+    monkeypatch.setattr(top, "read", read)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert cli("top", "--every", "7") == 0
+    assert cli.out.startswith(top._OPEN_SCREEN)
+    assert cli.out.endswith(top._CLOSE_SCREEN)
+    drawn = cli.out.split(top._TO_TOP)[1:]
+    assert [text.split(top._END_LINE)[0] for text in drawn] == [
+        "rpcsvc 1  onchain  n", "it is away", "rpcsvc 1  onchain  n"
+    ]  # fmt: skip
