@@ -27,12 +27,16 @@ LATE_SECONDS = 45
 
 
 class Replicas:
-    """Server processes on one database, each with a data directory of its own."""
+    """Server processes on one database, each with a data directory of its own.
+
+    A supervisor starts another for each that ends below ``supervised``.
+    """
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
         self.all: list[Server] = []
+        self.supervised = 0
 
     def start(self) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
@@ -45,12 +49,18 @@ class Replicas:
         """The replica that takes orders, once one does."""
 
         async def ready() -> Server | None:
+            for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
+                self.start()
             for each in self.all:
                 if each not in besides and not each.is_dead and await is_ready(each):
                     return each
             return None
 
-        return await until(ready)
+        try:
+            return await until(ready)
+        except TimeoutError:
+            logs = [f"{each.pid}: {each.log.read_text()[-2000:]}" for each in self.all]
+            raise AssertionError("no replica is ready:\n" + "\n".join(logs)) from None
 
     async def value(self, sql: str) -> Any:
         connection = await asyncpg.connect(self.url)
@@ -182,21 +192,18 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
     """Three replicas, clients that repeat until they are answered, and faults between."""
     dice = random.Random(seed)
     async with replicas(postgres(), tmp_path) as up:
-        for _ in range(3):
-            up.start()
+        up.supervised = 3
         clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
         for _ in range(4):
             await asyncio.sleep(dice.uniform(0, 2))
             struck = await up.holder()
             if dice.random() < 0.5:
                 struck.kill()
-                up.start()
                 continue
             os.kill(struck.pid, signal.SIGSTOP)
             await up.holder(besides=(struck,))
             os.kill(struck.pid, signal.SIGCONT)
             assert await struck.death() == 1
-            up.start()
         orders = await asyncio.gather(*clients)
         assert len(set(orders)) == len(clients)
         assert await up.value("SELECT count(*) FROM orders") == len(clients)
