@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
-from rpcsvc.domain.money import MAX_UNITS, USDC, Money, format_units
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units
 from rpcsvc.domain.order import PERPS, Order, OrderStatus
 from rpcsvc.domain.pricing import (
     ONE_XMR,
@@ -201,7 +201,7 @@ class LocalVenue:
             maximum=maximum,
             expected_output=output,
             min_received=price.min_received(direction, amount.units),
-            seconds=self._wallets.estimated_seconds(amount.asset, chain.name),
+            seconds=self._wallets.estimated_seconds(amount, chain.name),
             price_locked_until=self._clock.now_ms() + policy.price_lock,
         )
         return quote, admission
@@ -278,7 +278,7 @@ class LocalVenue:
         """The market's rate, and the same less the spread."""
         rate, policy = self._rates.rate(), self._policy
         ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
-        seconds = self._wallets.estimated_seconds(deposit_asset(Direction.XMR_TO_USDC), PERPS)
+        seconds = self._wallets.estimated_seconds(Money(ONE_XMR, XMR), PERPS)
         eta = f"{seconds} s" if seconds < 120 else f"{-(-seconds // 60)} min"
         own = ours.output(Direction.XMR_TO_USDC, ONE_XMR)
         return BridgeRates(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Health
@@ -23,8 +23,13 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
@@ -51,6 +56,23 @@ def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) ->
     assert (fees.payout, fees.refund) == (len("arbitrum"), 1)
     back = engine.fees(USDC, XMR, "arbitrum")
     assert (back.payout, back.refund) == (1, len("arbitrum"))
+
+
+@pytest.mark.parametrize(("units", "blocks"), [(1, 10), (50 * 10**12, 20)])
+def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) -> None:
+    here = Endpoint("node", "http://127.0.0.1:1", serial=True)
+    monero = MoneroAdapter(
+        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
+    )
+
+    class Arbitrum(FakeAdapter):
+        def block_seconds(self, chain: str) -> int:
+            return len(chain)
+
+    adapters = cast("Any", (monero, Arbitrum(USDC, "arbitrum", Verdict(Outcome.PENDING))))
+    engine = OnchainEngine(adapters, cast("Any", None), floors=FLOORS, poll_ms=10)
+    wanted = blocks * 120 + len("arbitrum")
+    assert engine.estimated_seconds(Money(units, XMR), "arbitrum") == wanted
 
 
 def test_states_are_those_of_all_networks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from rpcsvc.domain.money import Asset
+from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
 from rpcsvc.orders.ports.store import Commit, Health
 
@@ -172,7 +172,7 @@ class Wallets(Protocol):
         """
         ...
 
-    def estimated_seconds(self, deposit: Asset, chain: str) -> int:
+    def estimated_seconds(self, deposit: Money, chain: str) -> int:
         """How long a swap takes from deposit to settled payout, typically, in seconds."""
         ...
 

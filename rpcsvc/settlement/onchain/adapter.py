@@ -89,8 +89,8 @@ class ChainAdapter(Protocol):
         """What to call the network on which a deposit for an order of ``chain`` is made."""
         ...
 
-    def seconds(self, chain: str) -> int:
-        """How long a deposit takes to be confirmed, typically."""
+    def seconds(self, chain: str, units: int) -> int:
+        """How long a deposit of so many units takes to be confirmed, typically."""
         ...
 
     def block_seconds(self, chain: str) -> int:

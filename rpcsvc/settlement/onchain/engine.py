@@ -12,7 +12,7 @@ from dataclasses import replace
 import orjson
 import structlog
 
-from rpcsvc.domain.money import Asset, format_units
+from rpcsvc.domain.money import Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.orders.ports.store import Health
@@ -172,10 +172,11 @@ class OnchainEngine:
         """What to call the network that a deposit of ``asset`` is made on."""
         return self._adapters[asset].names(chain)
 
-    def estimated_seconds(self, deposit: Asset, chain: str) -> int:
+    def estimated_seconds(self, deposit: Money, chain: str) -> int:
         """The deposit's confirmations, and a block for the payout; in seconds."""
-        paid = next(adapter for asset, adapter in self._adapters.items() if asset is not deposit)
-        return self._adapters[deposit].seconds(chain) + paid.block_seconds(chain)
+        paid = next(a for asset, a in self._adapters.items() if asset is not deposit.asset)
+        waits = self._adapters[deposit.asset].seconds(chain, deposit.units)
+        return waits + paid.block_seconds(chain)
 
     # --- deposits ------------------------------------------------------------------------------
 

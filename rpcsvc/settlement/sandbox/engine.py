@@ -17,7 +17,7 @@ from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.events import order_of
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.ids import RandomBytes
@@ -155,7 +155,7 @@ class SandboxEngine:
         known = self._registry.resolve(chain)
         return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
 
-    def estimated_seconds(self, deposit: Asset, chain: str) -> int:  # noqa: ARG002 - port
+    def estimated_seconds(self, deposit: Money, chain: str) -> int:  # noqa: ARG002 - port
         """Confirmations of the deposit and of the payout, at the simulated block times."""
         blocks = self._options.confirmations
         total = sum(blocks[a.symbol] * self._options.block_ms[a.symbol] for a in (XMR, USDC))

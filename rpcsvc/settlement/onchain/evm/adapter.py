@@ -326,7 +326,7 @@ class EvmAdapter:
         known = self._chains.resolve(chain)
         return NetworkNames(known.name, known.chain_id, known.usdc_contract)
 
-    def seconds(self, chain: str) -> int:
+    def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - any amount
         """How long a deposit takes to be confirmed, typically."""
         network = self._by_network[chain].network
         return math.ceil(_depth(network) * network.block_seconds)

@@ -155,9 +155,9 @@ class MoneroAdapter:
         nettype = self._options.nettype
         return NetworkNames(_NAMES[nettype], 0, None)
 
-    def seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """How long a small deposit takes to be confirmed, typically."""
-        return self._options.required_confirmations(0) * _BLOCK_SECONDS
+    def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - XMR is on one network
+        """How long a deposit of so many units takes to be confirmed, typically."""
+        return self._options.required_confirmations(units) * _BLOCK_SECONDS
 
     def block_seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
         """Monero's target."""
