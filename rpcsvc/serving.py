@@ -53,7 +53,9 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.lease import LeaseLost
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.waits import Waits
+from rpcsvc.service_manager import READY, STOPPING, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
@@ -80,11 +82,16 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
+    manager = service_manager(os.environ)
     try:
-        async with running(settings, stop=stop) as up, _working(up, stop), listening(up):
-            _settle_garbage_collector()
-            await stop.wait()
-            log.info("stopping")
+        async with running(settings, stop=stop) as up:
+            up.worker.beside(partial(manager.ping, partial(_vital_health, up)))
+            async with _working(up, stop), listening(up):
+                _settle_garbage_collector()
+                manager.notify(READY, f"STATUS=Serving {settings.effective_site_url}")
+                await stop.wait()
+                manager.notify(STOPPING)
+                log.info("stopping")
     except DatabaseInUse:
         if not stop.is_set():
             raise
@@ -92,6 +99,15 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
     if up.lease.lost.is_set():
         raise LeaseLost
+
+
+def _vital_health(up: Running) -> Health:
+    """What the process can't do without: passes of the worker that end, and the database.
+
+    An order in quarantine or a daemon that is down is not among it: a restart would end neither.
+    """
+    stall = up.worker.stall()
+    return up.database.health() if stall.ok else stall
 
 
 @asynccontextmanager

@@ -70,6 +70,8 @@ def test_service_user_exists_while_the_service_is_stopped() -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        "Type=notify",
+        "WatchdogSec=180",
         "RestartSec=5",
         "StartLimitIntervalSec=0",
         "LimitCORE=0",

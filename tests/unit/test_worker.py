@@ -157,6 +157,7 @@ async def test_a_beat_that_hangs_is_in_health_until_it_ends(
         assert worker.health().ok, "it may have much to do"
         now[0] += 1
         assert "has lasted 60 s so far." in str(worker.health().detail)
+        assert worker.stall() == worker.health()
         goes_on.set()
         await running
     assert worker.health().ok
