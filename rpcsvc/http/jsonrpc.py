@@ -24,7 +24,7 @@ import asyncio
 import re
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -79,6 +79,10 @@ class RpcAnswer(NamedTuple):
     body: bytes | None
 
 
+def _never_waits(_params: dict[str, Any]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class RpcMethod(Generic[C]):
     """One callable method.
@@ -87,10 +91,12 @@ class RpcMethod(Generic[C]):
     id, not yet checked) and the params; it gives a JSON value or an orjson.Fragment, or raises
     ProtocolError or InternalError. ``runs_as_notification`` is False where the caller must see the
     result, such as the deposit address of an order: a notification of it does nothing.
+    ``waits`` tells from the params whether a call waits for an event and changes nothing.
     """
 
     call: Callable[[C, str | None, dict[str, Any]], Awaitable[Any]]
     runs_as_notification: bool
+    waits: Callable[[dict[str, Any]], bool] = _never_waits
 
 
 def error_object(error: ServiceError, request_id: str | None) -> dict[str, Any]:
@@ -151,14 +157,20 @@ class JsonRpcServer(Generic[C]):
         self._entries: dict[str, Callable[..., jsonrpcserver.Result]] = {
             name: _Entry(method) for name, method in methods.items()
         }
+        self._waits = {name: each.waits for name, each in methods.items()}
         self._known: dict[str, RpcMethod[C]] = {}  # once jsonrpcserver has found them
         self._max_batch = max_batch
         self._max_depth = max_depth
         self._describe_error = describe_error
         self._request_id = request_id
 
-    async def answer(self, body: bytes, caller: C) -> RpcAnswer:
+    async def answer(
+        self, body: bytes, caller: C, only_waits: Callable[[], None] | None = None
+    ) -> RpcAnswer:
         """Answer one body: a request, a notification or a batch of them.
+
+        ``only_waits`` is called before the methods are if each of them waits: then the call may be
+        cancelled without harm.
 
         The status is 200, for faults too, but 413 for a batch that is too long and 204 where
         JSON-RPC wants no answer. What a method raises never comes out, except that
@@ -168,7 +180,10 @@ class JsonRpcServer(Generic[C]):
             message = strict_json.loads(body, max_depth=self._max_depth)
         except InvalidJson as error:
             return self._full_error(caller, error)
-        if type(message) is list:
+        is_batch = type(message) is list
+        if only_waits is not None and all(map(self._is_wait, message if is_batch else [message])):
+            only_waits()
+        if is_batch:
             return await self._answer_batch(message, caller)
         answer = await self._answer_one(message, caller)
         return RpcAnswer(204 if answer is None else 200, answer)
@@ -187,22 +202,33 @@ class JsonRpcServer(Generic[C]):
         return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
 
     async def _answer_all(self, elements: list[Any], caller: C) -> list[bytes | None]:
-        """Answer the elements concurrently, but only so many at once; answers keep their order."""
-        answers: list[bytes | None] = [None] * len(elements)
-        left = iter(enumerate(elements))
+        """Answer the elements concurrently; answers keep their order.
 
-        async def work() -> None:
-            for index, element in left:
+        Only so many work at once. Those that wait do so together, beside them.
+        """
+        answers: list[bytes | None] = [None] * len(elements)
+        numbered = list(enumerate(elements))
+        waits = [[each] for each in numbered if self._is_wait(each[1])]
+        rest = iter([each for each in numbered if not self._is_wait(each[1])])
+
+        async def work(some: Iterable[tuple[int, Any]]) -> None:
+            for index, element in some:
                 answers[index] = await self._answer_one(element, caller)
 
+        workers = min(_CONCURRENT_IN_BATCH, len(elements) - len(waits))
         async with asyncio.TaskGroup() as group:
-            workers = [
-                group.create_task(work()) for _ in range(min(_CONCURRENT_IN_BATCH, len(elements)))
-            ]
-        if any(worker.cancelled() for worker in workers):
+            tasks = [group.create_task(work(some)) for some in [*waits, *[rest] * workers]]
+        if any(task.cancelled() for task in tasks):
             # The group takes a task's own cancellation for a good end; here an answer is missing.
             raise asyncio.CancelledError
         return answers
+
+    def _is_wait(self, element: Any) -> bool:
+        """Whether an element is a call that waits for an event and changes nothing."""
+        if type(element) is not dict or type(element.get("method")) is not str:
+            return False
+        params, waits = element.get("params"), self._waits.get(element["method"])
+        return waits is not None and type(params) is dict and waits(params)
 
     async def _answer_one(self, element: Any, caller: C) -> bytes | None:
         """The answer to one element; None for a notification."""

@@ -208,8 +208,8 @@ class OperationRoutes:
             except ServiceError as error:
                 reply = self._dispatcher.refuse(operation.name, error, call)
                 return respond_with(reply, context, request_id)
-            if operation.effect is Effect.READ and (follow is not None or "waitSec" in params):
-                request[ENDS_WITH_CALLER] = True
+            if follow is not None or waits(operation, params):
+                end_with_caller(request)
             if follow is None:
                 reply = await self._dispatcher.run(operation, params, call)
                 return respond_with(reply, context, request_id)
@@ -237,6 +237,16 @@ class OperationRoutes:
         if operation.payable:
             body = with_payment(request, body)
         return with_path(request, body)
+
+
+def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
+    """Whether a call waits for an event and changes nothing."""
+    return operation.effect is Effect.READ and "waitSec" in params
+
+
+def end_with_caller(request: web.Request) -> None:
+    """Have the handler of a request that only waits cancelled when its caller hangs up."""
+    request[ENDS_WITH_CALLER] = True
 
 
 def numbers_of(model: type[Params]) -> tuple[str, ...]:
@@ -430,7 +440,7 @@ class RpcHttp:
         who = Client("token", client) if by_token and client else context.client
         caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
         server = self._on_socket if is_private(request) else self._public
-        answer = await server.answer(body, caller)
+        answer = await server.answer(body, caller, partial(end_with_caller, request))
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
         return respond(answer.body, request_id, status=answer.status, headers=context.headers)
 
@@ -462,7 +472,7 @@ class RpcHttp:
                 raise reply.error
             return orjson.Fragment(reply.body)
 
-        return RpcMethod(run, runs_as_notification=not operation.creates)
+        return RpcMethod(run, not operation.creates, partial(waits, operation))
 
     def _discovery(self, describe: Callable[[], Json]) -> RpcMethod[Caller]:
         """``rpc.discover`` of the OpenRPC specification: the description of the methods."""

@@ -47,7 +47,8 @@ class EdgeServer(BaseTestServer):
         self._edge = edge
 
     async def _make_runner(self, **kwargs: Any) -> web.BaseRunner:
-        return EdgeRunner(self._edge, **kwargs)
+        # As it is served: aiohttp's test server would cancel every handler whose caller hangs up.
+        return EdgeRunner(self._edge, **{**kwargs, "handler_cancellation": False})
 
 
 class Served:

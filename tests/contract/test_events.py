@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +37,13 @@ async def status(served: Served, order_id: str, **query: Any) -> Json:
 async def until_waiting(waits: Waits, count: int = 1) -> None:
     while True:
         if waits.count >= count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def until_none_waits(served: Served) -> None:
+    while True:
+        if not served.up.service.waits.count:
             return
         await asyncio.sleep(0.01)
 
@@ -162,3 +170,59 @@ async def test_waits_see_what_another_process_commits(served: Served) -> None:
         await served.post("/sandbox/fund", {"orderId": order_id})
         assert (await waiting)[0].event == "DepositSeen"
     following.cancel()
+
+
+def wait_of(order_id: str) -> Json:
+    params = {"orderId": order_id, "sinceCursor": 1, "waitSec": 25}
+    return {"jsonrpc": "2.0", "id": order_id, "method": "service.swap.status", "params": params}
+
+
+async def test_waits_of_a_batch_wait_together(served: Served) -> None:
+    orders = [await ordered(served) for _ in range(20)]
+    plan = {"jsonrpc": "2.0", "id": "plan", "method": "service.swap.plan", "params": {}}
+    batch = json.dumps([*map(wait_of, orders), plan]).encode()
+    answer = asyncio.create_task(served.raw(batch))
+    async with asyncio.timeout(20):
+        await until_waiting(served.up.service.waits, len(orders))
+        for order_id in orders:
+            await served.post("/sandbox/fund", {"orderId": order_id})
+        told: Any = (await answer).body
+    assert [each["id"] for each in told] == [*orders, "plan"]
+    assert all(each["result"]["data"]["cursor"] >= 2 for each in told[:-1])
+
+
+def tool_call(order_id: str) -> Json:
+    arguments = wait_of(order_id)["params"]
+    params = {"name": "get_swap_status", "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+@pytest.mark.parametrize("path", ["/rpc", "/mcp"])
+async def test_wait_in_json_rpc_ends_with_its_caller(served: Served, path: str) -> None:
+    order_id, waits = await ordered(served), served.up.service.waits
+    message: Any = tool_call(order_id) if path == "/mcp" else [wait_of(order_id)] * 2
+    waiting = asyncio.create_task(served.raw(json.dumps(message).encode(), path))
+    async with asyncio.timeout(15):
+        await until_waiting(waits)
+        waiting.cancel()
+        await until_none_waits(served)
+    assert (await status(served, order_id))["ok"]
+
+
+async def test_batch_with_a_create_outlives_its_caller(served: Served) -> None:
+    """Only a message that does nothing but wait is let go."""
+    order_id, waits = await ordered(served), served.up.service.waits
+    create = {"jsonrpc": "2.0", "id": 1, "method": "service.swap.execute", "params": SWAP}
+    batch = json.dumps([wait_of(order_id), create]).encode()
+    waiting = asyncio.create_task(served.raw(batch))
+    async with asyncio.timeout(15):
+        await until_waiting(waits)
+        waiting.cancel()
+        while True:
+            if served.count("orders") == 2:
+                break
+            await asyncio.sleep(0.01)
+        await served.rpc("swap.plan", {})
+        assert waits.count == 1
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        await until_none_waits(served)

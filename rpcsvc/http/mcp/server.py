@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -48,8 +49,10 @@ from rpcsvc.http.messages import error_headers, read_body, require_json, respond
 from rpcsvc.http.operation_routes import (
     Caller,
     carry_out,
+    end_with_caller,
     refused,
     require_no_query_of_rpc,
+    waits,
 )
 from rpcsvc.http.site import Site
 from rpcsvc.http.x402 import tool_result, with_meta_payment
@@ -131,7 +134,7 @@ class McpHttp:
                 raise InvalidRequest("MCP has no batches. Send one message at a time.")
         except ServiceError as error:
             return refused(self._gate, context, error)
-        answer = await self._server.answer(body, caller)
+        answer = await self._server.answer(body, caller, partial(end_with_caller, request))
         if answer.body is None:
             return respond(None, caller.request_id, status=202, headers=context.headers)
         status = _status(caller.error, request.headers)
@@ -200,7 +203,14 @@ class McpHttp:
             told = {**result.get("_meta", {}), **about}
             return {"resultType": "complete", **result, "_meta": told}
 
-        return RpcMethod(call, runs_as_notification=False)
+        is_call = name == "tools/call"
+        waiting = {"waits": self._waits} if is_call else {}
+        return RpcMethod(call, runs_as_notification=False, **waiting)
+
+    def _waits(self, params: Json) -> bool:
+        """Whether a tool's call waits for an event and changes nothing."""
+        operation, arguments = self._tools.get(str(params.get("name"))), params.get("arguments")
+        return operation is not None and isinstance(arguments, dict) and waits(operation, arguments)
 
     @property
     def _server_info(self) -> Json:
