@@ -12,11 +12,11 @@ import shlex
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -44,7 +44,7 @@ from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
 from rpcsvc.operations.webhooks import event_body, webhook_operations
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import Lease, LeaseKeeper, LeaseTaken
+from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.scheduler.effects import retry_transfer
@@ -58,9 +58,9 @@ from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
-from rpcsvc.store.database import Database, DatabaseInUse
+from rpcsvc.store.database import Database, DatabaseInUse, Tables
 from rpcsvc.store.engines import claim_of_another
-from rpcsvc.store.leases import Fenced, SqlLeases
+from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.webhooks import SqlWebhooks
@@ -89,6 +89,10 @@ class Running:
     lease: Lease
 
 
+# What a replica serves while it waits for the lease.
+Standby: TypeAlias = Callable[[Running], AbstractAsyncContextManager[None]]
+
+
 @asynccontextmanager
 async def running(
     settings: Settings,
@@ -96,12 +100,14 @@ async def running(
     clock: Clock | None = None,
     random: RandomBytes = system_random,
     stop: asyncio.Event | None = None,
+    standby: Standby | None = None,
 ) -> AsyncIterator[Running]:
     """The service on its data directory, owned exclusively, until the block ends.
 
-    While another process serves the database, this one waits until it may, or until ``stop`` is
-    set; without ``stop`` it does not wait. The worker is made, not started. Raises DatabaseInUse,
-    DatabaseUnusable, UnknownSchema, SigningKeyError and SettingsError.
+    While another process holds the lease, this one waits until it may, or until ``stop`` is set,
+    and runs ``standby`` meanwhile; without ``stop`` it does not wait. The worker is made, not
+    started. Raises DatabaseInUse, DatabaseUnusable, UnknownSchema, SigningKeyError and
+    SettingsError.
     """
     engine, chains = engine_of(settings.engine), read_chains(settings.chains_file)
     engine.check(settings, chains)
@@ -111,35 +117,66 @@ async def running(
     try:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
-            async with _leased(database, stop) as lease:
-                fenced = Fenced(database, lease)
-                await _require_own(settings, fenced)
-                base = clock or SystemClock()
-                signer = _signer(settings, base, random)
-                parts = EngineParts(settings, chains, base, random, fenced, lease)
+            base = clock or SystemClock()
+            signer = _signer(settings, base, random)
+
+            def parts(tables: Tables, lease: Lease) -> EngineParts:
+                return EngineParts(settings, chains, base, random, tables, lease)
+
+            keeper = _keeper(database)
+            async with AsyncExitStack() as meanwhile:
+                if (lease := await _free_lease(keeper, stop)) is None:
+                    waiting = parts(ReadOnly(database), Lease(SETTLER, 0, 0))
+                    up = await meanwhile.enter_async_context(
+                        _connected(waiting, database, signer, stands_by=True)
+                    )
+                    if standby is not None:
+                        await meanwhile.enter_async_context(standby(up))
+                    lease = await keeper.take(stop)
+                leading = parts(Fenced(database, lease), lease)
                 async with (
-                    engine.connected(parts) as backend,
-                    _sender(settings, base, signer) as sender,
+                    keeper.kept(lease),
+                    _connected(leading, database, signer, stands_by=False) as up,
                 ):
-                    yield await _compose(parts, database, backend, signer, sender)
+                    await meanwhile.aclose()
+                    yield up
+        except LeaseTaken as taken:
+            raise DatabaseInUse(
+                f"Another process already serves this database: {taken}. Ask that one, with --url."
+            ) from taken
         finally:
             await database.close()
     finally:
         lock.release()
 
 
-@asynccontextmanager
-async def _leased(database: Database, stop: asyncio.Event | None) -> AsyncIterator[Lease]:
-    """The lease, as long as the block lasts. Raises DatabaseInUse."""
+def _keeper(database: Database) -> LeaseKeeper:
     holder = f"{socket.gethostname()}:{os.getpid()}:{system_random(4).hex()}"
-    keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+    return LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+
+
+async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:
+    """The lease if it is free now; None where it is not, and may be waited for."""
     try:
-        async with keeper.held(stop) as lease:
-            yield lease
-    except LeaseTaken as taken:
-        raise DatabaseInUse(
-            f"Another process already serves this database: {taken}. Ask that one, with --url."
-        ) from taken
+        return await keeper.take()
+    except LeaseTaken:
+        if stop is None:
+            raise
+        return None
+
+
+@asynccontextmanager
+async def _connected(
+    parts: EngineParts, database: Database, signer: ResponseSigner | None, *, stands_by: bool
+) -> AsyncIterator[Running]:
+    """The parts put together around the connected engine, as long as the block lasts."""
+    settings = parts.settings
+    await _require_own(settings, parts.database)
+    async with (
+        engine_of(settings.engine).connected(parts) as backend,
+        _sender(settings, parts.clock, signer) as sender,
+    ):
+        yield await _compose(parts, database, backend, signer, sender, stands_by=stands_by)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -155,7 +192,7 @@ def _make_data_dir(path: Path) -> None:
         )
 
 
-async def _require_own(settings: Settings, database: Fenced) -> None:
+async def _require_own(settings: Settings, database: Tables) -> None:
     """Raises SettingsError when the orders on the data directory are another engine's."""
     claim = await claim_of_another(database, settings.engine)
     if claim is not None:
@@ -199,29 +236,30 @@ async def _compose(
     backend: Backend,
     signer: ResponseSigner | None,
     sender: WebhookSender,
+    *,
+    stands_by: bool,
 ) -> Running:
-    settings, chains, random, fenced = parts.settings, parts.chains, parts.random, parts.database
+    settings, chains, random, tables = parts.settings, parts.chains, parts.random, parts.database
     clock, views = backend.clock, ViewContext(backend.profile, settings.effective_site_url)
     if signer is not None:
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqlOrderStore(fenced, _view_key(views, chains, signer))
+    store = SqlOrderStore(tables, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
-    venue, worker, readings = await backend.open(
-        Core(store, processor, policy, retention, clock, random, secret, parts.lease)
-    )
+    core = Core(store, processor, policy, retention, clock, random, secret, parts.lease)
+    venue, worker, readings = backend.stand_by(core) if stands_by else await backend.open(core)
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
-    messages = SqlWebhooks(fenced)
+    messages = SqlWebhooks(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
     )
     processor.on_commit(deliverer.observe)
     worker.beside(deliverer.run)
-    admin = admin_operations(Admin(SqlOperatorBooks(fenced), retry, backend.paused))
+    admin = admin_operations(Admin(SqlOperatorBooks(tables), retry, backend.paused))
     admin += webhook_operations()
     if backend.treasury is not None:
         admin += treasury_operations(backend.treasury)

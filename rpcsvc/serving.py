@@ -66,6 +66,8 @@ log = structlog.get_logger(__name__)
 
 SOCKET_NAME: Final = "rpcsvc.sock"
 LONGEST_SOCKET_PATH: Final = 107  # sun_path of unix(7), less its final NUL
+# How long a standby that takes over finishes what it answers: reads, which can be sent again.
+STANDBY_GRACE_SECONDS: Final = 1
 # How long a connection may be idle between two requests. Longer than proxies keep theirs open.
 IDLE_SECONDS: Final = 75
 
@@ -83,8 +85,9 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
     manager = service_manager(os.environ)
+    standby = partial(listening, graceful_seconds=STANDBY_GRACE_SECONDS)
     try:
-        async with running(settings, stop=stop) as up:
+        async with running(settings, stop=stop, standby=standby) as up:
             up.worker.beside(partial(manager.ping, partial(_vital_health, up)))
             async with _working(up, stop), listening(up):
                 _settle_garbage_collector()
@@ -144,9 +147,12 @@ def _settle_garbage_collector() -> None:
 
 
 @asynccontextmanager
-async def listening(up: Running, *, tcp: bool = True) -> AsyncIterator[None]:
+async def listening(
+    up: Running, *, tcp: bool = True, graceful_seconds: int | None = None
+) -> AsyncIterator[None]:
     """Take requests over TCP, if wanted, and the UNIX socket; at the end, finish what is in hand.
 
+    That takes ``graceful_seconds`` at most, by default those of the settings.
     Raises OSError when the address can't be bound, and SettingsError for a certificate.
     """
     settings = up.settings
@@ -161,7 +167,7 @@ async def listening(up: Running, *, tcp: bool = True) -> AsyncIterator[None]:
         web_app(up),
         connections=connections,
         access_log=None,
-        shutdown_timeout=settings.graceful_seconds,
+        shutdown_timeout=graceful_seconds or settings.graceful_seconds,
         keepalive_timeout=IDLE_SECONDS,
         # What a caller began is finished though they hang up: an order whose commit is under way
         # is made, and what it promises of the wallets has to stay promised.

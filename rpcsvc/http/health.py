@@ -52,6 +52,7 @@ class HealthRoutes:
             web.get("/health", self.health),
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
+            web.get("/readyz/reads", self.ready_for_reads),
             web.get(f"{API_ROOT}/health", self.agent_health),
             web.get(f"{BFF_ROOT}/health", self.bff_health),
         ]
@@ -77,6 +78,11 @@ class HealthRoutes:
     async def readyz(self, request: web.Request) -> web.StreamResponse:
         """Whether orders can be taken."""
         checks = await self.readiness()
+        return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
+
+    async def ready_for_reads(self, request: web.Request) -> web.StreamResponse:
+        """Whether orders can be read, which a standby can as well."""
+        checks = {"store": self._database.health()}
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def agent_health(self, request: web.Request) -> web.StreamResponse:

@@ -27,6 +27,7 @@ from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import Loop, Worker
+from rpcsvc.orders.standby import StandbyVenue
 from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
@@ -66,6 +67,7 @@ class LastAudit(NamedTuple):
 class Backend:
     """An engine that is connected. ``open`` starts it and makes its venue, once.
 
+    ``stand_by`` makes the venue of a replica that waits for the lease; it starts nothing.
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
     ``counting``: what orders reserve. ``controls``: what a developer may provoke.
     ``paused``: why payouts are paused, None if they are not. ``last_audit``: None before the first.
@@ -77,6 +79,7 @@ class Backend:
     engine: Any
     clock: Clock
     open: Callable[[Core], Awaitable[Settlement]]
+    stand_by: Callable[[Core], Settlement]
     counting: Counting = uncounted
     controls: SandboxControls | None = None
     paused: Callable[[], str | None] = lambda: None
@@ -131,7 +134,19 @@ def wallets_backend(
         await wallets.start()
         return await _local(core, profile, wallets, rates, stock, loops, gasless)
 
-    return Backend(profile, wallets, clock, open_, stock.counting)
+    def stand_by(core: Core) -> Settlement:
+        return _waiting(StandbyVenue(profile, core.policy.price_lock, _funding(core, gasless)))
+
+    return Backend(profile, wallets, clock, open_, stand_by, stock.counting)
+
+
+def _waiting(venue: StandbyVenue) -> Settlement:
+    """A settlement without work: its worker is never run."""
+    return Settlement(venue, Worker((), Quarantine()))
+
+
+def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
+    return gasless and GaslessFunding(core.store, gasless.store, gasless.wallets, core.clock)
 
 
 async def _local(
@@ -161,7 +176,7 @@ async def _local(
         store, processor, watcher.progress, quarantine, clock, is_paused=wallets.is_paused
     )
     expired = ExpiredReservations(store, watcher.progress, clock)
-    funding = gasless and GaslessFunding(store, gasless.store, gasless.wallets, clock)
+    funding = _funding(core, gasless)
     worker = Worker(
         (
             *([funding.resume] if funding else []),
@@ -195,7 +210,10 @@ def upstream_backend(profile: VenueProfile, upstream: UpstreamPort, clock: Clock
         await upstream.start()
         return await _upstream(core, profile, upstream)
 
-    return Backend(profile, upstream, clock, open_, counted)
+    def stand_by(_core: Core) -> Settlement:
+        return _waiting(StandbyVenue(profile))
+
+    return Backend(profile, upstream, clock, open_, stand_by, counted)
 
 
 async def _upstream(core: Core, profile: VenueProfile, upstream: UpstreamPort) -> Settlement:

@@ -36,6 +36,17 @@ class LeaseLost(Unavailable):
         super().__init__("Another replica has taken over; nothing was changed. Try again.")
 
 
+class StandingBy(Unavailable):
+    """This replica waits for the lease and answers what is committed; it changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This replica is a standby: it answers what is on record, and nothing was changed. Send"
+            " the same call again; it has to reach the replica that takes orders.",
+            retry_after=1,
+        )
+
+
 class LeaseTaken(Exception):
     """Another process holds the lease; the message names it."""
 
@@ -130,14 +141,20 @@ class LeaseKeeper:
 
     @asynccontextmanager
     async def held(self, stop: asyncio.Event | None = None) -> AsyncIterator[Lease]:
-        """Hold the lease as long as the block lasts. Raises as ``take``."""
+        """Take the lease, and keep it as long as the block lasts. Raises as ``take``."""
         lease = await self.take(stop)
-        if self._lasts_ms is None:
+        async with self.kept(lease):
             yield lease
+
+    @asynccontextmanager
+    async def kept(self, lease: Lease) -> AsyncIterator[None]:
+        """Renew a lease that was taken as long as the block lasts, then give it up."""
+        if self._lasts_ms is None:
+            yield
             return
         renewing = asyncio.create_task(self.renew(lease, self._lasts_ms), name="renew lease")
         try:
-            yield lease
+            yield
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Leases as rows, and ``Fenced``: a database whose writes need the lease.
+"""Leases as rows; ``Fenced``: a database whose writes need the lease; ``ReadOnly``: one without.
 
 The write and the look at the lease's token are one transaction: whoever takes the lease waits for
 what is being committed, and what comes later finds another token and is rolled back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from rpcsvc.orders.lease import HeldLease, Lease, LeaseLost
+from rpcsvc.orders.lease import HeldLease, Lease, LeaseLost, StandingBy
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.database import Query, Row, Statement, Tables
 
@@ -73,14 +73,11 @@ class SqlLeases:
         return None if row is None else HeldLease(row["holder"], row["token"])
 
 
-class Fenced:
-    """A database under a lease: once another process has that, nothing is written any more."""
+class _Reading:
+    """The reads of a database, passed on."""
 
-    def __init__(self, database: Tables, lease: Lease) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
-        self._lease = lease
-        values = {"name": lease.name, "token": lease.token}
-        self._fence = Statement(_FENCE, values, first=True, finds=True)
 
     def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
         """As Tables says."""
@@ -93,6 +90,24 @@ class Fenced:
     def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
         """As Tables says."""
         return self._db.fetch_together(queries)
+
+
+class ReadOnly(_Reading):
+    """The database of a standby: every write is refused."""
+
+    async def write(self, statements: Sequence[Statement]) -> None:  # noqa: ARG002 - port
+        """As Tables says, but raises StandingBy."""
+        raise StandingBy
+
+
+class Fenced(_Reading):
+    """A database under a lease: once another process has that, nothing is written any more."""
+
+    def __init__(self, database: Tables, lease: Lease) -> None:
+        super().__init__(database)
+        self._lease = lease
+        values = {"name": lease.name, "token": lease.token}
+        self._fence = Statement(_FENCE, values, first=True, finds=True)
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """As Tables says. Raises LeaseLost as well: then nothing was written, and never will be."""

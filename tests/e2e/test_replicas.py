@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import pytest
 
@@ -40,7 +42,12 @@ class Replicas:
 
     def start(self) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
-        environ = {"RPCSVC_DATABASE_URL": self.url}
+        if self.all:  # as docs/cluster.md says
+            data_dir.mkdir(mode=0o700)
+            first = self.all[0].data_dir
+            shutil.copytree(first / "keys", data_dir / "keys")
+            shutil.copy2(first / "client-hash.key", data_dir)
+        environ = {"RPCSVC_DATABASE_URL": self.url, "RPCSVC_SITE_URL": "http://127.0.0.1:8080"}
         made = Server(data_dir, environ=environ, log_dir=self.folder)
         self.all.append(made)
         return made
@@ -121,8 +128,8 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
         assert await first.ready()
         second = up.start()
         order_id, answer = await order(first, "a key of sixteen or more")
-        await until(lambda: said(second, "lease_awaited"))
-        assert await second.health() == {}, "a standby does not listen"
+        await until(lambda: reads(second))
+        assert not await is_ready(second)
         first.kill()
         began = time.monotonic()
         assert await up.holder() is second
@@ -141,6 +148,85 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
 
 async def said(at: Server, event: str) -> bool:
     return event in at.log.read_text()
+
+
+async def reads(at: Server) -> bool:
+    """Whether it can be asked for orders."""
+    return (await at.health("/readyz/reads")).get("http") == 200
+
+
+async def get(at: Server, path: str) -> tuple[int, str | None, bytes]:
+    """Status, retry-after and body of a GET."""
+    async with aiohttp.ClientSession() as session, session.get(f"{at.url}{path}") as response:
+        return response.status, response.headers.get("retry-after"), await response.read()
+
+
+async def refused(at: Server, method: str, params: dict[str, Any]) -> str:
+    """The code with which a call is refused that may be sent again."""
+    error = (await call(at, method, params))["error"]
+    assert error["retryable"]
+    return str(error["code"])
+
+
+async def test_standby_reads_what_the_other_replica_has_committed(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        first = up.start()
+        assert await first.ready()
+        second = up.start()
+        await until(lambda: reads(second))
+        swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
+        data, body = await call_for_data(first, "swap.execute", swap)
+        made = {"orderId": data["order"]["orderId"]}
+        asked = [await call_for_data(at, "swap.status", made) for at in (first, second)]
+        assert asked[0] == asked[1], "it is there as soon as its creator was answered"
+        assert await call_for_data(second, "swap.execute", swap) == (data, body), "a retry"
+        waiting = asyncio.create_task(
+            call(second, "swap.events", {**made, "after": 1, "waitSec": 25})
+        )
+        await call_for_data(first, "sandbox.fund", made)
+        events = (await waiting)["data"]["events"]
+        assert events[0]["type"] == "deposit.seen", "a long poll hears of the other's commits"
+        assert (await until_over(second, made["orderId"]))["state"] == "completed"
+
+
+async def test_standby_refuses_to_write_and_says_where_it_stands(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        first = up.start()
+        assert await first.ready()
+        data, _ = await call_for_data(first, "swap.execute", SWAPS["u2x"])
+        second = up.start()
+        await until(lambda: reads(second))
+        made = {"orderId": data["order"]["orderId"]}
+        for method, params in {
+            "swap.quote": {name: SWAPS["u2x"][name] for name in ("direction", "chain", "amount")},
+            "swap.execute": {**SWAPS["u2x"], "idempotency-key": "another key of sixteen"},
+            "support.create": {"message": "Where is it?"},
+            "sandbox.fund": made,
+            "sandbox.fault": {"fault": "pause_blocks"},
+        }.items():
+            assert await refused(second, method, params) == "unavailable", method
+        assert await up.value("SELECT count(*) FROM orders") == 1
+        assert await up.value("SELECT count(*) FROM tickets") == 0
+        plan = await call(second, "swap.plan", SWAPS["u2x"])
+        assert plan["state"] == "ready"
+        health = await second.health()
+        assert (health["http"], health["status"]) == (200, "ok"), "a standby is well"
+        assert "standby" in health["checks"]["lease"]["detail"]
+        status, retry_after, _ = await get(second, "/api/v1/health")
+        assert (status, retry_after) == (503, "5")
+        for path in (
+            "/api/v1/agent/capabilities",
+            "/openapi.json",
+            f"/orders/{made['orderId']}",
+            "/",
+        ):
+            assert (await get(second, path))[0] == 200, path
+        _, _, metrics = await get(second, "/metrics")
+        assert b"rpcsvc_lease_held 0.0" in metrics
 
 
 async def test_process_paused_past_its_lease_writes_nothing_and_ends(

@@ -320,12 +320,14 @@ async def retry_transfer(
 ) -> bool:
     """Whether the transfer, or its order's refund to the agreed address, goes on now.
 
-    It moves to the front of its schedule; nothing is signed by it.
+    It moves to the front of its schedule; nothing is signed by it. Raises errors.Unavailable.
     """
     if hurry(transfer_id):
         return True
     try:
         await processor.apply(order_of(transfer_id), RefundRetried())
+    except Unavailable:
+        raise
     except (ImpossibleTransition, ServiceError) as reason:
         log.info("refund_retry_refused", transfer_id=transfer_id[:80], reason=str(reason))
         return False
