@@ -14,7 +14,7 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -322,8 +322,12 @@ def _view_key(
     views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
 ) -> Callable[[], str]:
     """Under which key status answers hold now: after a rotation they are attested anew."""
-    rendering = view_key(replace(views, attest=None), [chain.name for chain in chains.all()])
-    return lambda: rendering if signer is None else f"{rendering}-{signer.kid[:16]}"
+
+    @cache
+    def rendering() -> str:
+        return view_key(replace(views, attest=None), [chain.name for chain in chains.all()])
+
+    return lambda: rendering() if signer is None else f"{rendering()}-{signer.kid[:16]}"
 
 
 def _policy(settings: Settings) -> Policy:

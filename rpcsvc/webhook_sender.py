@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Any, Final
 
 from aiohttp import (
@@ -105,6 +106,11 @@ class WebhookSender:
         self._clock = clock
         self._seconds = seconds
 
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        """The system's certificates. Reading them takes longer than most commands do."""
+        return ssl.create_default_context()
+
     async def send(self, webhook: Webhook, message_id: str, body: bytes) -> Attempt:
         """Send a message; what came of it. Raises nothing that a receiver can cause."""
         session = self._onion if webhook.is_onion else self._public
@@ -115,7 +121,11 @@ class WebhookSender:
             async with (
                 asyncio.timeout(self._seconds),
                 session.post(
-                    URL(webhook.url), data=body, headers=headers, allow_redirects=False
+                    URL(webhook.url),
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    ssl=self._trust,
                 ) as response,
             ):
                 asked = response.headers.get("retry-after", "")
@@ -197,7 +207,6 @@ async def webhook_sender(
         use_dns_cache=False,
         force_close=True,
         limit=0,
-        ssl=ssl.create_default_context(),
         socket_factory=guarded(targets),
     )
     try:

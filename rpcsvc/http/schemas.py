@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
@@ -58,7 +61,12 @@ def envelope_name(operation: Operation) -> str:
 
 def request_name(operation: Operation) -> str:
     """The name of an operation's params (spec 2.3)."""
-    return str(operation.params.model_json_schema()["title"])
+    return _title(operation.params)
+
+
+@cache
+def _title(model: type[BaseModel]) -> str:
+    return str(model.model_json_schema()["title"])
 
 
 # --- schemas ---

@@ -10,6 +10,7 @@ import string
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +64,7 @@ def _quality(part: str) -> tuple[float, str]:
         return 0.0, tag.strip()
 
 
+@cache
 def _read(path: Path) -> Texts:
     groups = tomllib.loads(path.read_text(encoding="utf-8"))
     lang, direction = groups.pop("lang"), groups.pop("dir")
