@@ -8,11 +8,26 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from typing import Any
 
 import jsonschema
 
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import Site, site_of
+from tests.contract.serving import Served
+
 Json = dict[str, Any]
+
+
+@cache
+def _openapi(site: Site) -> Json:
+    return openapi_document(site)
+
+
+def openapi_of(served: Served) -> Json:
+    """The OpenAPI document of a service; don't change it: that of equal services is the same."""
+    return _openapi(site_of(served.up.settings, served.up.service))
 
 
 def closed(schema: Any) -> Any:
@@ -44,9 +59,21 @@ def resolved(document: Json, value: Json) -> Json:
     return value
 
 
+# The closed schemas of the document that was checked against last. It is kept with them, so that
+# no other object can have its id meanwhile.
+_LAST: dict[int, tuple[Json, Json]] = {}
+
+
+def _closed_schemas(document: Json) -> Json:
+    if id(document) not in _LAST:
+        _LAST.clear()
+        _LAST[id(document)] = document, closed(document["components"]["schemas"])
+    return _LAST[id(document)][1]
+
+
 def check(document: Json, schema: Json, value: Any) -> None:
     """Raise ValidationError unless the value is as the document's schema says, and no more."""
-    whole = {**closed(schema), "components": {"schemas": closed(document["components"]["schemas"])}}
+    whole = {**closed(schema), "components": {"schemas": _closed_schemas(document)}}
     validator = jsonschema.Draft202012Validator(
         whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )

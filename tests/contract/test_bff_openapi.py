@@ -8,11 +8,10 @@ from typing import Any
 
 from openapi_spec_validator import validate
 
-from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations.table import BFF_OPERATIONS
 from tests.contract.bff import ORDER, TABLES, call
-from tests.contract.described import Json, check_response, filled
+from tests.contract.described import Json, check_response, filled, openapi_of
 from tests.contract.serving import EVM, Served
 
 # Which spec table tells of each answer.
@@ -34,22 +33,18 @@ TABLE_OF = {
 }
 
 
-def document_of(served: Served) -> Json:
-    return openapi_document(site_of(served.up.settings, served.up.service))
-
-
 async def send(served: Served, path: str, method: str, params: Json, **headers: str) -> Any:
     """One call; its answer is held against the document before it is given back."""
     target, left = filled(path.removeprefix(BFF_ROOT), params)
     kwargs: Json = {"params": left} if method == "get" else {"json": left}
     answer = await call(served, method.upper(), target, headers=headers, **kwargs)
-    document = document_of(served)
+    document = openapi_of(served)
     check_response(document, path, method, answer.status, answer.headers, answer.body)
     return answer
 
 
 async def test_the_document_is_valid_and_has_every_call(served: Served) -> None:
-    document = document_of(served)
+    document = openapi_of(served)
     validate(document)
     for operation in BFF_OPERATIONS:
         described = document["paths"][BFF_ROOT + operation.path][operation.method.lower()]
@@ -65,7 +60,7 @@ def served_url(served: Served) -> str:
 async def test_every_example_works_as_it_stands(served: Served) -> None:
     made = await send(served, f"{BFF_ROOT}/orders", "post", ORDER)
     bridged = await send(served, f"{BFF_ROOT}/bridge/deposit", "post", {"toAddress": EVM})
-    document, sent = document_of(served), 0
+    document, sent = openapi_of(served), 0
     for path, item in document["paths"].items():
         if not path.startswith(BFF_ROOT):
             continue
@@ -107,7 +102,7 @@ async def test_errors_are_declared(served: Served) -> None:
 
 async def test_advice_in_a_refusal_can_be_followed_over_the_bff(served: Served) -> None:
     orders = f"{BFF_ROOT}/orders"
-    reported = document_of(served)["paths"][orders]["post"]["responses"]
+    reported = openapi_of(served)["paths"][orders]["post"]["responses"]
     assert "x-api-key" in reported["401"]["description"]
     wrong = {**ORDER, "fromAmount": 1}
     for params in ({}, wrong):
@@ -119,7 +114,7 @@ async def test_advice_in_a_refusal_can_be_followed_over_the_bff(served: Served) 
 
 
 async def test_the_schemas_name_the_fields_of_the_spec(served: Served) -> None:
-    named = document_of(served)["components"]["schemas"]
+    named = openapi_of(served)["components"]["schemas"]
     for schema, table in TABLE_OF.items():
         wanted = TABLES[table]
         assert set(named[schema]["properties"]) == set(wanted), schema
@@ -131,7 +126,7 @@ async def test_the_schemas_name_the_fields_of_the_spec(served: Served) -> None:
 
 
 async def test_every_call_lists_the_refusal_of_a_wrong_key(served: Served) -> None:
-    document = openapi_document(site_of(served.up.settings, served.up.service))
+    document = openapi_of(served)
     for operation in BFF_OPERATIONS:
         described = document["paths"][BFF_ROOT + operation.path][operation.method.lower()]
         assert "401" in described["responses"], operation.name

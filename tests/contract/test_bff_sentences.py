@@ -13,13 +13,13 @@ import pytest
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.integrators import Integrators, parse_integrators
 from rpcsvc.domain.order import OrderStatus
-from rpcsvc.http.openapi.document import openapi_document
-from rpcsvc.http.site import BFF_ROOT, site_of
+from rpcsvc.http.site import BFF_ROOT
 from rpcsvc.operations import bff_models, models
 from rpcsvc.operations.params import Params
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
+from tests.contract.described import openapi_of
 from tests.contract.serving import EVM, Served, serving
 
 KEY = "integrator-key-0123456789abcdef"
@@ -58,7 +58,7 @@ async def fund(served: Served, order_id: str) -> None:
 
 
 async def test_the_endpoints_are_those_of_the_spec_and_no_others(served: Served) -> None:
-    document = openapi_document(site_of(served.up.settings, served.up.service))
+    document = openapi_of(served)
     described = {
         (method.upper(), path.removeprefix(BFF_ROOT))
         for path, item in document["paths"].items()

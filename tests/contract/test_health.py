@@ -8,10 +8,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from rpcsvc.http.openapi.document import openapi_document
-from rpcsvc.http.site import site_of
 from rpcsvc.orders.ports.store import Health
-from tests.contract.described import check_response
+from tests.contract.described import check_response, openapi_of
 from tests.contract.serving import Served, serving
 
 TOKEN = "correct-horse-battery"
@@ -54,7 +52,7 @@ async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served
         assert check in error["message"]
         assert (answer.body["state"], answer.body["requestId"]) == ("unavailable", "mine")
         assert int(answer.headers["retry-after"]) > 0
-        document = openapi_document(site_of(served.up.settings, served.up.service))
+        document = openapi_of(served)
         check_response(document, "/health", "get", 503, answer.headers, answer.body)
         await served.post("/sandbox/fault", {"fault": f"{fault}_up"})
     well = await served.http("GET", "/health")

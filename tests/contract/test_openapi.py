@@ -12,10 +12,9 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
-from rpcsvc.http.openapi.document import openapi_document
-from rpcsvc.http.site import BFF_ROOT, site_of
+from rpcsvc.http.site import BFF_ROOT
 from rpcsvc.operations import dispatch
-from tests.contract.described import Json, check, check_response, filled
+from tests.contract.described import Json, check, check_response, filled, openapi_of
 from tests.contract.serving import BACK, EVM, JSON, SWAP, Answer, Served, serving
 
 PLAN, QUOTE, CREATE = "/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"
@@ -25,10 +24,6 @@ FUND, FAULT, TICKETS = "/sandbox/fund", "/sandbox/fault", "/agent/support/ticket
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "http"}
 ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
 NOBODYS = "ord_" + "0" * 26
-
-
-def document_of(served: Served) -> Json:
-    return openapi_document(site_of(served.up.settings, served.up.service))
 
 
 async def send(
@@ -41,7 +36,7 @@ async def send(
     elif params is not None:
         kwargs["json"] = left
     answer = await served.http(method.upper(), target, **kwargs)
-    document = document_of(served)
+    document = openapi_of(served)
     check_response(document, path, method, answer.status, answer.headers, answer.body)
     return answer
 
@@ -68,7 +63,7 @@ def request_examples(operation: Json) -> Iterator[Json]:
 
 async def test_every_request_example_works_as_it_stands(served: Served) -> None:
     sent = 0
-    for method, path, operation in calls(document_of(served)):
+    for method, path, operation in calls(openapi_of(served)):
         for params in request_examples(operation):
             made = BACK if path == PAY else SWAP
             answer = await send(served, method, path, await with_live_order(served, params, made))
@@ -89,7 +84,7 @@ async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> J
 
 
 async def test_every_response_example_is_as_its_schema_says(served: Served) -> None:
-    document = document_of(served)
+    document = openapi_of(served)
     shown = 0
     for _, _, operation in calls(document):
         for response in operation["responses"].values():
@@ -103,14 +98,14 @@ async def test_every_response_example_is_as_its_schema_says(served: Served) -> N
 async def test_every_operation_but_health_shows_a_good_answer(served: Served) -> None:
     without = [
         path
-        for _, path, operation in calls(document_of(served))
+        for _, path, operation in calls(openapi_of(served))
         if "examples" not in operation["responses"]["200"]["content"]["application/json"]
     ]
     assert set(without) <= {"/health", FAULT}
 
 
 async def test_every_link_leads_to_an_answer(served: Served) -> None:
-    document = document_of(served)
+    document = openapi_of(served)
     by_id = {operation["operationId"]: (m, p) for m, p, operation in calls(document)}
     for method, path, operation in calls(document):
         for link in operation["responses"]["200"].get("links", {}).values():
@@ -183,7 +178,7 @@ async def test_a_body_that_can_t_be_read_is_a_declared_refusal(
 
 
 async def test_another_http_method_is_a_declared_refusal(served: Served) -> None:
-    document = document_of(served)
+    document = openapi_of(served)
     for method, path, _ in calls(document):
         target, _ = filled(path, {"orderId": NOBODYS})
         answer = await served.http("DELETE", target)
@@ -194,7 +189,7 @@ async def test_another_http_method_is_a_declared_refusal(served: Served) -> None
 
 async def test_plain_http_through_a_proxy_is_a_declared_refusal(tmp_path: Path) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
-        for method, path, _ in calls(document_of(served)):
+        for method, path, _ in calls(openapi_of(served)):
             params = {"orderId": NOBODYS} if "{" in path else {}
             answer = await send(served, method, path, params, headers=PROXIED)
             assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
@@ -211,7 +206,7 @@ async def test_budgets_are_told_and_their_end_is_a_declared_refusal(tmp_path: Pa
             good = await send(served, method, path, params)
             assert {"ratelimit", "ratelimit-policy"} <= {name.lower() for name in good.headers}
             assert (await send(served, method, path, params)).status == 429
-        for method, path, _ in calls(document_of(served)):
+        for method, path, _ in calls(openapi_of(served)):
             params = {"orderId": NOBODYS} if "{" in path else {}
             answer = await send(served, method, path, params)
             assert answer.status == (200 if path == "/health" else 429)
@@ -238,7 +233,7 @@ async def test_a_fault_of_the_service_is_declared_for_every_operation(
         raise fault
 
     monkeypatch.setattr(dispatch, "parse_call", fail)
-    for method, path, _ in calls(document_of(served)):
+    for method, path, _ in calls(openapi_of(served)):
         if path in ("/health", links.QUICKSTART.removeprefix("/api/v1")):
             continue
         params = {"orderId": NOBODYS} if "{" in path else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
 from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.site import site_of
+from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, resolved
 from tests.contract.serving import BACK, SWAP, TOKEN, Answer, Served, serving
@@ -24,8 +25,13 @@ META_SCHEMAS = ("openrpc-meta-schema-1.14.9.json", "json-schema-tools-meta-schem
 ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
 
 
+@cache
+def _openrpc(site: Site) -> Json:
+    return openrpc_document(site)
+
+
 def document_of(served: Served) -> Json:
-    return openrpc_document(site_of(served.up.settings, served.up.service))
+    return _openrpc(site_of(served.up.settings, served.up.service))
 
 
 def method_named(document: Json, name: str) -> Json:

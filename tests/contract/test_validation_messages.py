@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rpcsvc.http.openapi.document import openapi_document
-from rpcsvc.http.site import site_of
 from rpcsvc.orders.ports.venue import FaultKind
 from tests.contract import bff
 from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
+from tests.contract.described import openapi_of
 from tests.contract.serving import EVM, MONERO, SWAP, Served
 
 TICKETS = "/agent/support/tickets"
@@ -270,7 +269,7 @@ async def test_what_is_not_there_is_told_where_everything_is_listed(served: Serv
 
 
 def _schema_of(path: str, served: Served) -> dict[str, Any]:
-    document = openapi_document(site_of(served.up.settings, served.up.service))
+    document = openapi_of(served)
     body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     return {**body["schema"], "components": document["components"]}
 
