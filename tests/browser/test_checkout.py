@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Request, expect
 
 from rpcsvc.http.pages import routes
 from rpcsvc.http.pages.texts import FOLDER, Catalogues
@@ -43,6 +43,35 @@ async def test_page_follows_a_swap_in_place(browser: Browser, served: Served, sw
         assert await page.evaluate("window.wasReloaded") is False
         await expect(page.locator("#pay")).to_be_hidden()
         await expect(page.locator("#sent .card")).to_have_count(1)
+
+
+async def test_events_update_the_page_without_polls(browser: Browser, served: Served) -> None:
+    order = await make_order(served, X2U)
+    async with reading(browser, served.url) as page:
+        await page.add_init_script("window.setTimeout = () => 0")  # no poll is ever due
+        opened: list[Request] = []
+
+        def keep(request: Request) -> None:
+            opened.append(request)
+
+        page.on("request", keep)
+        await page.goto(served.url + order.path)
+        await heading(page, "awaiting_deposit")
+        await fund(served, order)
+        await heading(page, "completed")
+    streams = [each for each in opened if "/swap/events/" in each.url]
+    assert [each.headers["accept"] for each in streams] == ["text/event-stream"]
+    assert len(opened) > 2, "one for the page, one for the stream, one for each event"
+
+
+async def test_page_polls_where_streams_are_refused(browser: Browser, served: Served) -> None:
+    order = await make_order(served, X2U)
+    async with reading(browser, served.url) as page:
+        await page.route("**/swap/events/**", lambda route: route.fulfill(status=429))
+        async with page.expect_response("**/swap/events/**"):
+            await page.goto(served.url + order.path)
+        await fund(served, order)
+        await heading(page, "completed")
 
 
 @pytest.mark.parametrize("swap", [X2U, U2X], ids=["x2u", "u2x"])

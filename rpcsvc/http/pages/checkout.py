@@ -28,7 +28,7 @@ from rpcsvc.domain.order import (
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.http.pages.rendering import qr_svg
 from rpcsvc.http.pages.texts import Texts
-from rpcsvc.http.site import Site
+from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
@@ -128,6 +128,7 @@ class Checkout:
     attested: bool
     verify_command: str
     is_live: bool
+    events_path: str
     refresh: int
     seconds_left: int
     seconds_in_all: int
@@ -203,6 +204,7 @@ class CheckoutWriter:
             attested="attestation" in self._status["order"],
             verify_command=self._verify_command(),
             is_live=is_live,
+            events_path=f"{API_ROOT}/agent/swap/events/{order.order_id}?after={order.version}",
             # A form that is being filled in must not vanish.
             refresh=REFRESH_SECONDS if is_live and may_refresh and not needs_address else 0,
             seconds_left=max(0, terms.expires_at - self._now) // 1000,

@@ -3,7 +3,9 @@
 "use strict";
 (() => {
   const EVERY_MS = 5000;
+  const WITH_STREAM_MS = 15000;
   const AFTER_FAILURE_MS = 15000;
+  const STREAM_REFUSED_MS = 60000;
   const root = document.documentElement;
   const parts = () => document.querySelectorAll("main > section[id]");
   const before = new Map([...parts()].map((part) => [part.id, part.outerHTML]));
@@ -53,6 +55,7 @@
       changed = true;
     }
     main().dataset.live = now.dataset.live;
+    main().dataset.events = now.dataset.events;
     document.querySelector("footer > p:nth-of-type(2)").replaceWith(
       fresh.querySelector("footer > p:nth-of-type(2)"),
     );
@@ -65,19 +68,55 @@
 
   const stale = document.getElementById("stale");
   let timer = 0;
+  let isUpdating = false;
+  let isOutdated = false;
   const turn = async () => {
+    isOutdated = true;
+    if (isUpdating) return;
+    isUpdating = true;
     clearTimeout(timer);
-    if (main().dataset.live !== "yes" || document.hidden) return;
-    let wait = EVERY_MS;
-    try {
-      await update();
-      stale.hidden = true;
-    } catch {
-      stale.hidden = false;
-      wait = AFTER_FAILURE_MS;
+    let failed = false;
+    while (isOutdated && mayChange()) {
+      isOutdated = false;
+      try {
+        await update();
+        failed = false;
+      } catch {
+        failed = true;
+      }
     }
-    timer = setTimeout(turn, wait);
+    stale.hidden = !failed;
+    isUpdating = false;
+    goOn(failed);
   };
-  document.addEventListener("visibilitychange", turn);
-  if (stale) timer = setTimeout(turn, EVERY_MS);
+  const mayChange = () => main().dataset.live === "yes" && !document.hidden;
+
+  // Each event of the order updates the page at once. A poll does the rest: what is no event, such
+  // as confirmations, and all of it where the service has no room for one more stream.
+  let stream = null;
+  let streamNotBefore = 0;
+  const goOn = (failed) => {
+    if (!mayChange()) {
+      if (stream) stream.close();
+      stream = null;
+      return;
+    }
+    if (!stream && Date.now() >= streamNotBefore) listen();
+    timer = setTimeout(turn, failed ? AFTER_FAILURE_MS : stream ? WITH_STREAM_MS : EVERY_MS);
+  };
+  const listen = () => {
+    stream = new EventSource(main().dataset.events);
+    stream.addEventListener("message", turn);
+    stream.addEventListener("error", ({ target }) => {
+      if (target !== stream || target.readyState !== EventSource.CLOSED) return;
+      stream = null;
+      streamNotBefore = Date.now() + STREAM_REFUSED_MS;
+      turn();
+    });
+  };
+
+  if (stale) {
+    document.addEventListener("visibilitychange", () => (document.hidden ? goOn() : turn()));
+    goOn();
+  }
 })();
