@@ -55,7 +55,7 @@ from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.waits import Waits
-from rpcsvc.service_manager import READY, STOPPING, service_manager
+from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
@@ -85,7 +85,7 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.set_exception_handler(AcceptFailures(time.monotonic))
     manager = service_manager(os.environ)
-    standby = partial(listening, graceful_seconds=STANDBY_GRACE_SECONDS)
+    standby = partial(_standing_by, manager)
     try:
         async with running(settings, stop=stop, standby=standby) as up:
             up.worker.beside(partial(manager.ping, partial(_vital_health, up)))
@@ -102,6 +102,19 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
     if up.lease.lost.is_set():
         raise LeaseLost
+
+
+@asynccontextmanager
+async def _standing_by(manager: ServiceManager, up: Running) -> AsyncIterator[None]:
+    """A standby listens, and is ready and alive, until the block ends."""
+    async with listening(up, graceful_seconds=STANDBY_GRACE_SECONDS):
+        manager.notify(READY, f"STATUS=Standing by on {up.settings.effective_site_url}")
+        pings = asyncio.create_task(manager.ping(up.database.health), name="watchdog")
+        try:
+            yield
+        finally:
+            pings.cancel()
+            await asyncio.gather(pings, return_exceptions=True)
 
 
 def _vital_health(up: Running) -> Health:

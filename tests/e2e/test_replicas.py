@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +21,15 @@ import pytest
 from rpcsvc.app import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
-from tests.e2e.processes import Gone, Server, call, call_for_data, until, until_over
+from tests.e2e.processes import (
+    PATIENCE_SECONDS,
+    Gone,
+    Server,
+    call,
+    call_for_data,
+    until,
+    until_over,
+)
 from tests.e2e.swaps import SWAPS
 from tests.postgres import new_database
 
@@ -40,15 +49,15 @@ class Replicas:
         self.all: list[Server] = []
         self.supervised = 0
 
-    def start(self) -> Server:
+    def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
         if self.all:  # as docs/cluster.md says
             data_dir.mkdir(mode=0o700)
             first = self.all[0].data_dir
             shutil.copytree(first / "keys", data_dir / "keys")
             shutil.copy2(first / "client-hash.key", data_dir)
-        environ = {"RPCSVC_DATABASE_URL": self.url, "RPCSVC_SITE_URL": "http://127.0.0.1:8080"}
-        made = Server(data_dir, environ=environ, log_dir=self.folder)
+        own = {"RPCSVC_DATABASE_URL": self.url, "RPCSVC_SITE_URL": "http://127.0.0.1:8080"}
+        made = Server(data_dir, environ={**own, **environ}, log_dir=self.folder)
         self.all.append(made)
         return made
 
@@ -144,6 +153,31 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
         await until(lambda: said(fourth, "lease_awaited"))
         assert second.stop() == 0
         assert await up.holder() is fourth, "what was released is free at once"
+
+
+async def test_standby_tells_systemd_that_it_is_ready(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(PATIENCE_SECONDS)
+
+        async def heard(text: str) -> None:
+            while text not in (await asyncio.to_thread(manager.recv, 4096)).decode():
+                pass
+
+        async with replicas(postgres(), tmp_path) as up:
+            first = up.start()
+            assert await first.ready()
+            second = up.start(NOTIFY_SOCKET=address, WATCHDOG_USEC="600000")
+            await heard("READY=1\nSTATUS=Standing by on ")
+            await heard("WATCHDOG=1")
+            first.kill()
+            await heard("READY=1\nSTATUS=Serving ")
+            await heard("WATCHDOG=1")
+            assert second.stop() == 0
+            await heard("STOPPING=1")
 
 
 async def said(at: Server, event: str) -> bool:
