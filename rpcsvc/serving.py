@@ -38,6 +38,7 @@ from rpcsvc.http.http_server import (
     Listener,
     raise_descriptor_limit,
 )
+from rpcsvc.http.mcp.app import OrderApp
 from rpcsvc.http.mcp.confirmation import Confirmations
 from rpcsvc.http.mcp.server import McpHttp
 from rpcsvc.http.messages import Refusals, require_framing
@@ -47,6 +48,7 @@ from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_integrator
 from rpcsvc.http.pages.rendering import Renderer
 from rpcsvc.http.pages.routes import PagesHttp
+from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes
@@ -275,15 +277,15 @@ def web_app(up: Running) -> Edge:
         max_depth=limits.depth,
     )
     discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
+    renderer = Renderer(site)
     mcp = McpHttp(
         gate,
         up.dispatcher,
         site,
         discovery.caches,
         Confirmations(up.service.client_secret),
+        OrderApp(site, renderer, Catalogues().choose("")),
         settings.allowed_origins,
-        body_bytes=limits.body_bytes,
-        max_depth=limits.depth,
     )
     surface = partial(OperationRoutes, gate, body_bytes=limits.body_bytes, max_depth=limits.depth)
     agent = surface(up.dispatcher, API_ROOT, transport="http")
@@ -298,7 +300,7 @@ def web_app(up: Running) -> Edge:
     routes.add_routes(discovery.routes())
     health = HealthRoutes(gate, up.service, up.worker, up.database, up.signer)
     routes.add_routes(health.routes())
-    pages = PagesHttp(gate, up.service, up.dispatcher, site, Renderer(site), health)
+    pages = PagesHttp(gate, up.service, up.dispatcher, site, renderer, health)
     routes.add_routes(pages.routes())
     books, clock = SqlOperatorBooks(up.database), up.service.clock
     messages, waits = SqlWebhooks(up.database), up.service.waits

@@ -63,5 +63,6 @@ def tool_result(reply: Reply, result: Json) -> Json:
         first = {"type": "text", "text": orjson.dumps(reply.error.required).decode()}
         return {**result, "content": [first, *result["content"]]}
     if reply.settlement is not None and reply.settlement.response is not None:
-        return {**result, "_meta": {_META_RESPONSE: reply.settlement.response}}
+        meta = {**result.get("_meta", {}), _META_RESPONSE: reply.settlement.response}
+        return {**result, "_meta": meta}
     return result

@@ -77,7 +77,7 @@ class Tool:
 
     ``description`` says what the call changes, what it needs, what a second call does and what to
     do on failure. ``destructive``: it ends something. ``repeatable``: a second call with the same
-    arguments changes nothing more.
+    arguments changes nothing more. ``has_app``: its result is an order, which hosts can show.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Tool:
     description: str
     destructive: bool = False
     repeatable: bool = True
+    has_app: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,6 +53,7 @@ CREATE_SWAP: Final = Tool(
     " and ask the user again. A webhook is only for an https server that you run: otherwise follow"
     " the order with get_swap_status. Order creations are limited per minute and per client."
     + _ON_FAILURE,
+    has_app=True,
 )
 GET_SWAP_STATUS: Final = Tool(
     "get_swap_status",
@@ -62,6 +63,7 @@ GET_SWAP_STATUS: Final = Tool(
     " when the order has changed. Go on until state is completed or terminal_failure. With"
     " verify, an order that pays to another address is refused: don't fund that one. Changes"
     " nothing." + _ON_FAILURE,
+    has_app=True,
 )
 CANCEL_SWAP: Final = Tool(
     "cancel_swap",
@@ -95,6 +97,7 @@ FUND_SWAP: Final = Tool(
     " call with the same payment pays nothing more and answers how it stands; while"
     " data.paymentResponse is null the outcome is not known: sign no other payment, and watch the"
     " order." + _ON_FAILURE,
+    has_app=True,
 )
 SET_REFUND_ADDRESS: Final = Tool(
     "set_refund_address",

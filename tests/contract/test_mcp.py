@@ -11,11 +11,14 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rpcsvc.http.pages.rendering import qr_image
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from tests.contract.serving import EVM, MONERO, TOKEN, Served, serving
 from tests.mcp import HANDSHAKE, STATELESS, call, message, meta, stateless, swap
 
+APPS = "io.modelcontextprotocol/ui"
+APP = "ui://service/order"
 TOOLS = {op.tool.name: op for op in OPERATIONS if op.tool is not None}
 
 
@@ -32,7 +35,7 @@ async def test_discover_tells_revisions_and_capabilities(served: Served) -> None
     result = answer.body["result"]
     assert answer.status == 200
     assert result["supportedVersions"] == [STATELESS, *HANDSHAKE]
-    assert result["capabilities"] == {"tools": {}, "resources": {}}
+    assert result["capabilities"] == {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
     assert (result["resultType"], result["cacheScope"]) == ("complete", "public")
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "service"
     assert "mcp-session-id" not in answer.headers
@@ -233,6 +236,8 @@ def order_of(result: dict[str, Any]) -> str:
 async def test_documents_are_resources(served: Served) -> None:
     found = (await stateless(served, "resources/list")).body["result"]["resources"]
     for resource in found:
+        if resource["uri"] == APP:
+            continue
         answer = await stateless(served, "resources/read", {"uri": resource["uri"]})
         (content,) = answer.body["result"]["contents"]
         assert content["mimeType"] == resource["mimeType"]
@@ -241,6 +246,37 @@ async def test_documents_are_resources(served: Served) -> None:
         private = response.headers["cache-control"].startswith("no-store")
         assert answer.body["result"]["cacheScope"] == ("private" if private else "public")
         assert private or content["text"] == await response.text()
+
+
+async def test_tools_of_an_order_lead_to_its_app(served: Served) -> None:
+    found = await listed(served)
+    linked = {name for name, tool in found.items() if "_meta" in tool}
+    assert linked == {"create_swap", "fund_swap", "get_swap_status"}
+    assert all(found[name]["_meta"] == {"ui": {"resourceUri": APP}} for name in linked)
+    resources = (await stateless(served, "resources/list")).body["result"]["resources"]
+    (resource,) = [each for each in resources if each["uri"] == APP]
+    answer = await stateless(served, "resources/read", {"uri": APP})
+    (content,) = answer.body["result"]["contents"]
+    assert content["mimeType"] == resource["mimeType"] == "text/html;profile=mcp-app"
+    assert content["_meta"] == resource["_meta"] == {"ui": {"csp": {}, "prefersBorder": True}}
+    assert "default-src &#39;none&#39;" in content["text"]
+    assert "://" not in content["text"]
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_app_is_told_the_code_to_pay_by(served: Served, direction: str) -> None:
+    shows = {"_meta": meta(extensions={APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}})}
+    made = await call(served, "create_swap", swap(direction), **shows)
+    funding = made["structuredContent"]["data"]["fundingInstructions"]
+    paid_by = funding["paymentUri" if direction == "x2u" else "depositAddress"]
+    assert made["_meta"]["order/qr"] == qr_image(paid_by)
+    order = {"orderId": order_of(made)}
+    assert "order/qr" not in (await call(served, "get_swap_status", order))["_meta"]
+    params = {"name": "get_swap_status", "arguments": order}
+    shaken = await served.raw(message("tools/call", params), "/mcp")
+    assert shaken.body["result"]["_meta"] == {"order/qr": qr_image(paid_by)}
+    refused = await call(served, "create_swap", {**swap(direction), "amount": "0"}, **shows)
+    assert "order/qr" not in refused["_meta"]
 
 
 async def test_unknown_resource_is_refused_with_its_uri(served: Served) -> None:

@@ -27,6 +27,9 @@ _VERSION_KEY: Final = f"{_PREFIX}protocolVersion"
 _CAPABILITIES_KEY: Final = f"{_PREFIX}clientCapabilities"
 SERVER_INFO_KEY: Final = f"{_PREFIX}serverInfo"
 
+# The extension by which a client shows pages of a server (SEP-1865).
+APPS: Final = f"{_PREFIX}ui"
+
 _VERSION_HEADER: Final = "mcp-protocol-version"
 _METHOD_HEADER: Final = "mcp-method"
 _NAME_HEADER: Final = "mcp-name"
@@ -49,6 +52,12 @@ class Client(NamedTuple):
         declared = self.capabilities.get("elicitation")
         # Without a mode an old client means forms.
         return isinstance(declared, dict) and (not declared or "form" in declared)
+
+    @property
+    def can_show_apps(self) -> bool:
+        """Whether the client may show apps; one that shook hands does not say so in a request."""
+        extensions = self.capabilities.get("extensions")
+        return not self.is_stateless or (isinstance(extensions, dict) and APPS in extensions)
 
 
 def client_of(method: str, params: Json, headers: Headers) -> Client:

@@ -34,8 +34,10 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.edge import is_loopback_origin
 from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object
+from rpcsvc.http.mcp import app
 from rpcsvc.http.mcp.confirmation import Confirmations
 from rpcsvc.http.mcp.revisions import (
+    APPS,
     HANDSHAKE,
     SERVED,
     SERVER_INFO_KEY,
@@ -63,7 +65,7 @@ from rpcsvc.orders.quoted import FIELD
 from rpcsvc.orders.unfunded import Client as Payer
 
 _TTL_MS: Final = 300_000
-_CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}}
+_CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
 _QUOTED: Final = ("direction", "chain", "amount")
 
 
@@ -91,10 +93,8 @@ class McpHttp:
         site: Site,
         documents: Iterable[DocumentCache],
         confirmations: Confirmations,
+        order_app: app.OrderApp,
         origins: Iterable[str],
-        *,
-        body_bytes: int,
-        max_depth: int,
     ) -> None:
         self._gate = gate
         self._dispatcher = dispatcher
@@ -107,12 +107,13 @@ class McpHttp:
             if each.document.path in links.DESCRIPTIONS
         }
         self._confirmations = confirmations
+        self._app = order_app
         home = urlsplit(site.url)
         self._origins = frozenset((*origins, f"{home.scheme}://{home.netloc}".lower()))
-        self._body_bytes = body_bytes
+        self._body_bytes = site.limits.body_bytes
         self._server: JsonRpcServer[McpCaller] = JsonRpcServer(
             self._methods(),
-            max_depth=max_depth,
+            max_depth=site.limits.depth,
             describe_error=_described_error,
             request_id=McpCaller.request_id_for,
         )
@@ -254,7 +255,8 @@ class McpHttp:
         _require_first_page(params)
         if self._listed is None:
             rows = [(op, op.tool) for op in self._tools.values()]
-            found = [described(self._site, op, tool) for op, tool in rows if tool is not None]
+            meta = self._app.tool_meta
+            found = [described(self._site, op, tool, meta) for op, tool in rows if tool is not None]
             self._listed = orjson.dumps(found)
         return {"tools": orjson.Fragment(self._listed), **_hints(client, _TTL_MS)}
 
@@ -263,7 +265,7 @@ class McpHttp:
     ) -> Json:
         _require_first_page(params)
         found = [_resource(uri, each.document) for uri, each in self._documents.items()]
-        return {"resources": found, **_hints(client, _TTL_MS)}
+        return {"resources": [*found, self._app.resource()], **_hints(client, _TTL_MS)}
 
     async def _list_templates(
         self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
@@ -275,6 +277,8 @@ class McpHttp:
         self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
     ) -> Json:
         uri = params.get("uri")
+        if uri == self._app.uri:
+            return {"contents": [self._app.contents()], **_hints(client, _TTL_MS)}
         found = self._documents.get(uri) if isinstance(uri, str) else None
         if found is None:
             raise InvalidParams(
@@ -296,7 +300,8 @@ class McpHttp:
         if operation.payable:
             arguments = with_meta_payment(params, arguments)
         if not operation.idempotent:
-            return _result(await carry_out(self._dispatcher, operation, caller, hint, arguments))
+            reply = await carry_out(self._dispatcher, operation, caller, hint, arguments)
+            return _result(reply, client, operation)
         try:
             if caller.budget_of is None:
                 self._gate.charge(caller.context, "orders")
@@ -323,7 +328,7 @@ class McpHttp:
         # A caller that gave a digest of its own is told what is worse; the user is not asked.
         if agreed and isinstance(reply.error, QuoteChanged) and FIELD not in arguments:
             return await self._ask(caller, hint, arguments)
-        return _result(reply)
+        return _result(reply, client, operation)
 
     def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
         """Raises InvalidParams for an unknown tool, and for arguments that are no object."""
@@ -350,13 +355,18 @@ class McpHttp:
         return self._confirmations.question(arguments, data["quote"], data[FIELD])
 
 
-def _result(reply: Reply) -> Json:
-    """A CallToolResult: the envelope as structured content, and as text for older clients."""
+def _result(reply: Reply, client: Client | None = None, operation: Operation | None = None) -> Json:
+    """A CallToolResult: the envelope as structured content, and as text for older clients.
+
+    With what the app is told of an order, for clients that may show one.
+    """
     result: Json = {
         "content": [{"type": "text", "text": reply.body.decode()}],
         "structuredContent": orjson.Fragment(reply.body),
         "isError": reply.error is not None,
     }
+    if client and client.can_show_apps and operation and operation.tool and operation.tool.has_app:
+        result["_meta"] = app.result_meta(reply)
     return tool_result(reply, result)
 
 

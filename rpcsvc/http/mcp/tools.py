@@ -39,9 +39,10 @@ def instructions(site: Site) -> str:
     )
 
 
-def described(site: Site, operation: Operation, tool: Tool) -> Json:
-    """One entry of tools/list."""
+def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
+    """One entry of tools/list; ``app_meta`` links the app of those that have one."""
     return {
+        **({"_meta": app_meta} if tool.has_app else {}),
         "name": tool.name,
         "title": tool.title,
         "description": tool.description,

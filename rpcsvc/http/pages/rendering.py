@@ -18,6 +18,7 @@ from typing import Any, Final
 import segno
 from aiohttp import web
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from rpcsvc.http.pages.texts import Texts
@@ -82,6 +83,25 @@ class Renderer:
         headers = {**_HEADERS, "content-language": texts.lang, "content-security-policy": policy}
         return web.Response(body=html.encode(), status=status, headers=headers)
 
+    def app(self, name: str, texts: Texts, values: Mapping[str, Any]) -> str:
+        """A page that a host shows in a frame of its own: ``name`` with its .html, .css and .js.
+
+        Its policy is inside it. ``values`` is what its script is told.
+        """
+        style = (_HERE / f"{name}.css").read_text(encoding="utf-8")
+        script = (_HERE / f"{name}.js").read_text(encoding="utf-8")
+        return self._templates.get_template(f"{name}.html").render(
+            t=texts.say,
+            text=texts,
+            brand=self._site.brand,
+            simulated=self._site.is_simulated,
+            policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
+            " img-src data:; base-uri 'none'; form-action 'none'",
+            texts=htmlsafe_json_dumps(values),
+            style=Markup(style),  # noqa: S704 - files of our own
+            script=Markup(script),  # noqa: S704
+        )
+
 
 def content_security_policy(styles: list[str], script: str) -> str:
     """The policy of a page with these inline styles and this script, each empty for none."""
@@ -118,3 +138,11 @@ def qr_svg(text: str, title: str) -> Markup:
     )  # fmt: skip
     svg = out.getvalue().decode().replace("<svg ", '<svg role="img" ', 1)
     return Markup(svg)  # noqa: S704 - segno escapes the title
+
+
+@lru_cache(maxsize=256)
+def qr_image(text: str) -> str:
+    """A QR code as a data URI of a PNG image, one pixel for each module."""
+    # One mask is as readable as the best of eight, which takes five times as long to find.
+    code = segno.make_qr(text, error="m", mask=0)
+    return str(code.png_data_uri(border=4))
