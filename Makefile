@@ -9,7 +9,7 @@ PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-ve
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: spectral alerts conformance clean
+.PHONY: cluster spectral alerts conformance clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,10 @@ regtest-demo: install ## the whole stack on regtest chains, and a swap each way
 regtest-soak: install ## orders, faults and reorganisations at random on the whole stack, then an audit
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
+
+cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
+	tools/cluster/install
+	$(BIN)/python -m tests.e2e.cluster
 
 browser: install ## the pages in a real Chromium: whole swaps, each state, accessibility
 	tools/browser/install

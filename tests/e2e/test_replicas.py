@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import asyncpg
 import pytest
 
 from rpcsvc.app import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
+from tests.e2e.cluster import Replicas, is_ready, reads, replicas
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
     Gone,
@@ -35,80 +34,6 @@ from tests.postgres import new_database
 
 # docs/cluster.md says 15 for a quiet machine; the one of the tests is not quiet.
 LATE_SECONDS = 45
-
-
-class Replicas:
-    """Server processes on one database, each with a data directory of its own.
-
-    A supervisor starts another for each that ends below ``supervised``.
-    """
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
-        self.folder = folder
-        self.all: list[Server] = []
-        self.supervised = 0
-
-    def start(self, **environ: str) -> Server:
-        data_dir = self.folder / f"replica{len(self.all)}"
-        if self.all:  # as docs/cluster.md says
-            data_dir.mkdir(mode=0o700)
-            first = self.all[0].data_dir
-            shutil.copytree(first / "keys", data_dir / "keys")
-            shutil.copy2(first / "client-hash.key", data_dir)
-        own = {"RPCSVC_DATABASE_URL": self.url, "RPCSVC_SITE_URL": "http://127.0.0.1:8080"}
-        made = Server(data_dir, environ={**own, **environ}, log_dir=self.folder)
-        self.all.append(made)
-        return made
-
-    async def holder(self, besides: tuple[Server, ...] = ()) -> Server:
-        """The replica that takes orders, once one does."""
-
-        async def ready() -> Server | None:
-            for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
-                self.start()
-            for each in self.all:
-                if each not in besides and not each.is_dead and await is_ready(each):
-                    return each
-            return None
-
-        try:
-            return await until(ready)
-        except TimeoutError:
-            logs = [f"{each.pid}: {each.log.read_text()[-2000:]}" for each in self.all]
-            raise AssertionError("no replica is ready:\n" + "\n".join(logs)) from None
-
-    async def value(self, sql: str) -> Any:
-        connection = await asyncpg.connect(self.url)
-        try:
-            return await connection.fetchval(sql)
-        finally:
-            await connection.close()
-
-    def kill(self) -> None:
-        for each in self.all:
-            if not each.is_dead:
-                os.kill(each.pid, signal.SIGCONT)
-                each.kill()
-
-
-@asynccontextmanager
-async def replicas(server: str, folder: Path) -> AsyncIterator[Replicas]:
-    async with new_database(server) as url:
-        made = Replicas(url, folder)
-        try:
-            yield made
-        finally:
-            made.kill()
-
-
-async def is_ready(at: Server) -> bool:
-    """One that is paused is not: it takes the question, and does not answer."""
-    try:
-        async with asyncio.timeout(2):
-            return (await at.health("/readyz")).get("http") == 200
-    except TimeoutError:
-        return False
 
 
 async def order(at: Server, key: str) -> tuple[str, bytes]:
@@ -182,11 +107,6 @@ async def test_standby_tells_systemd_that_it_is_ready(
 
 async def said(at: Server, event: str) -> bool:
     return event in at.log.read_text()
-
-
-async def reads(at: Server) -> bool:
-    """Whether it can be asked for orders."""
-    return (await at.health("/readyz/reads")).get("http") == 200
 
 
 async def get(at: Server, path: str) -> tuple[int, str | None, bytes]:

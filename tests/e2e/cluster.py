@@ -1,0 +1,212 @@
+"""Replicas on one PostgreSQL, and HAProxy before them. ``make cluster`` runs the demo over it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import asyncpg
+
+from tests.e2e.processes import Server, free_port, until
+from tests.postgres import new_database, own_server
+
+CONFIG: Final = Path(__file__).parents[2] / "config/haproxy.cfg"
+REPLICAS: Final = 3
+# Without a token /rpc does not answer to what comes through a balancer.
+TOKEN: Final = "a token of the cluster"
+
+
+class Replicas:
+    """Server processes on one database, each with a data directory of its own.
+
+    A supervisor starts another for each that ends below ``supervised``.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.url = url
+        self.folder = folder
+        self.environ = {
+            "RPCSVC_DATABASE_URL": url,
+            "RPCSVC_SITE_URL": "http://127.0.0.1:8080",
+            **environ,
+        }
+        self.all: list[Server] = []
+        self.supervised = 0
+
+    def start(self, **environ: str) -> Server:
+        data_dir = self.folder / f"replica{len(self.all)}"
+        if self.all:  # as docs/cluster.md says
+            data_dir.mkdir(mode=0o700)
+            first = self.all[0].data_dir
+            shutil.copytree(first / "keys", data_dir / "keys")
+            shutil.copy2(first / "client-hash.key", data_dir)
+        made = Server(data_dir, environ={**self.environ, **environ}, log_dir=self.folder)
+        self.all.append(made)
+        return made
+
+    async def holder(self, besides: tuple[Server, ...] = ()) -> Server:
+        """The replica that takes orders, once one does."""
+
+        async def ready() -> Server | None:
+            for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
+                self.start()
+            for each in self.all:
+                if each not in besides and not each.is_dead and await is_ready(each):
+                    return each
+            return None
+
+        try:
+            return await until(ready)
+        except TimeoutError:
+            logs = [f"{each.pid}: {each.log.read_text()[-2000:]}" for each in self.all]
+            raise AssertionError("no replica is ready:\n" + "\n".join(logs)) from None
+
+    async def value(self, sql: str) -> Any:
+        connection = await asyncpg.connect(self.url)
+        try:
+            return await connection.fetchval(sql)
+        finally:
+            await connection.close()
+
+    def kill(self) -> None:
+        for each in self.all:
+            if not each.is_dead:
+                os.kill(each.pid, signal.SIGCONT)
+                each.kill()
+
+
+@asynccontextmanager
+async def replicas(server: str, folder: Path) -> AsyncIterator[Replicas]:
+    async with new_database(server) as url:
+        made = Replicas(url, folder)
+        try:
+            yield made
+        finally:
+            made.kill()
+
+
+async def is_ready(at: Server) -> bool:
+    """One that is paused is not: it takes the question, and does not answer."""
+    try:
+        async with asyncio.timeout(2):
+            return (await at.health("/readyz")).get("http") == 200
+    except TimeoutError:
+        return False
+
+
+async def reads(at: Server) -> bool:
+    """Whether it can be asked for orders."""
+    return (await at.health("/readyz/reads")).get("http") == 200
+
+
+class Balancer(NamedTuple):
+    """Where clients come in."""
+
+    url: str
+
+    async def takes_orders(self) -> bool:
+        """Whether it has found out which replica does: it asks them in turn until then."""
+        async with aiohttp.ClientSession() as session:
+            for _ in range(REPLICAS):
+                try:
+                    async with session.get(f"{self.url}/readyz") as response:
+                        if response.status != 200:
+                            return False
+                except aiohttp.ClientError:
+                    return False
+        return True
+
+
+@contextmanager
+def balancer(port: int, servers: list[Server]) -> Iterator[Balancer]:
+    """HAProxy with the configuration that is shipped, before these servers."""
+    addresses = {
+        f"RPCSVC_REPLICA_{number}": f"127.0.0.1:{each.port}"
+        for number, each in enumerate(servers, 1)
+    }
+    bind = f"127.0.0.1:{port}"
+    process = subprocess.Popen(
+        ["haproxy", "-db", "-f", str(CONFIG)],
+        env={**os.environ, **addresses, "RPCSVC_BIND": bind},
+    )
+    try:
+        yield Balancer(f"http://{bind}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Cluster(NamedTuple):
+    """Three replicas that are up, and the balancer before them."""
+
+    replicas: Replicas
+    front: Balancer
+
+
+@asynccontextmanager
+async def cluster(server: str, folder: Path) -> AsyncIterator[Cluster]:
+    """A cluster on a database of its own."""
+    port = free_port()
+    async with new_database(server) as url:
+        environ = {"RPCSVC_SITE_URL": f"http://127.0.0.1:{port}", "AGENT_RPC_TOKEN": TOKEN}
+        made = Replicas(url, folder, environ)
+        try:
+            assert await made.start().ready()
+            for each in [made.start() for _ in range(REPLICAS - 1)]:
+                await until(partial(reads, each))
+            with balancer(port, made.all) as front:
+                await until(front.takes_orders)
+                yield Cluster(made, front)
+        finally:
+            made.kill()
+
+
+async def _demo(front: Balancer) -> None:
+    words = [sys.executable, "-m", "rpcsvc", "demo", "--url", front.url]
+    running = await asyncio.create_subprocess_exec(
+        *words, env={**os.environ, "AGENT_RPC_TOKEN": TOKEN}
+    )
+    if await running.wait() != 0:
+        raise SystemExit("the demo failed")
+
+
+def _say(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+async def _main() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="rpcsvc-cluster-") as folder,
+        own_server() as server,
+    ):
+        _say("PostgreSQL, three replicas and HAProxy start")
+        async with cluster(server.url, Path(folder)) as up:
+            _say(f"the demo over {up.front.url}")
+            await _demo(up.front)
+            struck = await up.replicas.holder()
+            _say(f"kill -9 of the replica that takes orders, process {struck.pid}")
+            struck.kill()
+            began = time.monotonic()
+            await until(up.front.takes_orders)
+            seconds = time.monotonic() - began
+            _say(f"orders are taken again after {seconds:.1f} s; the demo once more")
+            await _demo(up.front)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
