@@ -200,7 +200,7 @@ class PlanParams(Params):
     chain: ChainName | None = None
     amount: Amount | None = None
     to: Destination | None = None
-    has_funds: bool | None = None
+    has_funds: Annotated[bool, Field(description="Whether the user has the money.")] | None = None
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
@@ -330,17 +330,14 @@ class CheckParams(Params):
     model_config = ConfigDict(title="CheckRequest")
 
     order_id: OrderId
-    transaction: (
-        Annotated[
-            Annotated[dict[str, Any], Field(json_schema_extra=_TRANSACTION)] | str,
-            Field(
-                description="An unsigned EVM transaction as JSON (to, data, value, chainId), as an"
-                " object or its text; or the calldata alone. Where it does not name them, chain and"
-                " contract do. A signed one is refused unread."
-            ),
-        ]
-        | None
-    ) = None
+    transaction: Annotated[
+        Annotated[dict[str, Any], Field(json_schema_extra=_TRANSACTION)] | str | None,
+        Field(
+            description="An unsigned EVM transaction as JSON (to, data, value, chainId), as an"
+            " object or its text; or the calldata alone. Where it does not name them, chain and"
+            " contract do. A signed one is refused unread."
+        ),
+    ] = None
     payment_uri: (
         Annotated[str, Field(description="A monero: or an EIP-681 URI.", max_length=1024)] | None
     ) = None
@@ -386,16 +383,13 @@ class FundingParams(Params):
     model_config = ConfigDict(title="FundingRequest")
 
     order_id: OrderId
-    payment: (
-        Annotated[
-            Annotated[dict[str, Any], Field(json_schema_extra=payment_schema())] | str,
-            Field(
-                description="PaymentPayload of x402, version 2, scheme exact by EIP-3009: as an"
-                " object, or as the header PAYMENT-SIGNATURE has it."
-            ),
-        ]
-        | None
-    ) = None
+    payment: Annotated[
+        Annotated[dict[str, Any], Field(json_schema_extra=payment_schema())] | str | None,
+        Field(
+            description="PaymentPayload of x402, version 2, scheme exact by EIP-3009: as an"
+            " object, or as the header PAYMENT-SIGNATURE has it."
+        ),
+    ] = None
 
 
 class RefundAddressParams(Params):
@@ -418,11 +412,26 @@ class SupportParams(Params):
 
     model_config = ConfigDict(title="SupportRequest")
 
-    message: Annotated[str, Field(min_length=1, max_length=8000)]
-    category: Annotated[str, Field(min_length=1, max_length=64)] = "agent"
+    message: Annotated[
+        str,
+        Field(description="What happened and what is asked for.", min_length=1, max_length=8000),
+    ]
+    category: Annotated[
+        str, Field(description="A word that sorts tickets.", min_length=1, max_length=64)
+    ] = "agent"
     order_id: OrderId | None = None
     session_id: SessionId | None = None
-    wallet_address: Annotated[str, Field(max_length=256)] | None = None
+    wallet_address: (
+        Annotated[
+            str,
+            Field(
+                description="The user's own address on the network of the deposit, where a refund"
+                " is to go that waits for one.",
+                max_length=256,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class FundParams(Params):
@@ -449,7 +458,14 @@ class FaultParams(Params):
         Field(description="What goes wrong."),
     ]
     order_id: OrderId | None = None
-    seconds: Annotated[int, Field(ge=1, le=31_536_000), WHOLE] | None = None
+    seconds: (
+        Annotated[
+            int,
+            Field(description="How far the clock moves, for advance_clock.", ge=1, le=31_536_000),
+            WHOLE,
+        ]
+        | None
+    ) = None
     rate: Annotated[str, Field(description="USDC per XMR, for set_rate.")] | None = None
 
     @classmethod

@@ -10,6 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tdqs.lint_server import lint_server
+from tdqs.parse_tool_definitions import parse_tool_definitions
 
 from rpcsvc.http.pages.rendering import qr_image
 from rpcsvc.operations.service import Operation
@@ -134,6 +136,17 @@ async def test_every_row_with_a_tool_is_listed_and_no_other(served: Served) -> N
             # Claude's API refuses a tool with one of these at the root of its schema.
             assert schema["type"] == "object"
             assert not {"anyOf", "oneOf", "allOf"} & set(schema)
+
+
+async def test_tool_definitions_pass_the_linter(served: Served) -> None:
+    """The rules of the Tool Definition Quality Score."""
+    listing = {"tools": list((await listed(served)).values())}
+    report = lint_server(server_name="service", tools=parse_tool_definitions(listing).tools)
+    # It asks only whether a cheaper tool does the same, of any tool with as many required inputs
+    # as create_swap.
+    found = [each for each in report.findings if each.rule != "shadow-candidate"]
+    assert not found, [each.message for each in found]
+    assert len(report.tools) == len(TOOLS)
 
 
 @pytest.mark.parametrize("operation", TOOLS.values(), ids=lambda op: op.name)
