@@ -6,6 +6,7 @@ are plain: rich, which other packages install, takes a second to print one.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -48,10 +49,15 @@ patch.object(
 
 _RECURSION_LIMIT = sys.getrecursionlimit()
 
+# What is imported and collected stays until the end: it need not be gone through again and again.
+gc.disable()
+
 
 def pytest_collection_finish() -> None:
     """Undo what test modules import: py_ecc lets deep JSON overflow the stack (evm/keys.py)."""
     sys.setrecursionlimit(_RECURSION_LIMIT)
+    gc.freeze()
+    gc.enable()
 
 
 def _shared_folder(factory: pytest.TempPathFactory, *, is_worker: bool) -> Path:

@@ -87,7 +87,7 @@ async def test_a_failure_is_an_envelope_and_an_error_envelope_at_once(
         assert answer["error"]["code"] == code
         assert code in _BY_NAME[name].errors
         assert list(answer["data"]) == ["network", "sessionId", "sessionSource"]
-        jsonschema.validate(answer, ENVELOPE_SCHEMA)
+        jsonschema.Draft202012Validator(ENVELOPE_SCHEMA).validate(answer)
         for problem in answer["validationErrors"]:
             assert {"field", "code", "message", "received"} <= set(problem)
             assert set(problem) <= {"field", "code", "message", "received", "allowed"}

@@ -159,14 +159,14 @@ async def test_tools_take_their_examples_as_their_schemas_say(
         arguments = await placed(served, example.params, "u2x" if operation.payable else "x2u")
         if operation.idempotent:
             arguments["sessionId"] = str(uuid.uuid4())
-        jsonschema.validate(arguments, schemas["inputSchema"])
+        jsonschema.Draft202012Validator(schemas["inputSchema"]).validate(arguments)
         result = await call(served, operation.tool.name, arguments)
         envelope = result["structuredContent"]
         if not operation.payable:  # no example holds a signature of the reader's own
             assert (envelope["ok"], result["isError"]) == (True, False), envelope
         assert json.loads(result["content"][-1]["text"]) == envelope
         assert envelope["operation"] == operation.name
-        jsonschema.validate(envelope, schemas["outputSchema"])
+        jsonschema.Draft202012Validator(schemas["outputSchema"]).validate(envelope)
 
 
 async def placed(served: Served, params: dict[str, Any], direction: str = "x2u") -> dict[str, Any]:
@@ -181,9 +181,8 @@ async def test_failed_operation_is_an_error_with_the_envelope(served: Served) ->
     result = await call(served, "get_quote", {"direction": "x2u", "chain": "tron", "amount": "1"})
     assert result["isError"]
     assert result["structuredContent"]["error"]["code"] == "unsupported_chain"
-    jsonschema.validate(
-        result["structuredContent"], (await listed(served))["get_quote"]["outputSchema"]
-    )
+    schema = (await listed(served))["get_quote"]["outputSchema"]
+    jsonschema.Draft202012Validator(schema).validate(result["structuredContent"])
 
 
 async def test_unknown_tool_or_arguments_of_another_kind_are_refused(served: Served) -> None:
