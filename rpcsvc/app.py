@@ -354,6 +354,7 @@ def _policy(settings: Settings) -> Policy:
             token_share=orders.unfunded_token_share,
             token_orders=orders.unfunded_token_orders,
             address_orders_a_day=orders.address_orders_a_day,
+            address_authorizations_a_day=orders.address_authorizations_a_day,
         ),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
         lock_break_bps=orders.lock_break_bps,

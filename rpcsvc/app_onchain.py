@@ -15,7 +15,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.engines import EngineParts
 from rpcsvc.ids import system_random
-from rpcsvc.orders.backend import Backend, stocked, wallets_backend
+from rpcsvc.orders.backend import Backend, Gasless, stocked, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
@@ -27,6 +27,7 @@ from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.store.engines import UnservedOrders
 from rpcsvc.store.evm_payments import SqlOpeningLedger
+from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
@@ -74,10 +75,11 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
     async with (
         AsyncExitStack() as after,
-        wiring.onchain_engine(settings.onchain, parts) as engine,
+        wiring.onchain_engine(settings.onchain, parts) as onchain,
         audit_loop(settings.onchain, served, settings.data_dir, switch) as audits,
     ):
         after.push_async_callback(journal.close)  # the engine gives addresses back before
+        engine = onchain.engine
         beside = (engine.run, audits.run, journal.run, *((rates.run,) if rates.run else ()))
         try:
             backend = wallets_backend(
@@ -93,6 +95,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 clock,
                 stocked(engine.holdings),
                 beside,
+                Gasless(SqlFundingStore(database), onchain.authorizations),
             )
             yield replace(
                 backend,
@@ -101,6 +104,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 treasury=treasury,
                 states=engine.states,
                 rate_spread_bps=rates.spread_bps,
+                authorization_gas=onchain.authorizations.gas_share,
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found

@@ -133,8 +133,9 @@ class OrderSettings(Group):
 
     ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
-    what an address may leave behind. ``unpaid_*``: how many days the answers of orders that ended
-    unpaid are kept, and how many bytes of them (orders/policy.py).
+    what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
+    that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
+    ended unpaid are kept, and how many bytes of them (orders/policy.py).
     """
 
     deposit_window_seconds: Seconds = HOUR
@@ -151,6 +152,7 @@ class OrderSettings(Group):
     unfunded_address_share: Percent = 10
     unfunded_address_orders: Annotated[int, integer_in(1, 100_000)] = 10
     address_orders_a_day: Annotated[int, integer_in(1, 10_000_000)] = 1_000
+    address_authorizations_a_day: Annotated[int, integer_in(1, 10_000_000)] = 100
     unfunded_token_share: Percent = 30
     unfunded_token_orders: Annotated[int, integer_in(1, 1_000_000)] = 100
     unpaid_keep_days: Annotated[int, integer_in(1, 36_500)] = 30

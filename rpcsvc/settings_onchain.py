@@ -50,6 +50,7 @@ class OnchainSettings(Group):
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
+    ``authorization_gas_usd``: what gas for signed USDC payments (x402) may cost in 24 hours.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
     addresses are made ahead, so that orders do not wait for the wallet. ``*_floor``: below it the
     service is degraded, and takes no order that would be paid in that asset. ``journal_places``:
@@ -70,6 +71,7 @@ class OnchainSettings(Group):
     key_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     gas_prices: CoinPrices = ("ETH=5000", "POL=2", "AVAX=100")
     highest_gas_usd: Annotated[int, integer_in(1, 10_000)] = 20
+    authorization_gas_usd: Usdc = "25"
     xmr_confirmations: Thresholds = ("0=10", "50=20")
     xmr_settled_after: Annotated[int, integer_in(1, 1_000)] = 10
     xmr_outputs: Annotated[int, integer_in(0, 500)] = 16

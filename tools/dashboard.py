@@ -76,6 +76,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "none",
             (("rpcsvc_authorizations_unresolved", "unresolved"),),
         ),
+        Panel(
+            "Gas for authorizations, share of its daily budget",
+            "percentunit",
+            (("rpcsvc_authorization_gas_ratio", "share"),),
+        ),
     ),
     "Inventory (whole coins)": (
         Panel(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from rpcsvc.domain.addresses import ZERO_ADDRESS, evm_checksum, same_address
-from rpcsvc.domain.usdc import Authorization, Domain, keccak256, transfer_digest
+from rpcsvc.domain.usdc import Authorization, Domain, Signature, keccak256, transfer_digest
 
 SIGNATURE_BYTES: Final = 65
 NONCE_BYTES: Final = 32
@@ -54,6 +54,13 @@ class SignedAuthorization:
 
     authorization: Authorization
     signature: bytes
+
+    @property
+    def vrs(self) -> Signature:
+        """The 65 bytes as contracts take them: v is 27 or 28."""
+        r, s = (int.from_bytes(self.signature[at : at + 32], "big") for at in (0, 32))
+        v = self.signature[-1]
+        return Signature(v if v >= 27 else v + 27, r, s)
 
 
 class AuthorizationRefused(Exception):

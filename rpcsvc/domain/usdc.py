@@ -331,6 +331,17 @@ def read_transfer(topics: Sequence[bytes], data: bytes) -> TransferEvent:
     return TransferEvent(read_address(topics[1]), read_address(topics[2]), read_uint(data))
 
 
+def transfer_in(topics: Sequence[bytes], data: bytes) -> TransferEvent | None:
+    """The Transfer event of a log's topics and data; None for another event."""
+    try:
+        return read_transfer(topics, data)
+    except ValueError:
+        return None
+
+
+AUTHORIZATION_USED: Final = keccak256(b"AuthorizationUsed(address,bytes32)")
+AUTHORIZATION_CANCELED: Final = keccak256(b"AuthorizationCanceled(address,bytes32)")
+
 _SELECTOR_BYTES: Final = 4
 _ABOVE_ADDRESS: Final = 12
 _LARGEST_BYTE: Final = 255

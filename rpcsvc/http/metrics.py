@@ -109,6 +109,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_authorizations_unresolved": Family(
         "gauge", "Signed USDC authorizations that have neither paid their order nor failed."
     ),
+    "rpcsvc_authorization_gas_ratio": Family(
+        "gauge",
+        "Gas for signed USDC authorizations in 24 hours, as a share of its budget.",
+    ),
     "rpcsvc_upstream_orders_in_doubt": Family(
         "gauge", "Upstream orders whose creation has an unknown outcome."
     ),

@@ -75,6 +75,7 @@ class Readout:
             gauge("rpcsvc_transfers_due_amount", await self._due()),
             gauge("rpcsvc_payments_unmined", await self._unmined()),
             gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
+            *self._authorization_gas(),
             *self._rate(now),
             *self._states(),
             *self._process(),
@@ -108,6 +109,11 @@ class Readout:
         yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
         yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
         yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])
+
+    def _authorization_gas(self) -> Iterator[Metric]:
+        share = self._backend.authorization_gas()
+        if share is not None:
+            yield gauge("rpcsvc_authorization_gas_ratio", [((), share)])
 
     def _rate(self, now: int) -> Iterator[Metric]:
         spread = self._backend.rate_spread_bps()

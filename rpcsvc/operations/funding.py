@@ -39,7 +39,7 @@ from rpcsvc.orders.ports.gasless import FundingRecord, FundingState
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
 
 
-async def fund(service: Service, params: FundingParams, _call: Call) -> Answer:
+async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     """Carry out the signed payment; without one, raise PaymentRequired that says what to sign.
 
     Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for one that will not
@@ -74,7 +74,7 @@ async def fund(service: Service, params: FundingParams, _call: Call) -> Answer:
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
     try:
-        paid = await gasless.pay(order, payment.signed)
+        paid = await gasless.pay(order, payment.signed, call.client)
     except AuthorizationRefused as error:
         raise _refused(service.views, order, offer, error.refusal) from None
     service.wake()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
@@ -73,6 +73,7 @@ class Backend:
     ``paused``: why payouts are paused, None if they are not. ``last_audit``: None before the first.
     ``treasury``: the wallets as the operator sees them. ``states``: what is known of networks now.
     ``rate_spread_bps``: how far apart the sources of the rate are; None where that is not known.
+    ``authorization_gas``: what gas for signed authorizations took of its daily budget, as a share.
     """
 
     profile: VenueProfile
@@ -87,6 +88,7 @@ class Backend:
     treasury: Treasury | None = None
     states: Callable[[], Mapping[str, NetworkState]] = dict
     rate_spread_bps: Callable[[], int | None] = lambda: None
+    authorization_gas: Callable[[], float | None] = lambda: None
 
 
 class Stock(NamedTuple):
@@ -146,7 +148,10 @@ def _waiting(venue: StandbyVenue) -> Settlement:
 
 
 def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
-    return gasless and GaslessFunding(core.store, gasless.store, gasless.wallets, core.clock)
+    if gasless is None:
+        return None
+    limit = ClientLimit(core.policy.unfunded.address_authorizations_a_day, core.secret)
+    return GaslessFunding(core.store, gasless.store, gasless.wallets, core.clock, limit)
 
 
 async def _local(

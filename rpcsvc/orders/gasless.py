@@ -7,17 +7,19 @@ for good, whoever crashes meanwhile; so long the order takes no other.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.orders.ports.gasless import (
     AuthorizationKey,
+    ClientDay,
     FundingRecord,
     FundingState,
     FundingStore,
@@ -25,20 +27,37 @@ from rpcsvc.orders.ports.gasless import (
 )
 from rpcsvc.orders.ports.store import OrderStore, StaleWrite
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.unfunded import Client, is_known
 
 log = structlog.get_logger(__name__)
+
+
+class ClientLimit(NamedTuple):
+    """How many authorizations a network address may send on a day of UTC: each may cost gas.
+
+    ``secret`` keys the hashes of addresses.
+    """
+
+    most: int
+    secret: bytes
 
 
 class GaslessFunding:
     """Takes signed authorizations for orders. ``resume`` is a step of the worker."""
 
     def __init__(
-        self, orders: OrderStore, store: FundingStore, wallets: GaslessWallets, clock: Clock
+        self,
+        orders: OrderStore,
+        store: FundingStore,
+        wallets: GaslessWallets,
+        clock: Clock,
+        limit: ClientLimit,
     ) -> None:
         self._orders = orders
         self._store = store
         self._wallets = wallets
         self._clock = clock
+        self._limit = limit
         self._in_hand: set[AuthorizationKey] = set()
 
     async def token(self, order: Order) -> Domain:
@@ -53,10 +72,11 @@ class GaslessFunding:
         """The record of an authorization with this payer and nonce, of whichever order."""
         return await self._store.find(await self._key(order, signed))
 
-    async def pay(self, order: Order, signed: SignedAuthorization) -> FundingRecord:
+    async def pay(self, order: Order, signed: SignedAuthorization, client: Client) -> FundingRecord:
         """Put an authorization of what is due on record, and send it; how far it came.
 
-        Raises AuthorizationRefused, and errors.Unavailable: then nothing is on record.
+        Raises AuthorizationRefused, errors.RateLimited and errors.Unavailable: then nothing is on
+        record.
         """
         key = await self._key(order, signed)
         if key in self._in_hand:
@@ -64,9 +84,10 @@ class GaslessFunding:
         record = FundingRecord(key, order.order_id, signed, self._clock.now_ms())
         self._in_hand.add(key)
         try:
+            counted = await self._counted(client)
             await self._wallets.require_usable(record)
             try:
-                await self._store.add(record, order.version)
+                await self._store.add(record, order.version, counted)
             except StaleWrite:
                 raise Unavailable(
                     "The order changed while the payment was being checked. Nothing was sent: send"
@@ -77,6 +98,25 @@ class GaslessFunding:
             return await self._carry_on(record)
         finally:
             self._in_hand.discard(key)
+
+    async def _counted(self, client: Client) -> ClientDay | None:
+        """How the client is counted; None: it is known by a token, a key or the socket.
+
+        Raises RateLimited for an address that has sent as many as it may today.
+        """
+        stored, now = client.stored(self._limit.secret), self._clock.now_ms()
+        if is_known(stored):
+            return None
+        counted = ClientDay(stored, day_of(now), self._limit.most)
+        if await self._store.sent_on(stored, counted.day) < counted.most:
+            return counted
+        seconds = -(-ms_to_next_day(now) // 1000)
+        raise RateLimited(
+            f"You have sent {counted.most} signed payments today (UTC), the most for a caller"
+            " without a token or key. Pay the order as its fundingInstructions say, or come back"
+            f" in {seconds} s.",
+            retry_after=seconds,
+        )
 
     async def resume(self) -> int:
         """Carry on with what is unresolved; returns how much that is."""

@@ -70,6 +70,7 @@ class UnfundedLimits:
     token_share: int
     token_orders: int
     address_orders_a_day: int
+    address_authorizations_a_day: int
 
     def orders_of(self, client: str) -> int:
         """How many unfunded orders a client may have."""

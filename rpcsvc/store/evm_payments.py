@@ -39,6 +39,13 @@ _ADD_ATTEMPT: Final = insert("evm_attempts", ("payment_id", "number", *_ATTEMPT)
 _SELECT_ATTEMPTS: Final = (
     f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
 )
+_SELECT_GAS: Final = (
+    "SELECT p.gas, p.gas_used, p.gas_price,"
+    " (SELECT max(a.max_fee) FROM evm_attempts a WHERE a.payment_id = p.payment_id) AS max_fee"
+    " FROM evm_payments p"
+    " WHERE p.network = :network AND p.purpose = :purpose AND p.prepared_at >= :at"
+    " ORDER BY p.seq"
+)
 _SWEEP: Final = (
     "network", "address_index", "serial", "address", "method", "units", "authorization_hash",
     "payment_id", "state", "taken",
@@ -136,6 +143,16 @@ class SqlEvmPaymentLedger:
     async def put_payment(self, payment: EvmPayment) -> None:
         """Change how far a payment is. Raises StoreConflict when it is over."""
         await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
+
+    async def gas_since(self, network: str, purpose: Purpose, at: int) -> list[int]:
+        """Wei of gas of each payment prepared since: what it cost, or may while it is not mined."""
+        rows = await self._db.fetch(_SELECT_GAS, network=network, purpose=purpose.value, at=at)
+        return [
+            row["gas"] * row["max_fee"]
+            if row["gas_used"] is None
+            else row["gas_used"] * row["gas_price"]
+            for row in rows
+        ]
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)

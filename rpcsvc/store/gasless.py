@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.orders.ports.gasless import AuthorizationKey, ClientDay, FundingRecord, FundingState
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
 
 _KEY: Final = ("network", "asset", "payer", "nonce")
@@ -21,6 +21,17 @@ IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
 _ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
 _RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
 _UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
+
+_SELECT_COUNT: Final = (
+    "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
+)
+_COUNT: Final = (
+    "INSERT INTO authorization_counts (day, client, authorizations) VALUES (:day, :client, 1)"
+    " ON CONFLICT (day, client) DO UPDATE"
+    " SET authorizations = authorization_counts.authorizations + 1"
+    " WHERE authorization_counts.authorizations < :most"
+)
+_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day"
 
 
 class SqlFundingStore:
@@ -47,15 +58,25 @@ class SqlFundingStore:
         row = await self._db.fetch_one(f"{_SELECT} {where}", order_id=order_id)
         return _record(row) if row else None
 
-    async def add(self, record: FundingRecord, order_version: int) -> None:
-        """Put an authorization on record. Raises StaleWrite."""
+    async def sent_on(self, client: str, day: int) -> int:
+        """How many authorizations a client sent on a day of UTC."""
+        row = await self._db.fetch_one(_SELECT_COUNT, day=day, client=client)
+        return int(row["authorizations"]) if row else 0
+
+    async def add(
+        self, record: FundingRecord, order_version: int, counted: ClientDay | None = None
+    ) -> None:
+        """Put an authorization on record, and count it. Raises StaleWrite."""
         order = {"order_id": record.order_id, "version": order_version}
-        await self._db.write(
-            [
-                Statement(_UNCHANGED, order, first=True, finds=True),
-                Statement(_ADD, _values(record), finds=True),
-            ]
-        )
+        statements = [
+            Statement(_UNCHANGED, order, first=True, finds=True),
+            Statement(_ADD, _values(record), finds=True),
+        ]
+        if counted is not None:
+            values = counted._asdict()
+            statements.append(Statement(_FORGET_COUNTS, values))
+            statements.append(Statement(_COUNT, values, finds=True))
+        await self._db.write(statements)
 
     async def resolve(self, record: FundingRecord) -> None:
         """Change state, transaction and reason of an unresolved one. Raises StaleWrite."""

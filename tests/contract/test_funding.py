@@ -83,6 +83,26 @@ def debits(served: Served) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in all_rows(served.up.database, sql)]
 
 
+async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
+    environ = {"RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8", "AGENT_RPC_TOKEN": "t" * 32}
+    limit = {"orders__address_authorizations_a_day": 1}
+    by = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
+    async with serving(tmp_path, environ, **limit) as served:
+        for status in (200, 429):
+            made = await served.http("POST", "/agent/swap/execute", json=BACK, headers=by)
+            order_id = made.body["data"]["order"]["orderId"]
+            asked = await fund(served, order_id, **by)
+            payment = await signed(asked.body["error"]["details"]["paymentRequired"])
+            paid = await fund(served, order_id, **header(payment), **by)
+            assert paid.status == status
+            # The same again is no other payment; one that was refused is on no record.
+            assert (await fund(served, order_id, **header(payment), **by)).status == status
+        assert "signed payments today" in paid.body["error"]["message"]
+        elsewhere = {**by, "x-forwarded-for": "203.0.113.10"}
+        again = await fund(served, order_id, **header(payment), **elsewhere)
+        assert again.status == 200
+
+
 # --- HTTP ------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from tests.contract.test_events import until_waiting
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 # What the sandbox has no source for: wallets that can run dry, audits.
 ONCHAIN_ONLY = {
+    "rpcsvc_authorization_gas_ratio",
     "rpcsvc_audit_differences",
     "rpcsvc_audit_age_seconds",
     "rpcsvc_rate_spread_ratio",

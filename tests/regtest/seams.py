@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.ledger import Purpose as EvmPurpose
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
@@ -94,6 +95,15 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
+    # After: the node was asked, and nothing noted of what it said.
+    "authorization look": (EvmAuthorizations, "carry_out", _something),
+    "authorization record": (
+        JournaledEvmPaymentLedger,
+        "add_payment",
+        _evm(EvmPurpose.AUTHORIZATION),
+    ),
+    "authorization journal": (PaymentJournal, "_append", _journaled(EvmPurpose.AUTHORIZATION)),
+    "authorization publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
     "monero deposit": (SqlMoneroLedger, "put_deposits", _something),
     "monero acknowledge": (SqlMoneroLedger, "acknowledge", _something),
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),

@@ -196,6 +196,28 @@ class World:
         self.moves.append(Move(txid, order.deposit_address, HOT, units, DEEP))
         self.sweeps.append(SweepEntry(ARBITRUM, order.deposit_address, units, units, "done", name))
 
+    def authorize(self, order: OrderEntry) -> None:
+        """The hot wallet had sent the order's deposit, as its payer had signed."""
+        deposit = order.deposits[-1]
+        name = f"authorization-{order.order_id}"
+        self._use_nonce(
+            PaymentEntry(
+                name, ARBITRUM, "authorization", order.deposit_address, deposit.units, "settled",
+                (deposit.txid,),
+            )
+        )  # fmt: skip
+
+    def revert_authorization(self, order: OrderEntry) -> None:
+        """Somebody else had sent it first: the hot wallet paid gas, and moved nothing."""
+        txid, units = self.txid(), order.deposits[-1].units
+        name = f"authorization-{order.order_id}"
+        self._use_nonce(
+            PaymentEntry(
+                name, ARBITRUM, "authorization", order.deposit_address, units, "failed", (txid,)
+            )
+        )
+        self.mined.add(txid)
+
     def fill(self) -> None:
         """A nonce is spent on nothing."""
         txid = self.txid()

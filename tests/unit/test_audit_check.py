@@ -447,6 +447,25 @@ def test_payment_cost_from_the_wallet_matches_the_record() -> None:
     assert kinds(audited(world)) == {"fee"}
 
 
+# --- authorizations ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others_were_first", [False, True])
+def test_sent_authorization_is_no_payment_of_ours(others_were_first: bool) -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    (world.revert_authorization if others_were_first else world.authorize)(order)
+    assert audited(world).differences == ()
+
+
+def test_transfer_out_in_a_sent_authorization_is_found() -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.authorize(order)
+    world.moves.append(Move(order.deposits[-1].txid, HOT, order.deposit_address, 5, DEEP))
+    assert "unrecorded_payment" in kinds(audited(world))
+
+
 # --- sweeps -----------------------------------------------------------------------------------
 
 

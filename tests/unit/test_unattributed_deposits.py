@@ -9,6 +9,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
+from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
@@ -33,7 +34,7 @@ class Side(EvmAdapter):
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
-        super().__init__([], anything, anything, ledgers, ManualClock(), anything, switch)
+        super().__init__([], anything, anything, ledgers, ManualClock(), EvmOptions(), switch)
         self.networks = frozenset({"arbitrum", "base"})
 
 

@@ -30,6 +30,7 @@ LIMITS = UnfundedLimits(
     token_share=30,
     token_orders=5,
     address_orders_a_day=9,
+    address_authorizations_a_day=9,
 )
 SECRET = b"s" * 32
 CLIENTS = [Client(ADDRESS, f"203.0.113.{n}").stored(SECRET) for n in range(6)]

@@ -50,6 +50,14 @@ class FundingRecord:
     reason: str | None = None
 
 
+class ClientDay(NamedTuple):
+    """A client as it is stored, a day of UTC, and how many authorizations it may send on a day."""
+
+    client: str
+    day: int
+    most: int
+
+
 class FundingStore(Protocol):
     """Keeps authorizations. Everything may raise errors.Unavailable."""
 
@@ -65,11 +73,17 @@ class FundingStore(Protocol):
         """The one of an order that is RECORDED or SENT."""
         ...
 
-    async def add(self, record: FundingRecord, order_version: int) -> None:
-        """Put an authorization on record, durably.
+    async def sent_on(self, client: str, day: int) -> int:
+        """How many authorizations a client sent on a day of UTC."""
+        ...
 
-        Raises StaleWrite when the order is at another version, has an unresolved authorization, or
-        the key is taken.
+    async def add(
+        self, record: FundingRecord, order_version: int, counted: ClientDay | None = None
+    ) -> None:
+        """Put an authorization on record, durably, and count it for its client.
+
+        Raises StaleWrite when the order is at another version, has an unresolved authorization, the
+        key is taken, or the client may send no more.
         """
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import SecretStr
 
@@ -25,6 +25,7 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.gasless import OnchainAuthorizations
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
@@ -63,14 +64,21 @@ class Parts:
     journal: PaymentJournal | None = None
 
 
+class Onchain(NamedTuple):
+    """The engine, and what carries out signed authorizations with it."""
+
+    engine: OnchainEngine
+    authorizations: OnchainAuthorizations
+
+
 @asynccontextmanager
-async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
+async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[Onchain]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
     guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock)
     clients = monero_clients(settings)
-    adapters = (_monero_adapter(settings, parts, clients), _evm_adapter(settings, parts))
+    usdc = _evm_adapter(settings, parts)
     engine = OnchainEngine(
-        adapters,
+        (_monero_adapter(settings, parts, clients), usdc),
         guard,
         floors=floors(settings),
         poll_ms=settings.poll_ms,
@@ -80,7 +88,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         has_time=parts.lease.has_time,
     )
     try:
-        yield engine
+        yield Onchain(engine, OnchainAuthorizations(engine, usdc))
     finally:
         await engine.close()
 
@@ -265,7 +273,8 @@ def _evm_adapter(settings: OnchainSettings, parts: Parts) -> EvmAdapter:
 def evm_options(settings: OnchainSettings) -> EvmOptions:
     """The options of the USDC adapter that hold for all chains."""
     ahead = settings.usdc_addresses
-    return EvmOptions(pool_target=ahead, pool_low=ahead // 2)
+    gas = parse_amount(settings.authorization_gas_usd, USDC).units
+    return EvmOptions(pool_target=ahead, pool_low=ahead // 2, authorization_gas=gas)
 
 
 # --- both ------------------------------------------------------------------------------------

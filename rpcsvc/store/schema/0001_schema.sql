@@ -482,6 +482,15 @@ BEGIN SELECT RAISE(ABORT, 'an authorization is resolved once'); END;
 CREATE TRIGGER authorizations_are_never_deleted BEFORE DELETE ON funding_authorizations
 BEGIN SELECT RAISE(ABORT, 'an authorization stays'); END;
 
+-- Authorizations that each client's gas was spent on, or may be, on a day (UTC, counted from the
+-- epoch). A day's first deletes the days before.
+CREATE TABLE authorization_counts (
+    day            INTEGER NOT NULL,
+    client         TEXT    NOT NULL,
+    authorizations INTEGER NOT NULL CHECK (authorizations > 0),
+    PRIMARY KEY (day, client)
+) STRICT, WITHOUT ROWID;
+
 -- --- Orders at an upstream ----------------------------------------------------------------------
 
 -- Claims on orders at the upstream. A claim is here before the upstream is called; it is never
@@ -841,7 +850,7 @@ CREATE TABLE evm_payments (
     network         TEXT    NOT NULL,
     sender          TEXT    NOT NULL,
     nonce           INTEGER NOT NULL CHECK (nonce >= 0),
-    purpose         TEXT    NOT NULL CHECK (purpose IN ('transfer', 'sweep')),
+    purpose         TEXT    NOT NULL CHECK (purpose IN ('transfer', 'sweep', 'authorization')),
     recipient       TEXT    NOT NULL,
     units           INTEGER NOT NULL CHECK (units >= 0),
     contract        TEXT    NOT NULL,
@@ -875,6 +884,8 @@ CREATE TABLE evm_payments (
 -- The last line of defence against paying twice.
 CREATE UNIQUE INDEX evm_payments_one_per_nonce ON evm_payments (network, sender, nonce);
 CREATE INDEX evm_payments_by_state ON evm_payments (network, state, block_number);
+CREATE INDEX evm_payments_of_others ON evm_payments (network, prepared_at)
+    WHERE purpose = 'authorization';
 
 -- A deep reorganisation can make a settled sweep fail: it is mined anew while its deposit is away. A
 -- settled payment of an order stays settled.

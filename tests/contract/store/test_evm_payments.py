@@ -115,6 +115,18 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
         await ledger.put_sweep(SWEEP)
 
 
+async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPaymentLedger) -> None:
+    kind = Purpose.AUTHORIZATION
+    await ledger.add_payment(payment("a1", 0, kind))
+    await ledger.add_payment(payment("a2", 1, kind, prepared_at=2000))
+    await ledger.add_payment(payment("t1", 2))
+    assert await ledger.gas_since(NET, kind, 1000) == [60_000 * FIRST.max_fee] * 2
+    await ledger.put_payment(mined(payment("a1", 0, kind)))
+    assert await ledger.gas_since(NET, kind, 1000) == [50_000 * 2**62, 60_000 * FIRST.max_fee]
+    assert await ledger.gas_since(NET, kind, 2000) == [60_000 * FIRST.max_fee]
+    assert await ledger.gas_since("base", kind, 0) == []
+
+
 @pytest.mark.parametrize("table", ["evm_payments", "evm_attempts", "evm_sweeps"])
 async def test_what_was_signed_is_never_deleted(
     ledger: SqlEvmPaymentLedger, database: Tables, table: str

@@ -11,7 +11,7 @@ from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.orders.ports.gasless import AuthorizationKey, ClientDay, FundingRecord, FundingState
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.gasless import SqlFundingStore
@@ -147,3 +147,13 @@ async def test_record_that_is_resolved_can_not_be_changed(
     await store.resolve(replace(record(), state=FundingState.CREDITED, txid="t"))
     with pytest.raises(StoreConflict):
         await database.write([statement(sql)])
+
+
+async def test_authorizations_of_a_client_are_counted_by_day(store: SqlFundingStore) -> None:
+    await store.add(record(), 1, ClientDay("address:1", 7, 1))
+    assert await store.sent_on("address:1", 7) == 1
+    with pytest.raises(StaleWrite):
+        await store.add(record(2, "ord_2"), 1, ClientDay("address:1", 7, 1))
+    assert await store.find(record(2).key) is None
+    await store.add(record(2, "ord_2"), 1, ClientDay("address:1", 8, 1))
+    assert [await store.sent_on("address:1", day) for day in (7, 8)] == [0, 1]

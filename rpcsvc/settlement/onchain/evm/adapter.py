@@ -17,7 +17,9 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
@@ -31,6 +33,7 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.onchain.adapter import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
 from rpcsvc.settlement.onchain.evm.connection import (
     HOT_WALLET_INDEX,
     EvmConnection,
@@ -39,6 +42,7 @@ from rpcsvc.settlement.onchain.evm.connection import (
 )
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
+from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
@@ -93,7 +97,13 @@ class EvmNetworkAdapter:
     """Everything about one network."""
 
     def __init__(
-        self, node: EvmNode, keys: HdKeys, ledgers: Ledgers, clock: Clock, switch: PauseSwitch
+        self,
+        node: EvmNode,
+        keys: HdKeys,
+        ledgers: Ledgers,
+        budget: GasBudget,
+        clock: Clock,
+        switch: PauseSwitch,
     ) -> None:
         self.network = node.network
         self.client = node.client
@@ -119,6 +129,14 @@ class EvmNetworkAdapter:
         )
         self.opening = EvmOpening(self.connection, signer.address, ledgers.openings)
         self.sweeps = EvmSweeps(self.connection, self.payments, ledgers.payments, keys, clock)
+        self.authorizations = EvmAuthorizations(
+            self.connection,
+            self.payments,
+            ledgers.payments,
+            budget,
+            clock,
+            lambda: switch.reason() is not None,
+        )
         self._fault: str | None = None
 
     @property
@@ -210,7 +228,7 @@ class EvmNetworkAdapter:
             found.append(why)
         if stuck := await self.payments.stuck():
             found.append(stuck)
-        return found + self.payments.conditions()
+        return found + self.payments.conditions() + self.authorizations.conditions()
 
     def notes(self) -> list[str]:
         """What the operator should see to; no order has to wait for it."""
@@ -238,8 +256,12 @@ class EvmAdapter:
         self._chains = chains
         self._unrecorded = ledgers.unrecorded
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
+        prices = {node.network.name: node.coin_price for node in nodes}
+        self.gas_budget = GasBudget(options.authorization_gas, prices, ledgers.payments, clock)
         self._by_network: Mapping[str, EvmNetworkAdapter] = {
-            node.network.name: EvmNetworkAdapter(node, keys, ledgers, clock, switch)
+            node.network.name: EvmNetworkAdapter(
+                node, keys, ledgers, self.gas_budget, clock, switch
+            )
             for node in nodes
         }
         self.networks = frozenset(self._by_network)
@@ -390,6 +412,32 @@ class EvmAdapter:
         """Proof of a settled transfer. Raises errors.Unavailable."""
         return evm_receipt(await self._by_network[transfer.network].payments.receipt(transfer))
 
+    # --- signed authorizations -------------------------------------------------------------------
+
+    def domain(self, network: str) -> Domain:
+        """What authorizations are signed for on a network. Raises errors.Unavailable."""
+        return self._of(network).authorizations.domain
+
+    async def require_usable(self, record: FundingRecord) -> None:
+        """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
+        adapter = self._of(record.key.network)
+        with adapter.connection.watched():
+            await adapter.authorizations.require_usable(record)
+
+    async def carry_out(self, record: FundingRecord) -> Carried:
+        """Send an authorization unless it is used. Raises errors.Unavailable."""
+        adapter = self._of(record.key.network)
+        with adapter.connection.watched():
+            return await adapter.authorizations.carry_out(record)
+
+    def _of(self, network: str) -> EvmNetworkAdapter:
+        """The adapter of a network that can be relied on. Raises errors.Unavailable."""
+        adapter = self._by_network.get(network)
+        if adapter is None:
+            raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
+        adapter.require_up()
+        return adapter
+
     # --- between passes ------------------------------------------------------------------------
 
     async def maintain(self) -> None:
@@ -398,6 +446,13 @@ class EvmAdapter:
             await self._make_addresses()
         finally:
             await self._each(EvmNetworkAdapter.maintain)
+            await self._look_at_budget()
+
+    async def _look_at_budget(self) -> None:
+        try:
+            await self.gas_budget.refresh()
+        except Unavailable as reason:
+            log.info("gas_budget_not_read", reason=reason.message)
 
     async def _make_addresses(self) -> None:
         """Deposits are seen and payments followed while none can be recorded."""
@@ -420,7 +475,8 @@ class EvmAdapter:
     async def notes(self) -> list[str]:
         """Notes for the operator: deposits that can't be swept, or that belong to no order."""
         unswept = [text for adapter in self._by_network.values() for text in adapter.notes()]
-        return unswept + await self._of_no_order()
+        budget = self.gas_budget.problem()
+        return unswept + ([budget] if budget else []) + await self._of_no_order()
 
     async def _of_no_order(self) -> list[str]:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -37,6 +37,13 @@ class GasPrice:
 
     max_fee: int
     tip: int
+
+
+class CallCost(NamedTuple):
+    """Wei that a call may cost: its gas at the price offered, and its data on L1."""
+
+    gas: int
+    l1_fee: int
 
 
 def with_margin(gas: int) -> int:
@@ -200,6 +207,10 @@ class EvmGas:
             )
             raise Unavailable(f"Gas on {self._network.name} is too dear for a payment right now.")
         return price
+
+    async def l1_fee(self, order: PaymentOrder) -> int:
+        """Wei that a call may cost for its data on L1. Raises Unavailable while it is not known."""
+        return await self._l1.of(order)
 
     async def raised_price(self, payment: EvmPayment) -> GasPrice | None:
         """What a payment's replacement offers; None when it would cost too much."""

@@ -225,10 +225,13 @@ class PaymentState(StrEnum):
 
 
 class Purpose(StrEnum):
-    """TRANSFER: of an order. SWEEP: brings deposits home."""
+    """TRANSFER: of an order. SWEEP: brings deposits home. AUTHORIZATION: moves a payer's USDC to
+    the address of an order, as its owner has signed.
+    """
 
     TRANSFER = "transfer"
     SWEEP = "sweep"
+    AUTHORIZATION = "authorization"
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +421,10 @@ class EvmPaymentLedger(Protocol):
 
     async def put_payment(self, payment: EvmPayment) -> None:
         """Change how far a payment is."""
+        ...
+
+    async def gas_since(self, network: str, purpose: Purpose, at: int) -> list[int]:
+        """Wei of gas of each payment prepared since: what it cost, or may while it is not mined."""
         ...
 
     async def unswept(self, network: str, least: int) -> list[Unswept]:

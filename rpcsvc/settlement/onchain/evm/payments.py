@@ -30,7 +30,7 @@ from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Trans
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice, HotBalances
+from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
 from rpcsvc.settlement.onchain.evm.ledger import (
     EvmPayment,
@@ -349,9 +349,9 @@ class EvmPayments:
         )
 
     async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
-        """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
+        """What waits to be mined counts as spent; all but payouts leave the reserve to them."""
         needed = await self._gas.needed(order, price, await self._publisher.unmined())
-        if order.purpose is Purpose.SWEEP:
+        if order.purpose is not Purpose.TRANSFER:
             needed += self._network.gas_reserve
         if await self._connection.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
@@ -379,7 +379,13 @@ class EvmPayments:
         async with self._payout_slot():
             return await self._publisher.advance(payment.payment_id)
 
-    async def send(self, order: PaymentOrder, sweep: Sweep) -> Verdict:
+    async def cost(self, order: PaymentOrder) -> CallCost:
+        """What a call may cost now. Raises Unavailable: gas is too dear, or ether is lacking."""
+        price = await self._gas.first_price(order)
+        await self._require_ether(order, price)
+        return CallCost(order.gas * price.max_fee, await self._gas.l1_fee(order))
+
+    async def send(self, order: PaymentOrder, sweep: Sweep | None = None) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self._writer:
             payment = await self._sign(order)

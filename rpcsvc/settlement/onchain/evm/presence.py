@@ -226,7 +226,7 @@ class EvmPresence:
         wanted = usdc.TransferEvent(payment.sender, payment.order.recipient, payment.order.units)
         token = self._network.token.lower()
         for log in receipt.logs:
-            if log.address.lower() == token and _transfer_in(log) == wanted:
+            if log.address.lower() == token and usdc.transfer_in(log.topics, log.data) == wanted:
                 return log
         return None
 
@@ -341,13 +341,6 @@ def _inclusion(receipt: Receipt, event: Log | None) -> Inclusion:
         None if event is None else receipt.position_of(event.log_index),
         None if event is None else event.log_index,
     )
-
-
-def _transfer_in(log: Log) -> usdc.TransferEvent | None:
-    try:
-        return usdc.read_transfer(log.topics, log.data)
-    except ValueError:
-        return None
 
 
 async def require_unminable(connection: EvmConnection, payment: EvmPayment) -> None:

@@ -1,0 +1,236 @@
+"""Carries out signed USDC authorizations (EIP-3009) on one EVM network, at the service's expense.
+
+The hot wallet sends ``transferWithAuthorization`` as a payment of its own, at most once for each
+authorization. What became of an authorization is read off the token, whoever sent it: it has failed
+only when its nonce went to something else, or its window closed unused, deep in the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain import usdc
+from rpcsvc.domain.gasless import LEAST_SECONDS, AuthorizationRefused, Reason, Refusal
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
+from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentLedger, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt, Reverted
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+
+log = structlog.get_logger(__name__)
+
+# So long before it is recorded, an authorization may have been used by others.
+_LOOK_BACK_SECONDS: Final = 3_600
+# One that is signed later than this would hardly be mined within its window.
+_LEAST_TO_SEND: Final = LEAST_SECONDS // 2
+_LONG_MS: Final = 10 * 60_000
+_NAMED_BYTES: Final = 16
+
+
+class _Use(NamedTuple):
+    """The transaction that used a nonce. ``is_paid``: it moved what the authorization says."""
+
+    txid: str
+    block_number: int
+    is_paid: bool
+
+
+class EvmAuthorizations:
+    """Authorizations of one network. All may raise RpcFailure, ChainUnusable and Unavailable.
+
+    ``is_paused`` tells whether outgoing money is stopped: then nothing new is sent.
+    """
+
+    def __init__(
+        self,
+        connection: EvmConnection,
+        payments: EvmPayments,
+        ledger: EvmPaymentLedger,
+        budget: GasBudget,
+        clock: Clock,
+        is_paused: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self._payments = payments
+        self._ledger = ledger
+        self._budget = budget
+        self._clock = clock
+        self._is_paused = is_paused
+        self._conditions = Conditions(connection.network.name)
+
+    def conditions(self) -> list[str]:
+        """Authorizations that need the operator, in words."""
+        return self._conditions.texts()
+
+    @property
+    def domain(self) -> usdc.Domain:
+        """The token's domain, as the contract has it."""
+        return self._connection.domain
+
+    async def require_usable(self, record: FundingRecord) -> None:
+        """Raise AuthorizationRefused for what the token would refuse; sends nothing.
+
+        One that others have carried out already is usable: its deposit is credited. Raises
+        Unavailable when the gas can't be paid, or its budget is used up.
+        """
+        top, given = await self._connection.check(), record.signed.authorization
+        if await self._is_used(record.key, top):
+            use = await self._use(record, top)
+            if use is not None and use.is_paid:
+                return
+            raise _refused(Reason.NONCE_USED, "The payer's nonce is used or cancelled.")
+        if await self._connection.is_blacklisted(given.source):
+            raise _refused(Reason.SIMULATION, "The payer is on the token's blacklist.")
+        if await self._connection.balance(given.source) < given.units:
+            raise _refused(Reason.BALANCE, "The payer holds less USDC than value.")
+        try:
+            order = await self._simulated(record)
+        except Reverted as refusal:
+            text = f"The token refuses the authorization ({refusal.text[:200]})."
+            raise _refused(Reason.SIMULATION, text) from refusal
+        await self._require_affordable(order)
+
+    async def carry_out(self, record: FundingRecord) -> Carried:
+        """Send it unless it is used or was sent; what became of it. PENDING: nothing is final."""
+        top = await self._connection.check()
+        if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
+            return Carried(Outcome.SETTLED, record.txid)
+        if await self._is_used(record.key, top):
+            return self._judged(record, await self._use(record, top), top)
+        if await self._ran_out(record, top):
+            return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
+        if await self._ledger.payment(payment_id(record)) is None:
+            await self._send(record)
+        return Carried(Outcome.PENDING)
+
+    # --- what became of it ---------------------------------------------------------------------
+
+    def _judged(self, record: FundingRecord, use: _Use | None, top: Block) -> Carried:
+        """An authorization whose nonce is used. Final only as deep as a failed payment has to be.
+
+        The payer may have signed something else with the nonce, or cancelled it.
+        """
+        lost = None
+        if use is None and self._clock.now_ms() - record.created_at > _LONG_MS:
+            lost = (
+                f"the authorization {record.key.nonce} of order {record.order_id} on"
+                f" {self._network.name} is used, and the node shows no event of it: give another"
+                " node"
+            )
+        self._conditions.set(payment_id(record), lost)
+        if use is None:
+            return Carried(Outcome.PENDING)
+        if use.is_paid:
+            return Carried(Outcome.SETTLED, use.txid)
+        if top.number - use.block_number + 1 < self._network.failed_after:
+            return Carried(Outcome.PENDING)
+        why = f"The payer used or cancelled the authorization's nonce in {use.txid}."
+        return Carried(Outcome.FAILED, reason=why)
+
+    async def _is_used(self, key: AuthorizationKey, at: Block) -> bool:
+        data = usdc.authorization_state(key.payer, bytes.fromhex(key.nonce))
+        call = EvmCall(self._network.token, data)
+        return usdc.read_bool(await self._connection.client.call(call, at.number))
+
+    async def _ran_out(self, record: FundingRecord, top: Block) -> bool:
+        """Whether it is too late to use it, in a block as deep as a failed payment has to be."""
+        end = record.signed.authorization.valid_before
+        number = top.number - self._network.failed_after + 1
+        if top.timestamp < end or number < 0:
+            return False
+        block = await self._connection.client.block(number)
+        return block is not None and block.timestamp >= end
+
+    async def _use(self, record: FundingRecord, top: Block) -> _Use | None:
+        """What used the nonce; None when the node shows no event of it in the time looked at."""
+        key = record.key
+        words = (usdc.address_word(key.payer), bytes.fromhex(key.nonce))
+        first = await self._block_at(record.created_at // 1_000 - _LOOK_BACK_SECONDS, top)
+        wanted, found = LogFilter(self._network.token, (None, *words)), list[Log]()
+        async for part in self._connection.client.scan(wanted, first, top.number):
+            found += part.logs
+        for event in reversed(found):
+            if event.topics[0] == usdc.AUTHORIZATION_CANCELED:
+                return _Use(event.txid, event.block_number, is_paid=False)
+            if event.topics[0] == usdc.AUTHORIZATION_USED:
+                receipt = await self._connection.client.receipt(event.txid)
+                if receipt is None:
+                    return None
+                return _Use(event.txid, event.block_number, self._moved(record, receipt))
+        return None
+
+    async def _block_at(self, seconds: int, top: Block) -> int:
+        """A block that is not younger than a time, found backwards in steps that double."""
+        number = top.number
+        step = max(1, round((top.timestamp - seconds) / self._network.block_seconds))
+        while number > 0:
+            number, step = max(number - step, 0), step * 2
+            block = await self._connection.client.block(number)
+            if block is None or block.timestamp <= seconds:
+                break
+        return number
+
+    async def _paid_by(self, record: FundingRecord, txid: str) -> Receipt | None:
+        """The receipt of a transaction that moved what the authorization says."""
+        receipt = await self._connection.client.receipt(txid)
+        return receipt if receipt is not None and self._moved(record, receipt) else None
+
+    def _moved(self, record: FundingRecord, receipt: Receipt) -> bool:
+        given = record.signed.authorization
+        wanted = usdc.TransferEvent(record.key.payer, usdc.read_address(
+            usdc.address_word(given.to)), given.units)  # fmt: skip
+        token = self._network.token.lower()
+        return receipt.ok and any(
+            event.address.lower() == token and usdc.transfer_in(event.topics, event.data) == wanted
+            for event in receipt.logs
+        )
+
+    # --- send ----------------------------------------------------------------------------------
+
+    async def _send(self, record: FundingRecord) -> None:
+        """Sign, commit and publish, unless it would not be mined in time or fails by now."""
+        left = record.signed.authorization.valid_before - self._clock.now_ms() // 1_000
+        if left < _LEAST_TO_SEND or self._is_paused():
+            return
+        try:
+            order = await self._simulated(record)
+        except Reverted as refusal:
+            log.warning("authorization_not_sent", order_id=record.order_id, reason=str(refusal))
+            return
+        await self._require_affordable(order)
+        verdict = await self._payments.send(order)
+        log.info("authorization_published", order_id=record.order_id,
+                 payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
+
+    async def _simulated(self, record: FundingRecord) -> PaymentOrder:
+        """The call, which the node has tried out just now. Raises Reverted."""
+        given, token = record.signed.authorization, self._network.token
+        data = usdc.transfer_with_authorization(given, record.signed.vrs)
+        await self._connection.client.call(EvmCall(token, data, self._payments.hot_wallet))
+        gas = await self._payments.estimate(data)
+        name = payment_id(record)
+        return PaymentOrder(name, Purpose.AUTHORIZATION, given.to, given.units, token, data, gas)
+
+    async def _require_affordable(self, order: PaymentOrder) -> None:
+        if self._connection.paused:
+            raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
+        cost = await self._payments.cost(order)
+        await self._budget.require(self._network.name, cost)
+
+
+def payment_id(record: FundingRecord) -> str:
+    """What the payment of an authorization is known by: the same for the same authorization."""
+    digest = usdc.keccak256("/".join(record.key).encode())
+    return f"authorization-{record.order_id}-{digest[:_NAMED_BYTES].hex()}"
+
+
+def _refused(reason: Reason, message: str) -> AuthorizationRefused:
+    return AuthorizationRefused(Refusal(reason, message))

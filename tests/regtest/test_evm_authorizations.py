@@ -1,0 +1,320 @@
+"""Signed authorizations carried out by the hot wallet, on a real EVM node.
+
+What was moved is counted in the balances on the chain, never in the service's database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain import usdc
+from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, payment_id
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner
+from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.node import Tag
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from tests.regtest.daemons import Anvil, mined
+from tests.regtest.evm_payer import (
+    COIN_PRICE,
+    ETHER,
+    HOT,
+    KEYS,
+    NETWORK,
+    OTHERS,
+    USDC,
+    EvmPayer,
+    evm_payer,
+)
+from tests.regtest.token import Token
+from tests.sandbox import ManualClock
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
+
+DEPOSIT = KEYS.address(7)
+WINDOW = 600
+VALUE = 165 * USDC
+
+
+@dataclass
+class Rig:
+    """What carries authorizations out, and a payer who holds 1,000 USDC and no ether."""
+
+    own: EvmPayer
+    signer: EvmSigner
+    budget_units: int = 25 * USDC
+    is_paused: bool = False
+
+    def __post_init__(self) -> None:
+        own = self.own
+        self.connection = EvmConnection(own.client, own.network)
+        self.budget = GasBudget(self.budget_units, {NETWORK: COIN_PRICE}, own.ledger, own.clock)
+        self.side = EvmAuthorizations(
+            self.connection,
+            own.payments,
+            own.ledger,
+            self.budget,
+            own.clock,
+            lambda: self.is_paused,
+        )
+
+    def record(self, nonce: int = 1, *, to: str = DEPOSIT, units: int = VALUE) -> FundingRecord:
+        """A payment of an order, signed by the payer."""
+        now = self.own.clock.now_ms()
+        given = usdc.Authorization(
+            self.signer.address, to, units, 0, now // 1000 + WINDOW, nonce.to_bytes(32, "big")
+        )
+        signature = self.signer.sign_digest(usdc.transfer_digest(self.own.token.domain, given))
+        key = AuthorizationKey(
+            NETWORK, self.own.token.address, self.signer.address, given.nonce.hex()
+        )
+        signed = SignedAuthorization(given, signature.packed())
+        return FundingRecord(key, "ord_1", signed, now)
+
+    async def broadcast(self, record: FundingRecord) -> str:
+        """What anyone may do with a signed authorization; the transaction's id."""
+        given, signed = record.signed.authorization, record.signed
+        data = usdc.transfer_with_authorization(given, signed.vrs)
+        return await self.own.controls.send_from(self.own.token.owner, self.own.token.address, data)
+
+    async def later(self, seconds: int) -> None:
+        """Time passes for the service, and for the chain with its next block."""
+        self.own.clock.now += seconds * 1000
+        await self.own.token.client.rpc.act("evm_increaseTime", [seconds])
+
+    async def outcome(self, record: FundingRecord) -> tuple[Outcome, str | None]:
+        carried = await self.side.carry_out(record)
+        return carried.outcome, carried.txid
+
+    async def payment(self, record: FundingRecord) -> EvmPayment | None:
+        return await self.own.ledger.payment(payment_id(record))
+
+    async def sent(self) -> int:
+        """How many transactions the hot wallet has sent."""
+        return await self.own.token.client.nonce(HOT, Tag.PENDING)
+
+    async def balance(self, address: str = DEPOSIT) -> int:
+        return await self.own.token.balance(address)
+
+
+@pytest.fixture
+async def rig(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Rig]:
+    await token.controls.set_ether(HOT, ETHER)
+    signer = OTHERS.signer(0)
+    await token.mint(signer.address, 1000 * USDC)
+    block = await token.client.block()
+    assert block is not None
+    clock = ManualClock(block.timestamp * 1000)
+    async with evm_payer(anvil, token, tmp_path, clock=clock) as own:
+        made = Rig(own, signer)
+        await made.connection.check()
+        yield made
+
+
+async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
+    record = rig.record()
+    assert rig.side.domain == rig.own.token.domain
+    await rig.side.require_usable(record)
+    assert await rig.sent() == 0
+    await rig.own.controls.automine(enabled=False)
+    for _ in range(3):
+        assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert await rig.sent() == 1
+    await rig.own.controls.mine()
+    outcome, txid = await rig.outcome(record)
+    payment = await rig.payment(record)
+    assert payment is not None
+    assert (outcome, txid) == (Outcome.SETTLED, payment.latest.txid)
+    sent = replace(record, state=FundingState.SENT, txid=txid)
+    assert await rig.outcome(sent) == (Outcome.SETTLED, txid)
+    assert await rig.balance() == VALUE
+    await rig.own.controls.mine(rig.own.network.settled_after)
+    await rig.own.payments.maintain()
+    after = await rig.payment(record)
+    assert after is not None
+    assert (after.state, after.order.purpose) == (PaymentState.SETTLED, Purpose.AUTHORIZATION)
+    assert await rig.own.live() == []
+    assert await rig.sent() == 1
+    assert 0 < await rig.budget.refresh() < rig.budget_units
+
+
+async def test_one_that_others_sent_first_costs_no_gas(rig: Rig) -> None:
+    record = rig.record()
+    theirs = await rig.broadcast(record)
+    await mined(rig.own.token.client, theirs)
+    await rig.side.require_usable(record)
+    assert await rig.outcome(record) == (Outcome.SETTLED, theirs)
+    assert (await rig.balance(), await rig.sent()) == (VALUE, 0)
+
+
+async def test_one_that_others_mine_first_is_paid_by_theirs(rig: Rig) -> None:
+    """The service's own transaction waits in the pool, and is reverted then: one debit."""
+    record, controls = rig.record(), rig.own.controls
+    await controls.automine(enabled=False)
+    await rig.outcome(record)
+    payment = await rig.payment(record)
+    assert payment is not None
+    await controls.drop(payment.latest.txid)
+    theirs = await rig.broadcast(record)
+    await controls.mine()
+    await rig.own.token.client.submit(bytes.fromhex(payment.latest.raw))
+    await controls.mine()
+    own = await rig.own.token.client.receipt(payment.latest.txid)
+    assert own is not None
+    assert not own.ok
+    assert await rig.outcome(record) == (Outcome.SETTLED, theirs)
+    assert await rig.balance() == VALUE
+
+
+async def test_a_nonce_used_for_another_payment_fails_when_deep(rig: Rig) -> None:
+    record, other = rig.record(), rig.record(to=KEYS.address(8))
+    await rig.side.require_usable(record)
+    await mined(rig.own.token.client, await rig.broadcast(other))
+    with pytest.raises(AuthorizationRefused) as refused:
+        await rig.side.require_usable(record)
+    assert refused.value.refusal.reason is Reason.NONCE_USED
+    # As if it was recorded just before.
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    await rig.own.controls.mine(rig.own.network.failed_after - 2)
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    await rig.own.controls.mine()
+    assert (await rig.outcome(record))[0] is Outcome.FAILED
+    assert (await rig.balance(), await rig.sent()) == (0, 0)
+
+
+async def test_one_that_ran_out_fails_when_its_end_is_deep(rig: Rig) -> None:
+    record = rig.record()
+    await rig.later(WINDOW + 1)
+    await rig.own.controls.mine()
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    await rig.own.controls.mine(rig.own.network.failed_after - 2)
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    await rig.own.controls.mine()
+    assert (await rig.outcome(record))[0] is Outcome.FAILED
+    assert await rig.sent() == 0
+
+
+async def test_a_reverted_one_fails_only_once_it_ran_out(rig: Rig) -> None:
+    """The payer moves the money away: while the window is open, anyone could use it later."""
+    record, controls = rig.record(), rig.own.controls
+    await controls.automine(enabled=False)
+    await rig.outcome(record)
+    payment = await rig.payment(record)
+    assert payment is not None
+    await controls.drop(payment.latest.txid)
+    away = rig.record(2, to=KEYS.address(8), units=1000 * USDC)
+    await rig.broadcast(away)
+    await controls.mine()
+    await rig.own.token.client.submit(bytes.fromhex(payment.latest.raw))
+    await controls.mine(rig.own.network.failed_after + 1)
+    await rig.own.payments.maintain()
+    reverted = await rig.payment(record)
+    assert reverted is not None
+    assert reverted.state is PaymentState.FAILED
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    await rig.later(WINDOW + 1)
+    await controls.mine(rig.own.network.failed_after + 1)
+    assert (await rig.outcome(record))[0] is Outcome.FAILED
+    assert (await rig.balance(), await rig.sent()) == (0, 1)
+
+
+async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
+    record, controls = rig.record(), rig.own.controls
+    await rig.outcome(record)
+    outcome, txid = await rig.outcome(record)
+    assert outcome is Outcome.SETTLED
+    sent = replace(record, state=FundingState.SENT, txid=txid)
+    await controls.automine(enabled=False)
+    await controls.reorganise(1)
+    assert await rig.balance() == 0
+    assert (await rig.outcome(sent))[0] is Outcome.PENDING
+    await rig.own.payments.maintain()
+    await controls.mine(2)
+    assert (await rig.outcome(sent))[0] is Outcome.SETTLED
+    assert (await rig.balance(), await rig.sent()) == (VALUE, 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("poor", Reason.BALANCE),
+        ("blacklisted", Reason.SIMULATION),
+        ("signed by another", Reason.SIMULATION),
+    ],
+)
+async def test_what_the_token_would_refuse_is_refused(rig: Rig, case: str, reason: Reason) -> None:
+    record = rig.record(units=1001 * USDC if case == "poor" else VALUE)
+    if case == "blacklisted":
+        await rig.own.token.blacklist(rig.signer.address)
+    if case == "signed by another":
+        rig.signer = OTHERS.signer(1)
+        signed = replace(record.signed, signature=rig.record().signed.signature)
+        record = replace(record, signed=signed)
+    with pytest.raises(AuthorizationRefused) as refused:
+        await rig.side.require_usable(record)
+    assert refused.value.refusal.reason is reason
+    # Even on record nothing is sent that fails when it is tried out.
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert await rig.sent() == 0
+
+
+async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:
+    await rig.outcome(rig.record())
+    spent = await rig.budget.refresh()
+    tight = Rig(rig.own, rig.signer, budget_units=spent + 1)
+    await tight.connection.check()
+    second = tight.record(2)
+    with pytest.raises(Unavailable, match="no more gas"):
+        await tight.side.require_usable(second)
+    with pytest.raises(Unavailable, match="no more gas"):
+        await tight.side.carry_out(second)
+    assert tight.budget.problem() is not None
+    assert await tight.sent() == 1
+    rig.own.clock.now += 86_400_001
+    assert await tight.budget.refresh() == 0
+
+
+async def test_nothing_new_is_sent_while_money_is_paused(rig: Rig) -> None:
+    rig.is_paused = True
+    record = rig.record()
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert await rig.payment(record) is None
+    rig.is_paused = False
+    await rig.outcome(record)
+    assert (await rig.outcome(record))[0] is Outcome.SETTLED
+
+
+async def test_one_that_is_signed_too_late_is_not_sent(rig: Rig) -> None:
+    record = rig.record()
+    await rig.later(WINDOW - 10)
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert await rig.sent() == 0
+
+
+async def test_a_committed_payment_is_published_after_a_crash(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = rig.record()
+
+    async def dies(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EvmPublisher, "hand_over", dies)
+        with pytest.raises(KeyboardInterrupt):
+            await rig.side.carry_out(record)
+    assert await rig.sent() == 0
+    async with rig.own.again() as own:
+        later = Rig(own, rig.signer)
+        await own.payments.maintain()
+        assert (await later.outcome(record))[0] is Outcome.SETTLED
+        assert (await later.balance(), await later.sent()) == (VALUE, 1)

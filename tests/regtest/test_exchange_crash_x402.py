@@ -1,0 +1,125 @@
+"""kill -9 of the service at every step of a USDC order that is paid by x402: one debit, one credit.
+
+The payer is the client of the package x402, holds no ether, and lives through the service's deaths.
+What was moved is counted on the chains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from eth_account import Account
+from x402.client import x402ClientSync
+from x402.mechanisms.evm.exact.register import register_exact_evm_client
+from x402.schemas import PaymentRequired
+
+from rpcsvc.ids import system_random
+from tests.e2e.processes import Crash, Gone, Server, until
+from tests.regtest.crash_steps import STEPS
+from tests.regtest.exchange import USDC, call, reaches
+from tests.regtest.ledger_of_chains import usdc_received
+from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+VALUE = 165 * USDC
+# A call that fails by these may be sent again, as it is.
+LATER = {"unavailable"}
+
+CHAINS: dict[str, list[Crash]] = {
+    "around the record of the authorization": [
+        ("authorize", "before", 1),
+        ("authorize", "after", 1),
+    ],
+    "from its record to the pool": [
+        ("authorization look", "before", 1),
+        ("authorization record", "before", 1),
+        ("authorization record", "after", 1),
+        ("authorization publish", "before", 1),
+        ("authorization publish", "after", 1),
+        ("authorization look", "after", 1),
+    ],
+    "between its journal line and its commit": [("authorization journal", "after", 1)],
+    "around each note of what became of it": [
+        ("resolve", "before", 1),
+        ("resolve", "after", 1),
+        ("resolve", "before", 1),
+        ("resolve", "after", 1),
+    ],
+    "around the order's steps": [
+        (step, when, 1) for step in STEPS[:2] for when in ("before", "after")
+    ],
+}
+
+
+@dataclass
+class Payer:
+    """An account with USDC and no ether; ``keeps``: it still has the payment that it signed."""
+
+    trader: Trader
+    account: Any
+    keeps: bool
+    deal: PaidOrder | None = None
+    deposit_address: str = ""
+    payment: dict[str, Any] | None = None
+
+    async def tell(self, at: Server) -> None:
+        """Order, sign, pay, follow to the end. Raises Gone."""
+        if self.deal is None:
+            self.deal, self.deposit_address = await self.trader.order(at, "u2x")
+        await until(lambda: self._pay(at))
+        await reaches(self.trader.stack, at, self.deal.order_id, "completed")
+
+    async def _pay(self, at: Server) -> bool:
+        """Sign what the service asks for, and nothing unless it asks. False: try again."""
+        assert self.deal is not None
+        to = {"orderId": self.deal.order_id}
+        payment = self.payment if self.keeps else None
+        if payment is None:
+            asked = await call(at, "service.swap.fund", to)
+            if asked["ok"] or asked["error"]["code"] == "order_not_fundable":
+                return True  # under way, or there already
+            if asked["error"]["code"] in LATER:
+                return False
+            required = asked["error"]["details"]["paymentRequired"]
+            payment = self.payment = self._signed(required)
+        paid = await call(at, "service.swap.fund", {**to, "payment": payment})
+        if not paid["ok"] and paid["error"]["code"] in LATER:
+            return False
+        assert paid["ok"], paid
+        return True
+
+    def _signed(self, required: dict[str, Any]) -> dict[str, Any]:
+        client = x402ClientSync()
+        client.set_spend_controls(False)
+        register_exact_evm_client(client, self.account)
+        signed = client.create_payment_payload(PaymentRequired.model_validate(required))
+        return dict(signed.model_dump(by_alias=True, exclude_none=True))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["same payment", "payment lost"])
+@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
+async def test_a_killed_service_takes_a_signed_payment_once(
+    trader: Trader, crashes: Sequence[Crash], keeps: bool
+) -> None:
+    token, books = trader.stack.token, trader.books
+    payer = Payer(trader, Account.from_key(system_random(32)), keeps)
+    await token.mint(payer.account.address, 2 * VALUE)
+    for crash in crashes:
+        async with trader.stack.serving(crash) as at:
+            with suppress(Gone):
+                await payer.tell(at)
+            await at.death(DEATH_SECONDS)  # a point that is never reached would time out here
+    async with trader.stack.serving() as at:
+        await payer.tell(at)
+        assert await asyncio.to_thread(at.stop) == 0
+    assert await token.balance(payer.account.address) == VALUE
+    assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]
+    books.deposit_addresses.add(payer.deposit_address)
+    books.usdc_in += VALUE
+    await trader.check()
