@@ -59,9 +59,7 @@ class Node:
     async def pool(self) -> list[PoolTransaction]:
         self.pools += 1
         return [
-            PoolTransaction(
-                txid, 1, 1, txid not in self.unrelayed, False, False, 0, txid in self.given_up
-            )
+            PoolTransaction(txid, 1, 1, txid not in self.unrelayed, False, txid in self.given_up)
             for txid, height in self.known.items()
             if height is None
         ]

@@ -231,7 +231,7 @@ class Monero:
         self.looks = list(looks)
 
     async def head(self) -> BlockHeader:
-        return BlockHeader(1, "hash", "previous", 0, orphan=False, transactions=0)
+        return BlockHeader(1, "hash", "previous", 0)
 
     async def facts(self, books: Books, head: BlockHeader) -> MoneroFacts:
         short = self.looks.pop(0)

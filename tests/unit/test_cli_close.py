@@ -290,7 +290,7 @@ def test_possible_payment_of_an_open_transfer_is_not_annotated(
         async def transfer(self, txid: str) -> list[WalletTransfer]:
             sent = WalletTransfer(
                 TransferKind.OUTGOING, txid, "4a", SubaddressIndex(0, 0), transfer.units, 5,
-                100, 9, 1, 0, locked=False, double_spend_seen=False, coinbase=False,
+                100, 9, 1, 0, locked=False, double_spend_seen=False,
             )  # fmt: skip
             return [sent]
 

@@ -156,7 +156,7 @@ class OpenWallet:
     async def transfer(self, txid: str) -> list[WalletTransfer]:
         sent = WalletTransfer(
             TransferKind.OUTGOING, txid, self.address, SubaddressIndex(0, 0), 2 * 10**12, 10**11,
-            100, 9, 1, 0, locked=False, double_spend_seen=False, coinbase=False,
+            100, 9, 1, 0, locked=False, double_spend_seen=False,
         )  # fmt: skip
         return [sent]
 

@@ -128,7 +128,7 @@ class Xmr:
         return [
             WalletTransfer(
                 self.kind, txid, "4own", SubaddressIndex(0, 0), amount, self.fee, 7, 3, 1_700_000,
-                0, False, False, False,
+                0, False, False,
             )
         ]  # fmt: skip
 

@@ -91,7 +91,7 @@ class Node:
     async def header_at(self, height: int) -> BlockHeader | None:
         if height >= len(self.chain.blocks):
             return None
-        return BlockHeader(height, self.chain.blocks[height][0], "", 0, False, 0)
+        return BlockHeader(height, self.chain.blocks[height][0], "", 0)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         self.asked += len(txids)
@@ -120,7 +120,7 @@ class Wallet:
     asked: Counter[str] = field(default_factory=Counter)
 
     async def refresh(self) -> Refreshed:
-        return Refreshed(0, False)
+        return Refreshed(0)
 
     async def height(self) -> int:
         return len(self.chain.blocks) - self.lag
@@ -178,7 +178,7 @@ def _transfer(item: Paid, amount: int, height: int | None) -> WalletTransfer:
     kind = TransferKind.POOL if height is None else TransferKind.INCOMING
     index = SubaddressIndex(0, item.minor)
     return WalletTransfer(
-        kind, item.txid, f"8x{item.minor}", index, amount, 1, height, 0, 0, 0, False, False, False
+        kind, item.txid, f"8x{item.minor}", index, amount, 1, height, 0, 0, 0, False, False
     )
 
 

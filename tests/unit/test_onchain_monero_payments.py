@@ -93,7 +93,7 @@ class Node:
         }
 
     async def header_at(self, height: int) -> BlockHeader:
-        return BlockHeader(height, f"h{height}", "", 0, False, 0)
+        return BlockHeader(height, f"h{height}", "", 0)
 
     async def bodies(self, txids: Sequence[str]) -> dict[str, Any]:
         assert not txids

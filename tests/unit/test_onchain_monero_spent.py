@@ -74,7 +74,7 @@ class Node:
     async def header_at(self, height: int) -> BlockHeader | None:
         if self.is_forgetful or height > self.top:
             return None
-        return BlockHeader(height, f"h{height}{self.branch}", "", 0, False, 0)
+        return BlockHeader(height, f"h{height}{self.branch}", "", 0)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         return {image: Spent.IN_CHAIN if image == "image-2" else Spent.UNSPENT for image in images}
@@ -104,7 +104,7 @@ class Wallet:
 
     async def refresh(self) -> Refreshed:
         self.is_fresh = True
-        return Refreshed(0, False)
+        return Refreshed(0)
 
     async def transfers(
         self, from_height: int, kinds: Collection[TransferKind]
@@ -114,8 +114,7 @@ class Wallet:
         index = SubaddressIndex(0, 0)
         return [
             WalletTransfer(
-                TransferKind.OUTGOING, txid, "4primary", index, 1, 1, height, 0, 0, 0, False,
-                False, False,
+                TransferKind.OUTGOING, txid, "4primary", index, 1, 1, height, 0, 0, 0, False, False
             )
             for txid, height in self.sent.items()
             if fresh and height >= from_height

@@ -46,11 +46,10 @@ _checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
 
 
 class Tag(StrEnum):
-    """Blocks by name. FINALIZED and SAFE are not known to every network."""
+    """Blocks by name. FINALIZED is not known to every network."""
 
     LATEST = "latest"
     PENDING = "pending"
-    SAFE = "safe"
     FINALIZED = "finalized"
 
 

@@ -79,14 +79,12 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """A block of the main chain, or of another branch when ``orphan``. ``timestamp``: seconds."""
+    """The header of a block. ``timestamp``: seconds."""
 
     height: Whole
     hash: Text
     previous: Annotated[Text, named("prev_hash")]
     timestamp: Whole
-    orphan: Annotated[Flag, named("orphan_status")]
-    transactions: Annotated[Whole, named("num_txes")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ class SubmissionResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolTransaction:
-    """A transaction in the pool. ``received_at``: seconds; ``fee``: piconero; ``weight``: bytes.
+    """A transaction in the pool. ``fee``: piconero; ``weight``: bytes.
 
     ``relayed``: the node has sent it to its peers. One that was killed before it could never does
     so by itself. ``abandoned``: it was not valid at a moment, and the node will not try again to
@@ -167,9 +165,7 @@ class PoolTransaction:
     fee: Whole
     weight: Whole
     relayed: Flag
-    do_not_relay: Flag
     double_spend_seen: Flag
-    received_at: Annotated[Whole, named("receive_time")]
     abandoned: Annotated[
         bool,
         PlainValidator(_is_above_0),

@@ -83,9 +83,9 @@ def _height(value: Any) -> int | None:
 class WalletTransfer:
     """A transfer as the wallet reports it. Incoming: one per transaction and subaddress.
 
-    ``amount`` sums what this transaction paid to ``index``. ``height`` is None until mined;
-    ``coinbase`` outputs unlock after 60 blocks, others after 10. ``locked``: by ``unlock_time`` or
-    age. ``timestamp``: seconds. ``fee`` is of the whole transaction.
+    ``amount`` sums what this transaction paid to ``index``. ``height`` is None until mined.
+    ``locked``: by ``unlock_time`` or age. ``timestamp``: seconds. ``fee`` is of the whole
+    transaction.
     """
 
     kind: Annotated[TransferKind, PlainValidator(_kind), named("type")]
@@ -100,7 +100,6 @@ class WalletTransfer:
     unlock_time: Whole
     locked: Flag
     double_spend_seen: Flag
-    coinbase: Annotated[bool, PlainValidator(lambda kind: kind == _COINBASE), named("type")]
 
 
 class Destination(NamedTuple):
@@ -199,7 +198,6 @@ class Refreshed:
     """What a refresh brought."""
 
     blocks: Annotated[Whole, named("blocks_fetched")]
-    received_money: Flag
 
 
 @dataclass(frozen=True, slots=True)
