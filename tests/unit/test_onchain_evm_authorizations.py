@@ -1,0 +1,192 @@
+"""What became of a signed authorization, by a node's word; sending is in tests/regtest."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain import usdc
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, payment_id
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
+from rpcsvc.settlement.onchain.evm.gas import CallCost
+from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
+from rpcsvc.settlement.onchain.evm.ledger import Purpose
+from rpcsvc.settlement.onchain.evm.node import (
+    Block,
+    EvmCall,
+    EvmClient,
+    Log,
+    LogFilter,
+    Receipt,
+    Tag,
+)
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from tests.sandbox import ManualClock
+from tests.unit.evm_chain import Link
+from tests.unit.evm_payments import NET, payment
+
+TOKEN, PAYER, TO, OTHER = (evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x05E2, 0xDE60, 0x57A6))
+NETWORK = EvmNetwork(NET, 42161, TOKEN, settled_after=3, failed_after=5, block_seconds=10)
+NOW, TOP, UNITS, WINDOW = 1_700_000_000, 100, 165_000_000, 600
+NONCE = b"\7" * 32
+TXID = "0x" + "ab" * 32
+USED, CANCELED = usdc.AUTHORIZATION_USED, usdc.AUTHORIZATION_CANCELED
+
+
+class Node(EvmClient):
+    """``top`` is at ``now``, and blocks are 10 s apart. ``used``: the nonce's event, and whom the
+    transaction paid; ``hides``: the node has no logs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        self.top, self.now = TOP, NOW
+        self.used: tuple[bytes, str, int] | None = None
+        self.hides = False
+
+    async def block(self, at: Any = Tag.LATEST) -> Block | None:
+        number = self.top if at is Tag.LATEST else at
+        return Block(number, f"0x{number}", "0x", self.now - 10 * (self.top - number), None)
+
+    async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
+        assert call.data == usdc.authorization_state(PAYER, NONCE)
+        return usdc.uint_word(int(self.used is not None and self.used[2] <= at))
+
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+        assert wanted == LogFilter(TOKEN, (None, usdc.address_word(PAYER), NONCE))
+        if self.used is None or self.hides or not first <= self.used[2] <= last:
+            return ()
+        return (self._log(self.used[0], (usdc.address_word(PAYER), NONCE), b""),)
+
+    async def receipt(self, txid: str) -> Receipt | None:
+        assert txid == TXID
+        if self.used is None:
+            return None
+        words = (usdc.address_word(PAYER), usdc.address_word(self.used[1]))
+        moved = self._log(usdc.TRANSFER_TOPIC, words, usdc.uint_word(UNITS))
+        return Receipt(TXID, True, self.used[2], "0x", 1, 1, (moved,))
+
+    def _log(self, topic: bytes, words: tuple[bytes, bytes], data: bytes) -> Log:
+        assert self.used is not None
+        return Log(TOKEN, (topic, *words), data, TXID, self.used[2], "0x", 1)
+
+
+@dataclass
+class Rig:
+    """Authorizations over a node and a database; the one of ``record`` is on record as sent."""
+
+    ledger: SqlEvmPaymentLedger
+    node: Node = field(default_factory=Node)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW * 1000))
+
+    def __post_init__(self) -> None:
+        given = usdc.Authorization(PAYER, TO, UNITS, 0, NOW + WINDOW, NONCE)
+        key = AuthorizationKey(NET, TOKEN, PAYER, NONCE.hex())
+        signed = SignedAuthorization(given, b"\1" * 65)
+        self.record = FundingRecord(key, "ord_1", signed, NOW * 1000)
+        self.budget = GasBudget(1_000_000, {NET: 2_000_000_000}, self.ledger, self.clock)
+        connection, unused = Link(self.node, NETWORK), cast("Any", None)
+        self.side = EvmAuthorizations(
+            connection, unused, self.ledger, self.budget, self.clock, lambda: False
+        )
+
+    async def outcome(self) -> Outcome:
+        return (await self.side.carry_out(self.record)).outcome
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    database = await Database.open(tmp_path)
+    made = Rig(SqlEvmPaymentLedger(database))
+    name = payment_id(made.record)
+    await made.ledger.add_payment(payment(name, 0, purpose=Purpose.AUTHORIZATION))
+    yield made
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("topic", "paid", "at", "outcome"),
+    [
+        (USED, TO, TOP, Outcome.SETTLED),
+        (USED, TO, TOP - 361, Outcome.PENDING),
+        (USED, OTHER, TOP - 3, Outcome.PENDING),
+        (USED, OTHER, TOP - 4, Outcome.FAILED),
+        (CANCELED, TO, TOP - 3, Outcome.PENDING),
+        (CANCELED, TO, TOP - 4, Outcome.FAILED),
+    ],
+    ids=["paid", "before the hour", "other", "other, deep", "cancelled", "cancelled, deep"],
+)
+async def test_a_used_nonce_is_judged_by_what_was_paid(
+    rig: Rig, topic: bytes, paid: str, at: int, outcome: Outcome
+) -> None:
+    rig.node.top += 10_000
+    rig.node.used = (topic, paid, at + 10_000)
+    assert await rig.outcome() is outcome
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"),
+    [
+        (WINDOW - 1, Outcome.PENDING),
+        (WINDOW + 39, Outcome.PENDING),
+        (WINDOW + 40, Outcome.FAILED),
+    ],
+)
+async def test_an_unused_one_fails_when_its_end_is_deep(
+    rig: Rig, seconds: int, outcome: Outcome
+) -> None:
+    """Five confirmations are needed: the fifth block from the top is 40 s old."""
+    rig.node.now += seconds
+    assert await rig.outcome() is outcome
+
+
+async def test_one_that_is_sent_is_found_by_its_transaction(rig: Rig) -> None:
+    rig.node.used, rig.node.hides = (USED, TO, TOP), True
+    sent = replace(rig.record, state=FundingState.SENT, txid=TXID)
+    assert await rig.side.carry_out(sent) == (Outcome.SETTLED, TXID, None)
+
+
+async def test_a_use_that_no_event_tells_of_is_reported(rig: Rig) -> None:
+    rig.node.used, rig.node.hides = (USED, TO, TOP - 50), True
+    assert await rig.outcome() is Outcome.PENDING
+    assert rig.side.conditions() == []
+    rig.clock.now += 601_000
+    assert await rig.outcome() is Outcome.PENDING
+    (text,) = rig.side.conditions()
+    assert "shows no event of it" in text
+    rig.node.hides = False
+    assert await rig.outcome() is Outcome.SETTLED
+    assert rig.side.conditions() == []
+
+
+async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
+    rig.node.used = (USED, TO, TOP)
+    await rig.side.require_usable(rig.record)
+    rig.node.used = (USED, OTHER, TOP)
+    with pytest.raises(AuthorizationRefused) as refused:
+        await rig.side.require_usable(rig.record)
+    assert refused.value.refusal.reason is Reason.NONCE_USED
+
+
+async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
+    """1 USD at 2,000 USD a coin: 5 * 10**14 wei."""
+    rig.clock.now = 1000
+    spent = await rig.budget.refresh()
+    assert spent > 0
+    half = 25 * 10**13
+    with pytest.raises(Unavailable, match="no more gas"):
+        await rig.budget.require(NET, CallCost(0, half))
+    assert await rig.budget.refresh() == spent + 500_000
+    assert "1.15 of the 1 USD" in (rig.budget.problem() or "")
+    await rig.budget.require(NET, CallCost(1, 0))
