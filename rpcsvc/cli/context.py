@@ -194,6 +194,21 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_command(
+    parsers: Any,
+    name: str,
+    text: str,
+    command: Callable[[Context], int],
+    more: str = "",
+    **options: Any,
+) -> Any:
+    """The parser of a new command. ``more`` is said after ``text`` in its description alone."""
+    parser = parsers.add_parser(name, help=text, description=text + more, **options)
+    add_common(parser)
+    parser.set_defaults(command=command)
+    return parser
+
+
 def add_target(group: Any) -> None:
     """Where a call goes."""
     group.add_argument("--url", action=Text, help="the service's root URL (RPCSVC_URL)")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError, add_command
 from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
@@ -172,9 +172,7 @@ def _add_receipt(commands: Any) -> None:
     parser = commands.add_parser("receipt", help="check the receipt of a payout")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "check on your own node that a payout was made; nothing of the service is asked"
-    verify = actions.add_parser("verify", help=text, description=text)
-    add_common(verify)
-    verify.set_defaults(command=_verify)
+    verify = add_command(actions, "verify", text, _verify)
 
     def add(flag: str, metavar: str, help_text: str, action: type[Once] = Text) -> None:
         verify.add_argument(flag, action=action, metavar=metavar, help=help_text)

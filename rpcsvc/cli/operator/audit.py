@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
 from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
 from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units
@@ -25,14 +25,9 @@ _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     text = "recompute every order and wallet from the chains"
-    parser = commands.add_parser(
-        "audit",
-        help=text,
-        description=f"{text}. Exit status: 0 all agrees, 1 it does not, 3 a node can't be asked.",
-    )
-    add_common(parser)
+    more = ". Exit status: 0 all agrees, 1 it does not, 3 a node can't be asked."
+    parser = add_command(commands, "audit", text, _audit, more)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.set_defaults(command=_audit)
 
 
 def _audit(context: Context) -> int:

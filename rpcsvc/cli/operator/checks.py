@@ -9,7 +9,7 @@ import http.client
 import sys
 from typing import Any
 
-from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target
+from rpcsvc.cli.context import FAILED, OK, Context, add_command, add_common, add_target
 from rpcsvc.client.endpoint import Unreachable, endpoint_of, read_response
 from rpcsvc.engines import engine_of
 from rpcsvc.health_probe import PATHS, ask, printable
@@ -30,9 +30,7 @@ def _add_config(commands: Any) -> None:
     parser = commands.add_parser("config", help="check the configuration")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "print every setting and where it came from, and check them as a start does"
-    check = actions.add_parser("check", help=text, description=text)
-    add_common(check)
-    check.set_defaults(command=check_config)
+    add_command(actions, "check", text, check_config)
 
 
 def check_config(context: Context) -> int:

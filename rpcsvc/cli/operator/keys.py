@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from rpcsvc.cli.context import OK, Context, Json, UsageError, add_common
+from rpcsvc.cli.context import OK, Context, Json, UsageError, add_command
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
@@ -31,9 +31,7 @@ def add_commands(commands: Any) -> None:
         ("export-public", "print the public keys as a JWKS", _export_public),
     )
     for name, text, command in rows:
-        action = actions.add_parser(name, help=text, description=text)
-        add_common(action)
-        action.set_defaults(command=command)
+        action = add_command(actions, name, text, command)
         if name == "rotate":
             action.add_argument(
                 "--revoke",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError, add_command
 from rpcsvc.cli.operator.service import is_running, onchain_settings, print_json
 from rpcsvc.cli.recovery.deposits import reread_deposits, skip_addresses
 from rpcsvc.clock import SystemClock
@@ -59,25 +59,17 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("onchain", help="set up the engine onchain")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "make the keys if there are none, and check all that the engine needs"
-    init = actions.add_parser(
-        "init", help=text, description=f"{text}. Exit status: 0 all is there, 1 something is not."
-    )
-    add_common(init)
+    more = ". Exit status: 0 all is there, 1 something is not."
+    init = add_command(actions, "init", text, _init, more)
     init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    init.set_defaults(command=_init)
     _add_skip(actions)
     _add_reread(actions)
 
 
 def _add_skip(actions: Any) -> None:
     text = "hand out none of the next N deposit addresses of each asset, after a restored backup"
-    skip = actions.add_parser(
-        "skip-addresses",
-        help=text,
-        description=f"{text}: orders that the database has lost may have them."
-        " The service must not be running.",
-    )
-    add_common(skip)
+    more = ": orders that the database has lost may have them. The service must not be running."
+    skip = add_command(actions, "skip-addresses", text, skip_addresses, more)
     skip.add_argument(
         "count", type=_count, metavar="N", help="more than there can have been orders since"
     )
@@ -87,18 +79,15 @@ def _add_skip(actions: Any) -> None:
         help="have the Monero wallet scan the chain again, if it was restored from its words:"
         " that may take hours",
     )
-    skip.set_defaults(command=skip_addresses)
 
 
 def _add_reread(actions: Any) -> None:
     text = "have the USDC deposits of a network read again from a block on"
-    again = actions.add_parser(
-        "reread",
-        help=text,
-        description=f"{text}, after its node left one out. What is known stays as it is."
-        " The service must not be running: its next start reads them.",
+    more = (
+        ", after its node left one out. What is known stays as it is. The service must not be"
+        " running: its next start reads them."
     )
-    add_common(again)
+    again = add_command(actions, "reread", text, reread_deposits, more)
     again.add_argument("network", action=Text, metavar="NETWORK", help="such as arbitrum")
     again.add_argument(
         "--from",
@@ -109,7 +98,6 @@ def _add_reread(actions: Any) -> None:
         metavar="BLOCK",
         help="a block before the one that the deposit is in, or that one",
     )
-    again.set_defaults(command=reread_deposits)
 
 
 def _block(text: str) -> int:

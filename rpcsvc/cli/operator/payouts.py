@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rpcsvc.cli.context import OK, Context, Json, Text, UsageError, add_common
+from rpcsvc.cli.context import OK, Context, Json, Text, UsageError, add_command
 from rpcsvc.cli.operator.service import (
     ask,
     ask_service,
@@ -34,13 +35,7 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser("payouts", help="list, pause and resume outgoing payments")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-
-    def action(name: str, text: str, command: Callable[[Context], int]) -> Any:
-        made = actions.add_parser(name, help=text, description=text)
-        add_common(made)
-        made.set_defaults(command=command)
-        return made
-
+    action = partial(add_command, actions)
     _add_list(action("list", "payouts and refunds, the newest first", _list))
     show = action("show", "everything about one payout or refund", _show)
     retry = action("retry", "have a pending one tried now instead of after its pause", _retry)
@@ -220,14 +215,12 @@ def _has_service(settings: Settings) -> bool:
 
 def _add_refund(commands: Any) -> None:
     text = "set the address that an order's deposit goes back to, if it waits for one"
-    parser = commands.add_parser("refund", help=text, description=text)
-    add_common(parser)
+    parser = add_command(commands, "refund", text, _refund)
     parser.add_argument("order", action=Text, metavar="ORDER", help="the order's id")
     parser.add_argument(
         "--to", action=Text, required=True, metavar="ADDR", help="on the deposit's network"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.set_defaults(command=_refund)
 
 
 def _refund(context: Context) -> int:

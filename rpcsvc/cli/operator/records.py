@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from rpcsvc.cli.context import Context, Once, Text, add_common
+from rpcsvc.cli.context import Context, Once, Text, add_command
 from rpcsvc.cli.operator.service import ask, print_json
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.ids import system_random
@@ -25,20 +25,13 @@ def add_commands(commands: Any) -> None:
         ("report", "what each has earned by settled payouts", _report),
     )
     for name, text, command in rows:
-        action = actions.add_parser(name, help=text, description=text)
-        add_common(action)
-        action.set_defaults(command=command)
+        add_command(actions, name, text, command)
     doubts = "upstream orders that may have been made: look them up there"
-    relays = commands.add_parser("relays", help=doubts, description=doubts)
-    add_common(relays)
-    relays.set_defaults(command=_relays)
+    relays = add_command(commands, "relays", doubts, _relays)
     closing = relays.add_subparsers(metavar="ACTION")
     over = "end one that was looked up: it was not made there, or will never be paid"
     # What was given before the action holds, too.
-    close = closing.add_parser(
-        "close", help=over, description=over, argument_default=argparse.SUPPRESS
-    )
-    add_common(close)
+    close = add_command(closing, "close", over, _close, argument_default=argparse.SUPPRESS)
     close.add_argument("order_id", action=Text, metavar="ORDER_ID")
     close.add_argument(
         "--note",
@@ -47,7 +40,6 @@ def add_commands(commands: Any) -> None:
         metavar="TEXT",
         help="what was found, for the books",
     )
-    close.set_defaults(command=_close)
     _add_tickets(commands)
     _add_webhooks(commands)
 
@@ -57,20 +49,16 @@ def _add_webhooks(commands: Any) -> None:
     parser = commands.add_parser("webhooks", help=text, description=text)
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     what = "what waits or was given up, the newest first"
-    listing = actions.add_parser("list", help=what, description=what)
-    add_common(listing)
+    listing = add_command(actions, "list", what, _list_webhooks)
     states = ("pending", "dead", "delivered", "all")
     listing.add_argument("--state", choices=states, default="pending")
     listing.add_argument("--limit", type=int, default=100, metavar="N")
-    listing.set_defaults(command=_list_webhooks)
     what = "send an order's dead messages again, or one message"
-    again = actions.add_parser("replay", help=what, description=what)
-    add_common(again)
+    again = add_command(actions, "replay", what, _replay)
     again.add_argument("order_id", action=Text, metavar="ORDER_ID")
     again.add_argument(
         "--sequence", action=Once, type=int, metavar="N", help="the event's cursor: this one alone"
     )
-    again.set_defaults(command=_replay)
 
 
 def _add_tickets(commands: Any) -> None:
@@ -83,11 +71,9 @@ def _add_tickets(commands: Any) -> None:
         ("close", "delete a ticket that was dealt with", _close_ticket),
     )
     for name, what, command in rows:
-        action = actions.add_parser(name, help=what, description=what)
-        add_common(action)
+        action = add_command(actions, name, what, command)
         if command is not _list_tickets:
             action.add_argument("ticket_id", action=Text, metavar="TICKET_ID")
-        action.set_defaults(command=command)
 
 
 def _new_key(_context: Context) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, add_command
 from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
 from rpcsvc.client.endpoint import Endpoint, Unreachable, read_response
 from rpcsvc.health_probe import printable
@@ -65,20 +65,14 @@ class View(NamedTuple):
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     text = "orders, wallets, networks and checks of the running service, as they change"
-    parser = commands.add_parser(
-        "top",
-        help=text,
-        description=f"{text}. Ends with Ctrl-C. Exit status with --once: 0 well, 1 not, 3 no"
-        " service answers.",
-    )
-    add_common(parser)
+    more = ". Ends with Ctrl-C. Exit status with --once: 0 well, 1 not, 3 no service answers."
+    parser = add_command(commands, "top", text, _top, more)
     parser.add_argument(
         "--once", action="store_true", help="print it once; so it is where stdout is no terminal"
     )
     parser.add_argument(
         "--every", type=_seconds, default=2, metavar="SECONDS", help="how often to ask (2)"
     )
-    parser.set_defaults(command=_top)
 
 
 def _seconds(text: str) -> int:
