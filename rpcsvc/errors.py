@@ -6,6 +6,7 @@
     |   +-- InvalidRequest         JSON, but not a request
     |   |   +-- HeaderMismatch         MCP: a header says another thing than the body
     |   |   +-- UnsupportedProtocolVersion  MCP: a revision that is not served
+    |   |   +-- MissingCapability      MCP: the client does not declare what the call needs
     |   +-- InvalidParams          JSON-RPC ``params`` is not an object
     |   +-- UnknownMethod          no operation of that name or path
     |   +-- MethodNotAllowed       a path of this service, but not with that HTTP method
@@ -102,6 +103,12 @@ class UnsupportedProtocolVersion(InvalidRequest):
     """The request is of an MCP revision that is not served; ``details`` list those that are."""
 
     rpc_code = -32022
+
+
+class MissingCapability(InvalidRequest):
+    """An MCP client calls what it does not declare to know; ``details`` name that."""
+
+    rpc_code = -32021
 
 
 class InvalidParams(ProtocolError):

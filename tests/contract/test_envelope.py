@@ -260,8 +260,8 @@ async def test_null_stands_for_an_optional_input_that_was_left_out(served: Serve
 # The design's error table: code, HTTP status, JSON-RPC code (None: a result with ok false).
 ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "invalid_json": (400, {-32700}),
-    # Those of MCP 2026-07-28 are a header that differs (-32020) and a revision (-32022).
-    "invalid_request": (400, {-32600, -32602, -32020, -32022}),
+    # Those of MCP 2026-07-28: a header that differs, a capability, a revision.
+    "invalid_request": (400, {-32600, -32602, -32020, -32021, -32022}),
     "unknown_method": (404, {-32601}),
     "invalid_input": (400, {None}),
     "missing_input": (400, {None}),

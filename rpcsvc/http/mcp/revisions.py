@@ -14,7 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from multidict import CIMultiDictProxy
 
-from rpcsvc.errors import HeaderMismatch, InvalidParams, UnsupportedProtocolVersion
+from rpcsvc.errors import (
+    HeaderMismatch,
+    InvalidParams,
+    MissingCapability,
+    UnsupportedProtocolVersion,
+)
 from rpcsvc.operations.envelope import Json
 
 STATELESS: Final = "2026-07-28"
@@ -29,12 +34,20 @@ SERVER_INFO_KEY: Final = f"{_PREFIX}serverInfo"
 
 # The extension by which a client shows pages of a server (SEP-1865).
 APPS: Final = f"{_PREFIX}ui"
+# The extension by which a client waits for a call's end by polling (SEP-2663).
+TASKS: Final = f"{_PREFIX}tasks"
 
 _VERSION_HEADER: Final = "mcp-protocol-version"
 _METHOD_HEADER: Final = "mcp-method"
 _NAME_HEADER: Final = "mcp-name"
 # The param that Mcp-Name repeats, by method.
-_NAMED_BY: Final = {"tools/call": "name", "resources/read": "uri"}
+_NAMED_BY: Final = {
+    "tools/call": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 _BASE64: Final = re.compile(r"=\?base64\?(.*)\?=")
 
 Headers = CIMultiDictProxy[str]
@@ -56,8 +69,24 @@ class Client(NamedTuple):
     @property
     def can_show_apps(self) -> bool:
         """Whether the client may show apps; one that shook hands does not say so in a request."""
+        return not self.is_stateless or self._has(APPS)
+
+    @property
+    def can_take_tasks(self) -> bool:
+        """Whether the client polls for the end of a call that is answered by a task."""
+        return self._has(TASKS)
+
+    def require_tasks(self) -> None:
+        """Raise MissingCapability for a client that does not declare tasks."""
+        if not self.can_take_tasks:
+            raise MissingCapability(
+                "Declare the extension for tasks in the capabilities of the request.",
+                details={"requiredCapabilities": {"extensions": {TASKS: {}}}},
+            )
+
+    def _has(self, extension: str) -> bool:
         extensions = self.capabilities.get("extensions")
-        return not self.is_stateless or (isinstance(extensions, dict) and APPS in extensions)
+        return isinstance(extensions, dict) and extension in extensions
 
 
 def client_of(method: str, params: Json, headers: Headers) -> Client:

@@ -41,11 +41,13 @@ from rpcsvc.http.mcp.revisions import (
     HANDSHAKE,
     SERVED,
     SERVER_INFO_KEY,
+    TASKS,
     Client,
     Headers,
     client_of,
     is_stateless,
 )
+from rpcsvc.http.mcp.tasks import OrderTask, OrderTasks
 from rpcsvc.http.mcp.tools import described, instructions, tools_of
 from rpcsvc.http.messages import error_headers, read_body, require_json, respond
 from rpcsvc.http.operation_routes import (
@@ -66,6 +68,7 @@ from rpcsvc.orders.unfunded import Client as Payer
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
+_STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}, TASKS: {}}}
 _QUOTED: Final = ("direction", "chain", "amount")
 
 
@@ -108,6 +111,7 @@ class McpHttp:
         }
         self._confirmations = confirmations
         self._app = order_app
+        self._tasks = OrderTasks(site, dispatcher)
         home = urlsplit(site.url)
         self._origins = frozenset((*origins, f"{home.scheme}://{home.netloc}".lower()))
         self._body_bytes = site.limits.body_bytes
@@ -181,7 +185,12 @@ class McpHttp:
             "resources/read": self._read_resource,
         }
         handshake: dict[str, Answer] = {"initialize": self._initialize, "ping": self._ping}
-        stateless: dict[str, Answer] = {"server/discover": self._discover}
+        stateless: dict[str, Answer] = {
+            "server/discover": self._discover,
+            "tasks/get": self._get_task,
+            "tasks/update": self._acknowledge_task,
+            "tasks/cancel": self._acknowledge_task,
+        }
         return {
             **{name: self._method(name, answer, None) for name, answer in everywhere.items()},
             **{name: self._method(name, answer, False) for name, answer in handshake.items()},
@@ -244,7 +253,7 @@ class McpHttp:
     ) -> Json:
         return {
             "supportedVersions": list(SERVED),
-            "capabilities": _CAPABILITIES,
+            "capabilities": _STATELESS_CAPABILITIES,
             "instructions": instructions(self._site),
             **_kept(_TTL_MS),
         }
@@ -299,6 +308,8 @@ class McpHttp:
         operation, arguments = self._tool_and_arguments(params)
         if operation.payable:
             arguments = with_meta_payment(params, arguments)
+        if client.can_take_tasks and self._tasks.is_wait(operation, arguments):
+            return await self._begin_task(caller, client, hint, arguments)
         if not operation.idempotent:
             reply = await carry_out(self._dispatcher, operation, caller, hint, arguments)
             return _result(reply, client, operation)
@@ -329,6 +340,35 @@ class McpHttp:
         if agreed and isinstance(reply.error, QuoteChanged) and FIELD not in arguments:
             return await self._ask(caller, hint, arguments)
         return _result(reply, client, operation)
+
+    # --- tasks ---
+
+    async def _begin_task(
+        self, caller: McpCaller, client: Client, hint: str | None, arguments: Json
+    ) -> Json:
+        """The task that a wait turns into; the answer itself where there is nothing to wait for."""
+        begun = await self._tasks.begin(caller, hint, arguments)
+        if isinstance(begun, OrderTask) and not begun.is_over:
+            return {"resultType": "task", **begun.view}
+        reply = begun.reply if isinstance(begun, OrderTask) else begun
+        return _result(reply, client, self._tasks.operation)
+
+    async def _get_task(
+        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+    ) -> Json:
+        client.require_tasks()
+        task = await self._tasks.get(caller, hint, params)
+        if not task.is_over:
+            return task.view
+        return {**task.view, "result": _result(task.reply, client, self._tasks.operation)}
+
+    async def _acknowledge_task(
+        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+    ) -> Json:
+        """Answer an update, for no task asks for any, and a cancellation, which ends no swap."""
+        client.require_tasks()
+        await self._tasks.get(caller, hint, params)
+        return {}
 
     def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
         """Raises InvalidParams for an unknown tool, and for arguments that are no object."""
