@@ -62,6 +62,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "s",
             _quantiles("rpcsvc_deposit_to_payout_seconds", "network"),
         ),
+        Panel("Spread earned per hour", "none", _increase("rpcsvc_spread_earned", "asset")),
     ),
     "Deposits and payouts": (
         Panel("Deposits per hour", "none", _increase("rpcsvc_deposits", "network", "outcome")),
@@ -70,6 +71,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "none",
             _increase("rpcsvc_transfers", "kind", "network", "outcome"),
         ),
+        Panel("Sweeps per hour", "none", _increase("rpcsvc_sweeps", "network", "outcome")),
         Panel("Signed and in no block", "none", (("rpcsvc_payments_unmined", "{{network}}"),)),
         Panel(
             "Authorizations unresolved",

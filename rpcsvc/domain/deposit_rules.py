@@ -76,6 +76,18 @@ def units_by_rate(deposits: Iterable[Deposit], fallback: int) -> dict[int, int]:
     return dict(found)
 
 
+def spread_earned(order: Order, payout: Transfer) -> int:
+    """What the service keeps of a payout's deposits by its spread, in payout units.
+
+    A late deposit, which has no rate of its own, counts at the order's.
+    """
+    price, direction = order.terms.price, order.terms.direction
+    spent = [d for d in order.deposits if d.transfer_id == payout.transfer_id]
+    swapped = [(fill.rate, fill.units) for fill in order.fills]
+    swapped = swapped or list(units_by_rate(spent, price.rate).items())
+    return sum(price.at(rate).spread(direction, units) for rate, units in swapped)
+
+
 def breaking_rate(direction: Direction, current: int, break_bps: int) -> int:
     """The locked rate from which on a lock breaks at the ``current`` rate.
 

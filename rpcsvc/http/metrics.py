@@ -20,6 +20,8 @@ from prometheus_client.core import (
 )
 
 from rpcsvc.domain import events as ev
+from rpcsvc.domain.deposit_rules import spread_earned
+from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import Order, TransferKind
 from rpcsvc.operations.envelope import Reply, code_of
 from rpcsvc.operations.service import Call
@@ -72,6 +74,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "histogram",
         "Time from an order's first deposit to its settled payout, by the payout's network.",
         ("network",),
+    ),
+    "rpcsvc_spread_earned": Family(
+        "counter", "Whole coins that the spread of settled payouts kept.", ("asset",)
+    ),
+    "rpcsvc_sweeps": Family(
+        "counter",
+        "Sweeps of deposit addresses that were sent, took their deposits (done) or nothing (void).",
+        ("network", "outcome"),
     ),
     "rpcsvc_commit_seconds": Family("histogram", "Time of a commit of the database."),
     "rpcsvc_commit_writes": Family("histogram", "Writes that shared a commit."),
@@ -188,6 +198,7 @@ class Metrics:
         self._deposits: Counter[Labels] = Counter()
         self._transfers: Counter[Labels] = Counter()
         self._payout_seconds: dict[str, Histogram] = {}
+        self._spread: Counter[Asset] = Counter()
         self._commit_seconds = Histogram(_COMMIT_SECONDS)
         self._commit_writes = Histogram(_COMMIT_WRITES)
 
@@ -221,6 +232,7 @@ class Metrics:
             if transfer.transfer_id == transfer_id:
                 self._transfers[transfer.kind.value, transfer.network, outcome] += 1
                 if outcome == "settled" and transfer.kind is TransferKind.PAYOUT:
+                    self._spread[transfer.asset] += spread_earned(order, transfer)
                     seen_at = min(
                         (d.first_seen_at for d in order.deposits), default=order.status_at
                     )
@@ -229,14 +241,17 @@ class Metrics:
 
     def families(self) -> Iterator[Metric]:
         """The families of what was counted."""
-        yield _counter("rpcsvc_calls", self._calls.items())
+        yield counter("rpcsvc_calls", self._calls.items())
         yield _histograms("rpcsvc_call_seconds", _labelled(self._call_seconds))
         statuses = self._responses.items()
-        yield _counter("rpcsvc_responses", [((str(status),), n) for status, n in statuses])
-        yield _counter("rpcsvc_orders_reached", self._reached.items())
-        yield _counter("rpcsvc_deposits", self._deposits.items())
-        yield _counter("rpcsvc_transfers", self._transfers.items())
+        yield counter("rpcsvc_responses", [((str(status),), n) for status, n in statuses])
+        yield counter("rpcsvc_orders_reached", self._reached.items())
+        yield counter("rpcsvc_deposits", self._deposits.items())
+        yield counter("rpcsvc_transfers", self._transfers.items())
         yield _histograms("rpcsvc_deposit_to_payout_seconds", _labelled(self._payout_seconds))
+        spread = self._spread.items()
+        coins = [((asset.symbol,), units / 10**asset.decimals) for asset, units in spread]
+        yield counter("rpcsvc_spread_earned", coins)
         yield _histograms("rpcsvc_commit_seconds", {(): self._commit_seconds})
         yield _histograms("rpcsvc_commit_writes", {(): self._commit_writes})
 
@@ -252,7 +267,8 @@ def _labelled(histograms: Mapping[str, Histogram]) -> dict[Labels, Histogram]:
     return {(label,): histogram for label, histogram in histograms.items()}
 
 
-def _counter(name: str, values: Iterable[tuple[Labels, float]]) -> Metric:
+def counter(name: str, values: Iterable[tuple[Labels, float]]) -> Metric:
+    """The counters of a family by their labels."""
     family = CounterMetricFamily(name, FAMILIES[name].help, labels=FAMILIES[name].labels)
     for labels, value in values:
         family.add_metric(labels, value)

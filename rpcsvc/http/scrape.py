@@ -16,7 +16,7 @@ from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
-from rpcsvc.http.metrics import Labels, Metrics, gauge
+from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
 from rpcsvc.operations.envelope import flat_failure
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.lease import Lease
@@ -96,6 +96,10 @@ class Readout:
         yield gauge(
             "rpcsvc_block_age_seconds",
             [((name,), age / 1000) for name, age in ages.items() if age is not None],
+        )
+        yield counter(
+            "rpcsvc_sweeps",
+            [((name, how), n) for name, found in states.items() for how, n in found.sweeps.items()],
         )
         yield gauge(
             "rpcsvc_wallet_outputs",

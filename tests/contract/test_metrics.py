@@ -61,6 +61,11 @@ async def completed(served: Served) -> dict[str, Any]:
 async def test_metrics_count_a_whole_swap(served: Served) -> None:
     await completed(served)
     series = await scraped(served)
+    quoted = {name: text for name, text in SWAP.items() if name != "to"}
+    quote = (await served.rpc("swap.quote", quoted)).body["result"]["data"]["quote"]
+    spread = float(quote["fees"]["spread"])
+    assert spread > 0
+    assert value(series, "rpcsvc_spread_earned_total", asset="USDC") == spread
     created = {"operation": "swap.create", "transport": "rpc", "outcome": "ok"}
     assert value(series, "rpcsvc_calls_total", **created) == 1
     assert value(series, "rpcsvc_call_seconds_count", operation="swap.create") == 1
@@ -121,7 +126,8 @@ async def test_metrics_show_waits_by_kind_and_the_lease(served: Served) -> None:
 
 async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     """The readings of the engine onchain, and a lease that ends."""
-    states = {"monero": NetworkState(2_500, 12), "arbitrum": NetworkState(1_000), "base": UNKNOWN}
+    states = {"monero": NetworkState(2_500, 12), "base": UNKNOWN}
+    states["arbitrum"] = NetworkState(1_000, sweeps={"sent": 2, "done": 1})
     backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
     held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
     readings = Readings(networks=frozenset(held), holdings=held.__getitem__)
@@ -137,6 +143,9 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     assert ("rpcsvc_wallet_outputs", frozenset({("network", "arbitrum")})) not in series
     assert value(series, "rpcsvc_wallet_amount", network="monero", part="free") == 3
     assert value(series, "rpcsvc_wallet_amount", network="arbitrum", part="free") == 7e-6
+    sweeps = {how: value(series, "rpcsvc_sweeps_total", network="arbitrum", outcome=how)
+              for how in ("sent", "done", "void")}  # fmt: skip
+    assert sweeps == {"sent": 2, "done": 1, "void": 0}
     assert value(series, "rpcsvc_rate_spread_ratio") == 0.015
     assert value(series, "rpcsvc_lease_left_seconds") == 8
     assert value(series, "rpcsvc_lease_held") == 1

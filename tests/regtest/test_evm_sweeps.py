@@ -108,6 +108,7 @@ async def test_several_addresses_are_swept_together_and_hold_no_ether(own: EvmPa
         await own.ledger.sweeps_under_way(NETWORK) or await own.live() or await all_left(own)
     )
     assert own.sweeps.conditions() == []
+    assert own.sweeps.counts == {"sent": len(given), "done": len(given)}
     for address in given:
         assert await own.token.balance(address) == 0
         assert await own.token.client.ether(address) == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rpcsvc.domain.money import Asset, Money
@@ -122,11 +123,12 @@ class NetworkState(NamedTuple):
     """What the last look at a network found; None where that is not known.
 
     ``block_age``: ms since its node showed a new block. ``outputs``: those that the wallet can
-    spend, on a network that has such.
+    spend, on a network that has such. ``sweeps``: since the start, by outcome, where there are any.
     """
 
     block_age: int | None = None
     outputs: int | None = None
+    sweeps: Mapping[str, int] = MappingProxyType({})
 
 
 class TransferRejected(Exception):

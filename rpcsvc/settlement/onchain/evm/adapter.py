@@ -336,7 +336,7 @@ class EvmAdapter:
     def states(self) -> Mapping[str, NetworkState]:
         """What the last look found, by network."""
         return {
-            name: NetworkState(adapter.connection.block_age())
+            name: NetworkState(adapter.connection.block_age(), sweeps=adapter.sweeps.counts)
             for name, adapter in self._by_network.items()
         }
 

@@ -8,6 +8,7 @@ balance do. An address that can't be swept is reported and retried after an hour
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -77,6 +78,8 @@ class EvmSweeps:
         self._clock = clock
         self._conditions = Conditions(connection.network.name)
         self._not_before: dict[str, int] = {}
+        # Since the start: sent, done, void.
+        self.counts: Counter[str] = Counter()
 
     def conditions(self) -> list[str]:
         """What keeps deposits from being swept, in words for the operator."""
@@ -138,6 +141,7 @@ class EvmSweeps:
             return False
         self._conditions.set(_GAS, None)
         self._forget(due.address)
+        self.counts["sent"] += 1
         log.info("evm_sweep_sent", payment_id=name, method=step.method.value, units=step.units,
                  outcome=verdict.outcome.value)  # fmt: skip
         return True
@@ -274,6 +278,7 @@ class EvmSweeps:
         is_done = taken > 0 or (settled and sweep.method is SweepMethod.PERMIT)
         state = SweepState.DONE if is_done else SweepState.VOID
         await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
+        self.counts[state.value] += 1
         if not is_done:
             # Whatever it was, trying again at once would cost gas each time.
             self._postpone(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
