@@ -47,6 +47,12 @@ def configure_logging(log_format: str, level: str) -> None:
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
 
 
+def tell_person(log_format: str, text: str) -> None:
+    """Write a text for people below the log, if a person reads it on a terminal."""
+    if log_format != "json" and sys.stderr.isatty():
+        _Stderr().write(text)
+
+
 def mask(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Hide secrets by name and shorten addresses by form, in every value of an event."""
     for name, value in event.items():

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shlex
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +25,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from rpcsvc import ids
+from rpcsvc import __version__, ids
 from rpcsvc.app import Running, running
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
@@ -52,6 +54,7 @@ from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes
+from rpcsvc.logs import tell_person
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.lease import LeaseLost
@@ -93,6 +96,7 @@ async def serve(settings: Settings) -> None:
             up.worker.beside(partial(manager.ping, partial(_vital_health, up)))
             async with _working(up, stop), listening(up):
                 _settle_garbage_collector()
+                tell_person(settings.log.format, _greeting(settings, Path(sys.argv[0]).as_posix()))
                 manager.notify(READY, f"STATUS=Serving {settings.effective_site_url}")
                 await stop.wait()
                 manager.notify(STOPPING)
@@ -104,6 +108,19 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
     if up.lease.lost.is_set():
         raise LeaseLost
+
+
+def _greeting(settings: Settings, program: str) -> str:
+    """What runs, what to try and where the page is; ``program`` is what was started."""
+    is_sandbox = settings.engine == "sandbox"
+    what = "simulated chains, no real money" if is_sandbox else settings.database
+    command = "demo" if is_sandbox else "top"
+    name = program if program.endswith("/rpcsvc") else "rpcsvc"
+    return (
+        f"\nrpcsvc {__version__} serves with the engine {settings.engine} ({what}); Ctrl-C ends it"
+        f"\nTry:  {shlex.join([name, command, '--data-dir', str(settings.data_dir)])}"
+        f"\nPage: {settings.effective_site_url}/\n\n"
+    )
 
 
 @asynccontextmanager

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shlex
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from rpcsvc import __version__
 from rpcsvc.logs import mask, shorten_addresses
 from tests.contract.processes import free_port
 from tests.contract.serving import EVM, MONERO, SWAP, TOKEN
@@ -92,3 +97,47 @@ def test_secrets_are_masked_by_name_and_addresses_by_form() -> None:
     assert masked["agent_rpc_token"] == "********"
     assert masked["note"] == "from 0x529084...9EE7 to 888tNkZr...up3H"
     assert shorten_addresses("nothing to hide") == "nothing to hide"
+
+
+def test_terminal_gets_lines_for_people_and_a_greeting(tmp_path: Path) -> None:
+    port, data_dir = free_port(), tmp_path / "data"
+    served = ["serve", "--port", port, "--data-dir", str(data_dir)]
+    ours, theirs = os.openpty()
+    child = subprocess.Popen([sys.executable, "-m", "rpcsvc", *served], stderr=theirs)
+    os.close(theirs)
+    lines: list[str] = []
+    try:
+        with os.fdopen(ours, encoding="utf-8") as terminal:
+            for line in terminal:
+                lines.append(line.strip())
+                if line.startswith("Page:"):
+                    break
+            # A terminal that nobody reads would stop the service.
+            threading.Thread(target=read_to_the_end, args=[terminal.fileno()], daemon=True).start()
+            try_what_it_says(lines[-3:], port)
+            child.terminate()
+            assert child.wait(timeout=180) == 0
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    assert not [line for line in lines if line.startswith("{")]
+
+
+def read_to_the_end(terminal: int) -> None:
+    with suppress(OSError):  # EIO: nobody writes any more
+        while os.read(terminal, 4096):
+            pass
+
+
+def try_what_it_says(greeting: list[str], port: str) -> None:
+    what, command, page = greeting
+    assert what.startswith(f"rpcsvc {__version__} serves with the engine sandbox")
+    assert page == f"Page: http://127.0.0.1:{port}/"
+    program, *words = shlex.split(command.removeprefix("Try:"))
+    assert program == "rpcsvc"
+    tried = subprocess.run(
+        [sys.executable, "-m", "rpcsvc", *words],
+        capture_output=True, text=True, check=False, timeout=180,
+    )  # fmt: skip
+    assert tried.returncode == 0, tried.stderr
