@@ -18,7 +18,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
-from rpcsvc.audit.records import ETHER, ChainMoved, Difference, Report, Unfit
+from rpcsvc.audit.records import ETHER, Books, ChainMoved, Difference, Report, Unfit
 from rpcsvc.clock import steady_ms
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.orders.backend import LastAudit
@@ -31,6 +31,8 @@ from rpcsvc.store.database import BooksUnreadable
 log = structlog.get_logger(__name__)
 
 Pause = Callable[[float], Awaitable[None]]
+# Called with what is being done, in words.
+Progress = Callable[[str], None]
 
 # A block may come while the chains are read.
 _TRIES: Final = 5
@@ -42,10 +44,17 @@ NOT_MADE: Final = (RpcFailure, ChainMoved, Unfit, BooksUnreadable)
 class Auditor:
     """Audits the books in a data directory. The readers' clients are open."""
 
-    def __init__(self, data_dir: Path, monero: MoneroReader, evm: Sequence[EvmReader]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        monero: MoneroReader,
+        evm: Sequence[EvmReader],
+        progress: Progress = lambda _text: None,
+    ) -> None:
         self._data_dir = data_dir
         self._monero = monero
         self._evm = tuple(evm)
+        self._progress = progress
 
     async def audit(self) -> Report:
         """The differences found twice in a row. Raises the errors in NOT_MADE."""
@@ -65,8 +74,9 @@ class Auditor:
     async def _catch_up(self) -> None:
         if not any(reader.is_new for reader in self._evm):
             return
-        books = await asyncio.to_thread(read_books, self._data_dir)
+        books = await self._books()
         for reader in self._evm:
+            self._progress(f"reading what {reader.network.name} had before")
             await reader.catch_up(books)
 
     async def _poll(self) -> Report:
@@ -81,20 +91,31 @@ class Auditor:
     async def _poll_once(self) -> Report:
         """Heads first: what they hold of ours was on record before it was published."""
         heads = [await reader.head() for reader in self._evm]
+        self._progress("asking the Monero wallet to catch up with its node")
         top = await self._monero.head()
-        books = await asyncio.to_thread(read_books, self._data_dir)
+        books = await self._books()
+        self._progress("reading what the Monero wallet sent and received")
         monero = await self._monero.facts(books, top)
-        found = [
-            await reader.facts(books, head) for reader, head in zip(self._evm, heads, strict=True)
-        ]
-        evm = [item for item in found if item is not None]
+        evm = []
+        for reader, head in zip(self._evm, heads, strict=True):
+            self._progress(f"reading {reader.network.name}")
+            if (found := await reader.facts(books, head)) is not None:
+                evm.append(found)
+        self._progress(f"comparing {len(books.orders)} orders with the chains")
         # Many orders take seconds, in which others must be served.
         return await asyncio.to_thread(check, books, monero, evm)
+
+    async def _books(self) -> Books:
+        self._progress("reading the books")
+        return await asyncio.to_thread(read_books, self._data_dir)
 
 
 @asynccontextmanager
 async def open_auditor(
-    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path
+    settings: OnchainSettings,
+    chains: ChainRegistry,
+    data_dir: Path,
+    progress: Progress = lambda _text: None,
 ) -> AsyncIterator[Auditor]:
     """An auditor with clients of its own for all configured nodes. Raises SettingsError."""
     node, wallet = wiring.monero_clients(settings)
@@ -105,7 +126,8 @@ async def open_auditor(
         await clients.enter_async_context(wallet)
         for item in networks:
             await clients.enter_async_context(item.client)
-        yield Auditor(data_dir, monero, [EvmReader(item.network, item.client) for item in networks])
+        evm = [EvmReader(item.network, item.client) for item in networks]
+        yield Auditor(data_dir, monero, evm, progress)
 
 
 class AuditLoop:

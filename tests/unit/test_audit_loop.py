@@ -7,10 +7,11 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rpcsvc.audit.auditor import AuditLoop, Auditor
+from rpcsvc.audit.auditor import AuditLoop, Auditor, Progress
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import (
     ETHER,
@@ -244,6 +245,7 @@ class Evm:
     """A reader of nothing."""
 
     is_new = False
+    network = SimpleNamespace(name="arbitrum")
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -260,14 +262,16 @@ class Evm:
         return replace(facts, ether=replace(held, balance=held.balance + self.dust))
 
 
-def auditor_of(tmp_path: Path, monero: Monero, evm: Evm) -> Auditor:
+def auditor_of(
+    tmp_path: Path, monero: Monero, evm: Evm, progress: Progress = lambda _text: None
+) -> Auditor:
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as database:
         migrate(database)
         database.execute("INSERT INTO evm_cursor VALUES ('arbitrum', 1, '0x')")
         database.execute("INSERT INTO evm_wallet VALUES (1, ?, 0)", (HOT,))
         opening = ("arbitrum", HOT, SINCE, "0x", FIRST_NONCE, str(WEI))
         database.execute("INSERT INTO evm_openings VALUES (?, ?, ?, ?, ?, ?)", opening)
-    return Auditor(tmp_path, monero, [evm])  # type: ignore[arg-type, list-item] # stand-ins
+    return Auditor(tmp_path, monero, [evm], progress)  # type: ignore[arg-type, list-item] # stand-ins
 
 
 @pytest.mark.parametrize(
@@ -283,6 +287,18 @@ async def test_what_is_found_twice_is_a_difference(
     assert [item.kind for item in report.differences] == kinds
     assert monero.looks == []
     assert evm.accepted == accepted
+
+
+async def test_audit_says_what_it_does(tmp_path: Path) -> None:
+    said: list[str] = []
+    await auditor_of(tmp_path, Monero(0), Evm(), said.append).audit()
+    assert said == [
+        "asking the Monero wallet to catch up with its node",
+        "reading the books",
+        "reading what the Monero wallet sent and received",
+        "reading arbitrum",
+        "comparing 0 orders with the chains",
+    ]
 
 
 async def test_a_chain_that_never_rests_is_given_up(tmp_path: Path) -> None:

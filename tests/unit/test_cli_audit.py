@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.audit.auditor import Progress
 from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
 from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import audit as cli_audit
@@ -33,7 +34,8 @@ async def nothing(_settings: Settings) -> None:
 def audit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: Report | Exception, *flags: str
 ) -> int:
-    async def fake(_settings: Settings) -> Report:
+    async def fake(_settings: Settings, progress: Progress) -> Report:
+        progress("reading the books")
         if isinstance(made, Exception):
             raise made
         return made
@@ -126,3 +128,14 @@ def test_another_engine_has_nothing_to_audit(
     argv = ["audit", "--data-dir", str(tmp_path)]
     assert run(argv, {}, serve=nothing, local=NotImplemented, private=NotImplemented) == USAGE
     assert "The engine is sandbox" in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_a_terminal_and_cleared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit(monkeypatch, tmp_path, WRONG)
+    assert capsys.readouterr().err == "", "a pipe gets none"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    audit(monkeypatch, tmp_path, Unfit("the wallet is closed"))
+    shown = capsys.readouterr().err
+    assert shown.startswith("\r\033[Kreading the books\r\033[K")

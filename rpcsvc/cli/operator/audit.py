@@ -7,10 +7,16 @@ import sys
 from dataclasses import asdict
 from typing import Any, Final
 
-from rpcsvc.audit.auditor import open_auditor
+from rpcsvc.audit.auditor import Progress, open_auditor
 from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
-from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
+from rpcsvc.cli.operator.service import (
+    end_progress,
+    onchain_settings,
+    print_json,
+    print_table,
+    show_progress,
+)
 from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
@@ -35,11 +41,13 @@ def _audit(context: Context) -> int:
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     try:
-        report = asyncio.run(audited(settings))
+        report = asyncio.run(audited(settings, show_progress))
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
     except (RpcFailure, Unfit, ChainMoved) as error:
         raise Unreachable(f"No audit could be made: {error}.") from error
+    finally:
+        end_progress()
     if context.options.json:
         print_json(report_as_json(report))
     else:
@@ -47,10 +55,10 @@ def _audit(context: Context) -> int:
     return FAILED if report.differences else OK
 
 
-async def audited(settings: Settings) -> Report:
+async def audited(settings: Settings, progress: Progress = lambda _text: None) -> Report:
     """One audit of a data directory. Raises SettingsError and the errors in NOT_MADE."""
     chains = read_chains(settings.chains_file)
-    async with open_auditor(settings.onchain, chains, settings.data_dir) as auditor:
+    async with open_auditor(settings.onchain, chains, settings.data_dir, progress) as auditor:
         return await auditor.audit()
 
 

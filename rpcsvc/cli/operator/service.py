@@ -46,6 +46,18 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in aligned(rows)))
 
 
+def show_progress(text: str) -> None:
+    """What a long command does now, on a line of the terminal that the next text replaces."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+
+def end_progress() -> None:
+    """Clear that line."""
+    show_progress("")
+
+
 # A command may wait for nodes, and for a wallet that reads blocks first.
 SECONDS: Final = 600
 _OF_THE_CALLER: Final = frozenset({"invalid_input", "missing_input"})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common, opening
-from rpcsvc.cli.operator.service import is_running
+from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
 from rpcsvc.client.endpoint import Unreachable
 from rpcsvc.clock import SystemClock
@@ -186,16 +186,13 @@ def _copy(context: Context) -> int:
     except NotCopied as error:
         raise UsageError(f"Nothing was copied: {error}.") from error
     finally:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\033[K")
+        end_progress()
     sys.stdout.write(f"{sum(counts.values())} rows of {len(counts)} tables are copied and equal.\n")
     return OK
 
 
 def _progress(table: str, rows: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{table}: {rows} rows")
-        sys.stderr.flush()
+    show_progress(f"{table}: {rows} rows")
 
 
 def _tell_problems(problems: Sequence[str]) -> int:
