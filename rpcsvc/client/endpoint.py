@@ -18,10 +18,10 @@ from urllib.parse import SplitResult, urlsplit
 from rpcsvc.client.messages import (
     ForeignAnswer,
     Json,
+    call_of,
     headers_of,
     read_answer,
     read_result,
-    written,
 )
 from rpcsvc.health_probe import CONNECT_SECONDS, SOCKET_NAME, connected
 from rpcsvc.urls import without_userinfo
@@ -133,9 +133,8 @@ def call_rpc(
     ``token`` and ``local_session`` must be printable ASCII; ``network`` is the service's, if it is
     known. Raises Unreachable.
     """
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = headers_of(request_id, token if endpoint.takes_token else None, local_session)
-    status, body = post(endpoint, written(message), headers)
+    status, body = post(endpoint, call_of(method, params), headers)
     try:
         return read_answer(body, method.split(".", 1)[-1], request_id, network)
     except ForeignAnswer as error:
@@ -150,8 +149,7 @@ def call_method(endpoint: Endpoint, method: str, params: Json, *, seconds: int) 
 
     Waits so many seconds for the answer. Raises Unreachable.
     """
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    status, body = post(endpoint, written(message), headers_of(None, None, None), seconds)
+    status, body = post(endpoint, call_of(method, params), headers_of(None, None, None), seconds)
     try:
         return read_result(body)
     except ForeignAnswer as error:

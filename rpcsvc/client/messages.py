@@ -118,6 +118,11 @@ def written(message: Json) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def call_of(method: str, params: Json) -> bytes:
+    """The body of one JSON-RPC call."""
+    return written({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+
+
 def headers_of(
     request_id: str | None, token: str | None, local_session: str | None
 ) -> dict[str, str]:

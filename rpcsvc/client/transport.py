@@ -25,6 +25,7 @@ from rpcsvc.client.errors import ClientError, RateLimited, Refused, Unreachable,
 from rpcsvc.client.messages import (
     ForeignAnswer,
     Json,
+    call_of,
     headers_of,
     read_answer,
     read_envelope,
@@ -156,11 +157,8 @@ class Transport:
         headers = headers_of(None, self._token, None)
         if self._token is not None:
             given = params if key is None else {**params, KEY: key}
-            method = f"{self._trust.slug}.{operation}"
-            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
-            return Sent(
-                operation, "POST", "/rpc", written(message), headers, seconds, route.repeatable
-            )
+            body = call_of(f"{self._trust.slug}.{operation}", given)
+            return Sent(operation, "POST", "/rpc", body, headers, seconds, route.repeatable)
         path, rest = in_path(route.path, params)
         if key is not None:
             headers[KEY] = key
