@@ -20,6 +20,10 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import asyncpg
 
+from rpcsvc.app import client_secret
+from rpcsvc.clock import SystemClock
+from rpcsvc.ids import system_random
+from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from tests.e2e.processes import Server, free_port, until
 from tests.postgres import new_database, own_server
 
@@ -46,15 +50,15 @@ class Replicas:
             **environ,
         }
         self.all: list[Server] = []
+        self._first = folder / "first"
+        self._first.mkdir(mode=0o700)
+        KeyRing.load_or_create(self._first / KEYS_DIR, SystemClock(), system_random)
+        client_secret(self._first, system_random)
         self.supervised = 0
 
     def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
-        if self.all:  # as docs/cluster.md says
-            data_dir.mkdir(mode=0o700)
-            first = self.all[0].data_dir
-            shutil.copytree(first / "keys", data_dir / "keys")
-            shutil.copy2(first / "client-hash.key", data_dir)
+        shutil.copytree(self._first, data_dir)  # its keys, as docs/cluster.md says
         made = Server(data_dir, environ={**self.environ, **environ}, log_dir=self.folder)
         self.all.append(made)
         return made
@@ -91,8 +95,9 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas(server: str, folder: Path) -> AsyncIterator[Replicas]:
-    async with new_database(server) as url:
+async def replicas(server: str, folder: Path, *, is_own: bool = False) -> AsyncIterator[Replicas]:
+    """Replicas on a database of their own; ``is_own``: on a server that ends with the test."""
+    async with new_database(server, empty=is_own) as url:
         made = Replicas(url, folder)
         try:
             yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -10,6 +11,8 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 from rpcsvc.app import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
+from tests.contract.store.cutting import COMMIT, Proxy, proxied
 from tests.e2e.cluster import Replicas, is_ready, reads, replicas
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
@@ -26,11 +30,13 @@ from tests.e2e.processes import (
     Server,
     call,
     call_for_data,
+    message,
+    send,
     until,
     until_over,
 )
 from tests.e2e.swaps import SWAPS
-from tests.postgres import new_database
+from tests.postgres import new_database, own_server
 
 # docs/cluster.md says 15 for a quiet machine; the one of the tests is not quiet.
 LATE_SECONDS = 45
@@ -244,12 +250,76 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
             await up.holder(besides=(struck,))
             os.kill(struck.pid, signal.SIGCONT)
             assert await struck.death() == 1
-        orders = await asyncio.gather(*clients)
-        assert len(set(orders)) == len(clients)
-        assert await up.value("SELECT count(*) FROM orders") == len(clients)
-        assert await up.value(_PAYOUTS) == len(clients)
-        assert await up.value(_DEPOSITS) == len(clients)
-        assert await up.value("SELECT count(*) FROM orders WHERE status <> 'completed'") == 0
+        await require_one_order_each(up, clients)
+
+
+async def require_one_order_each(up: Replicas, clients: list[asyncio.Task[str]]) -> None:
+    """Every client has an order of its own, with one deposit and one payout."""
+    orders = await asyncio.gather(*clients)
+    assert len(set(orders)) == len(clients)
+    assert await up.value("SELECT count(*) FROM orders") == len(clients)
+    assert await up.value(_PAYOUTS) == len(clients)
+    assert await up.value(_DEPOSITS) == len(clients)
+    assert await up.value("SELECT count(*) FROM orders WHERE status <> 'completed'") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_replicas_outlive_faults_of_the_database(tmp_path: Path, seed: int) -> None:
+    """PostgreSQL crashes, connections are cut, and COMMITs lose their answers, all at random."""
+    dice = random.Random(seed)
+    with own_server() as server:
+        async with (
+            proxied(server.url) as (proxy, url),
+            replicas(url, tmp_path, is_own=True) as up,
+        ):
+            up.supervised = 3
+            clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
+            for fault in ("lost", "cut", "crash", "lost", "crash", "lost"):
+                await up.holder()
+                await asyncio.sleep(dice.uniform(0, 1))
+                if fault == "lost":
+                    happened = partial(has_cut, proxy, proxy.cuts + 1)
+                    proxy.cut_after = COMMIT
+                    await until(happened)
+                elif fault == "cut":
+                    proxy.cut_all()
+                else:
+                    await asyncio.to_thread(server.stop)
+                    await asyncio.to_thread(server.start)
+            await require_one_order_each(up, clients)
+
+
+async def has_cut(proxy: Proxy, times: int) -> bool:
+    return proxy.cuts >= times
+
+
+async def test_one_key_on_all_replicas_makes_one_order(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        first = up.start()
+        assert await first.ready()
+        for standby in (up.start(), up.start()):
+            await until(partial(reads, standby))
+        callers = (insisting(up.all[n % 3 :] + up.all[: n % 3]) for n in range(200))
+        answers = await asyncio.gather(*callers)
+        assert len(answers) == 200
+        assert len(set(answers)) == 1
+        assert await up.value("SELECT count(*) FROM orders") == 1
+
+
+async def insisting(servers: list[Server]) -> bytes:
+    """Send one keyed call to each in turn, until one has an answer."""
+    swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for at in cycle(servers):
+            body = await send(at, message("swap.execute", swap))
+            envelope = json.loads(body)["result"]
+            if envelope["ok"]:
+                return body.rpartition(b'"requestId"')[0]
+            assert envelope["error"]["code"] == "unavailable"
+    raise AssertionError
 
 
 async def client(up: Replicas, key: str) -> str:
