@@ -238,6 +238,8 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
     """Three replicas, clients that repeat until they are answered, and faults between."""
     dice = random.Random(seed)
     async with replicas(postgres(), tmp_path) as up:
+        up.start()
+        await up.holder()  # it made the keys that the others copy
         up.supervised = 3
         clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
         for _ in range(4):

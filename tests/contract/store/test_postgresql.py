@@ -64,6 +64,31 @@ async def names(database: Database) -> list[str]:
     return [row["name"] for row in await database.fetch(ALL)]
 
 
+async def test_nothing_is_prepared_inside_a_transaction(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paused after a Parse, before a Sync, a session keeps its locks without an end."""
+    begun, get = list[tuple[str, bool]](), asyncpg.Connection._get_statement
+
+    async def noted(self: Any, query: str, *args: Any, **more: Any) -> Any:
+        begun.append((query, self.is_in_transaction()))
+        return await get(self, query, *args, **more)
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", noted)
+    database = await Database.open(url)
+    begun.clear()
+    await database.write([
+        *add("first"),
+        Statement(RAISE, {"name": "first", "value": 2}, finds=True),
+        Statement(ONE, {"name": "first"}, finds=True),
+    ])  # fmt: skip
+    assert await names(database) == ["first"]
+    await database.close()
+    writes = [(text, inside) for text, inside in begun if "sandbox_settings" in text]
+    assert len(writes) >= 3
+    assert not any(inside for _, inside in writes), writes
+
+
 # --- reads and writes together -------------------------------------------------------------------
 
 

@@ -8,9 +8,10 @@ processes may have it open: who may write, the lease says (rpcsvc/store/leases.p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 import structlog
@@ -38,6 +39,8 @@ from rpcsvc.store.group_commit import GroupCommit, Rows
 
 log = structlog.get_logger(__name__)
 
+Prepared: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[Any]"
+
 # Serialization failures and deadlocks are the server's to resolve: the same write is made again.
 MOST_TRIES: Final = 5
 # How often an unreachable server is tried, and a reachable one asked whether it still is.
@@ -52,11 +55,23 @@ _END_BACKEND: Final = (
 
 
 class _Session(NamedTuple):
-    """The writer's connection, and how the server knows it."""
+    """The writer's connection, how the server knows it, and what was prepared on it."""
 
     connection: Connection
     pid: int
     started: Any
+    statements: dict[str, Prepared]
+
+    async def prepare(self, text: str) -> Prepared:
+        """The statement, prepared before any transaction that uses it.
+
+        asyncpg ends a Parse with Flush instead of Sync: until the next message the server takes the
+        connection for busy, and no timeout of its would end a transaction of a paused process.
+        """
+        found = self.statements.get(text)
+        if found is None:
+            found = self.statements[text] = await self.connection.prepare(text)
+        return found
 
 
 class Database:
@@ -156,9 +171,10 @@ class Database:
         for left in reversed(range(MOST_TRIES)):
             if self._session.connection.is_closed():
                 await self._reconnect()
-            connection = self._session.connection
+            session = self._session
+            connection = session.connection
             try:
-                await self._commit(connection, rows)
+                await self._commit(session, rows)
             except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
                 await _roll_back(connection)
                 if not left:
@@ -175,23 +191,16 @@ class Database:
                 self._failure = None
                 return
 
-    async def _commit(self, connection: Connection, rows: list[Rows]) -> None:
+    async def _commit(self, session: _Session, rows: list[Rows]) -> None:
         """One transaction, with the number by which its outcome can be looked up later."""
+        connection = session.connection
+        steps = [await _step(session, each) for each in rows]
         number = self._number = self._number + 1
         await connection.execute(
             f"BEGIN; UPDATE rpcsvc_writers SET number = {number} WHERE writer = {self._writer}"
         )
-        for sql, finds, values in rows:
-            form = compiled(sql)
-            bound = [form.bind(each) for each in values]
-            if not finds:
-                await connection.executemany(form.text, bound)
-            elif form.text.startswith("SELECT"):
-                for each in {tuple(row) for row in bound}:  # once for all that ask for the same row
-                    if await connection.fetchrow(f"{form.text} FOR SHARE", *each) is None:
-                        raise StaleWrite
-            elif len(await connection.fetchmany(f"{form.text} RETURNING 1", bound)) != len(bound):
-                raise StaleWrite
+        for step in steps:
+            await step()
         try:
             await connection.execute("COMMIT")
         except Exception as error:
@@ -251,6 +260,30 @@ class Database:
 _PROBE: Final = Statement("SELECT 1")
 
 
+async def _step(session: _Session, rows: Rows) -> Callable[[], Awaitable[None]]:
+    """The rows of a statement that is prepared, to be executed in a transaction."""
+    form = compiled(rows.sql)
+    bound = [form.bind(each) for each in rows.values]
+    if not rows.finds:
+        return partial((await session.prepare(form.text)).executemany, bound)
+    if form.text.startswith("SELECT"):
+        return partial(_lock, await session.prepare(f"{form.text} FOR SHARE"), bound)
+    return partial(_change, await session.prepare(f"{form.text} RETURNING 1"), bound)
+
+
+async def _lock(statement: Prepared, bound: list[list[Any]]) -> None:
+    """Keep each row from others until the commit. Raises StaleWrite for one that is not found."""
+    for each in {tuple(row) for row in bound}:  # once for all that ask for the same row
+        if await statement.fetchrow(*each) is None:
+            raise StaleWrite
+
+
+async def _change(statement: Prepared, bound: list[list[Any]]) -> None:
+    """Raises StaleWrite when one changes no row."""
+    if len(await statement.fetchmany(bound)) != len(bound):
+        raise StaleWrite
+
+
 async def _roll_back(connection: Connection) -> None:
     """End a failed transaction; where even that fails, the connection is closed."""
     try:
@@ -267,7 +300,7 @@ async def _new_session(url: str) -> _Session:
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
         connection.terminate()
         raise unavailable(error) from error
-    return _Session(connection, pid, started)
+    return _Session(connection, pid, started, {})
 
 
 async def _next_session(url: str, before: _Session) -> _Session:
