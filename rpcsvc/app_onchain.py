@@ -95,7 +95,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 clock,
                 stocked(engine.holdings),
                 beside,
-                Gasless(SqlFundingStore(database), onchain.authorizations),
+                Gasless(SqlFundingStore(database), onchain.authorizations, engine.poll_ms),
             )
             yield replace(
                 backend,

@@ -114,10 +114,11 @@ def stocked(holdings: Callable[[str], Holdings]) -> Stock:
 
 
 class Gasless(NamedTuple):
-    """Who keeps signed authorizations, and who carries them out."""
+    """Who keeps signed authorizations, who carries them out, and how often to look at them."""
 
     store: FundingStore
     wallets: GaslessWallets
+    poll_ms: int = 0
 
 
 def wallets_backend(
@@ -151,7 +152,9 @@ def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
     if gasless is None:
         return None
     limit = ClientLimit(core.policy.unfunded.address_authorizations_a_day, core.secret)
-    return GaslessFunding(core.store, gasless.store, gasless.wallets, core.clock, limit)
+    return GaslessFunding(
+        core.store, gasless.store, gasless.wallets, core.clock, limit, gasless.poll_ms
+    )
 
 
 async def _local(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock, day_of, ms_to_next_day
+from rpcsvc.clock import Clock, day_of, ms_to_next_day, steady_ms
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import DepositState, Order
@@ -43,7 +43,10 @@ class ClientLimit(NamedTuple):
 
 
 class GaslessFunding:
-    """Takes signed authorizations for orders. ``resume`` is a step of the worker."""
+    """Takes signed authorizations for orders. ``resume`` is a step of the worker.
+
+    The worker's passes follow each other faster than a node wants to be asked: ``poll_ms`` apart.
+    """
 
     def __init__(
         self,
@@ -52,12 +55,15 @@ class GaslessFunding:
         wallets: GaslessWallets,
         clock: Clock,
         limit: ClientLimit,
+        poll_ms: int = 0,
     ) -> None:
         self._orders = orders
         self._store = store
         self._wallets = wallets
         self._clock = clock
         self._limit = limit
+        self._poll_ms = poll_ms
+        self._next_look = 0
         self._in_hand: set[AuthorizationKey] = set()
 
     async def token(self, order: Order) -> Domain:
@@ -119,7 +125,10 @@ class GaslessFunding:
         )
 
     async def resume(self) -> int:
-        """Carry on with what is unresolved; returns how much that is."""
+        """Carry on with what is unresolved, if that is due; returns how much it is."""
+        if (now := steady_ms()) < self._next_look:
+            return 0
+        self._next_look = now + self._poll_ms
         found = await self._store.unresolved()
         for record in found:
             if record.key not in self._in_hand and not await self._credit(record):
