@@ -58,7 +58,6 @@ from rpcsvc.logs import tell_person
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.lease import LeaseLost
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
@@ -93,7 +92,8 @@ async def serve(settings: Settings) -> None:
     standby = partial(_standing_by, manager)
     try:
         async with running(settings, stop=stop, standby=standby) as up:
-            up.worker.beside(partial(manager.ping, partial(_vital_health, up)))
+            # Neither a database that is down nor a daemon would come back by a restart.
+            up.worker.beside(partial(manager.ping, up.worker.stall))
             async with _working(up, stop), listening(up):
                 _settle_garbage_collector()
                 tell_person(settings.log.format, _greeting(settings, Path(sys.argv[0]).as_posix()))
@@ -128,21 +128,12 @@ async def _standing_by(manager: ServiceManager, up: Running) -> AsyncIterator[No
     """A standby listens, and is ready and alive, until the block ends."""
     async with listening(up, graceful_seconds=STANDBY_GRACE_SECONDS):
         manager.notify(READY, f"STATUS=Standing by on {up.settings.effective_site_url}")
-        pings = asyncio.create_task(manager.ping(up.database.health), name="watchdog")
+        pings = asyncio.create_task(manager.ping(up.worker.stall), name="watchdog")
         try:
             yield
         finally:
             pings.cancel()
             await asyncio.gather(pings, return_exceptions=True)
-
-
-def _vital_health(up: Running) -> Health:
-    """What the process can't do without: passes of the worker that end, and the database.
-
-    An order in quarantine or a daemon that is down is not among it: a restart would end neither.
-    """
-    stall = up.worker.stall()
-    return up.database.health() if stall.ok else stall
 
 
 @asynccontextmanager
