@@ -39,6 +39,21 @@ _HEADERS: Final = {
 _GROUP: Final = 4
 
 
+def groups(value: str) -> list[str]:
+    """An address in groups of four characters, which can be compared by eye."""
+    return [value[start : start + _GROUP] for start in range(0, len(value), _GROUP)]
+
+
+_TEMPLATES: Final = Environment(
+    loader=FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters["groups"] = groups
+
+
 class Renderer:
     """Renders the templates of this folder for a site."""
 
@@ -46,14 +61,6 @@ class Renderer:
         self._site = site
         self._css = (_HERE / "page.css").read_text(encoding="utf-8")
         self._script = (_HERE / "page.js").read_text(encoding="utf-8")
-        self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters["groups"] = groups
 
     def page(
         self,
@@ -67,7 +74,7 @@ class Renderer:
     ) -> web.Response:
         """A page as a response that no cache keeps. ``style`` is CSS of this page alone."""
         script = self._script if has_script else ""
-        html = self._templates.get_template(template).render(
+        html = _TEMPLATES.get_template(template).render(
             **values,
             t=texts.say,
             text=texts,
@@ -90,7 +97,7 @@ class Renderer:
         """
         style = (_HERE / f"{name}.css").read_text(encoding="utf-8")
         script = (_HERE / f"{name}.js").read_text(encoding="utf-8")
-        return self._templates.get_template(f"{name}.html").render(
+        return _TEMPLATES.get_template(f"{name}.html").render(
             t=texts.say,
             text=texts,
             brand=self._site.brand,
@@ -120,11 +127,6 @@ def content_security_policy(styles: list[str], script: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def groups(value: str) -> list[str]:
-    """An address in groups of four characters, which can be compared by eye."""
-    return [value[start : start + _GROUP] for start in range(0, len(value), _GROUP)]
 
 
 @lru_cache(maxsize=256)
