@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ IMPORTERS = {
 }
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """The modules that a file imports, those inside functions included."""
     found = set()

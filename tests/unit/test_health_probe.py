@@ -6,6 +6,7 @@ A probe runs ``rpcsvc health`` every few seconds: what it imports is what it cos
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from socketserver import ThreadingUnixStreamServer
 import pytest
 
 from rpcsvc import health_probe
+from rpcsvc.__main__ import main
 from rpcsvc.client import endpoint as client
 from rpcsvc.health_probe import probe
+from tests.command_line import logging_kept
 
 # Runs a command line, then writes its exit status and what it imported.
 RUN = """
@@ -142,10 +145,15 @@ def test_probe_leaves_options_it_does_not_read_to_the_cli(tmp_path: Path) -> Non
     ],
 )
 def test_probe_leaves_other_words_to_the_command_line(
-    tmp_path: Path, words: list[str], status: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int
 ) -> None:
     assert probe(words, {}) is None
-    assert carried_out(tmp_path, "health", *words)[0] == status
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(sys, "argv", ["rpcsvc", "health", *words])
+    with logging_kept(), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
 
 
 @pytest.mark.parametrize(

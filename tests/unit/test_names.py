@@ -12,16 +12,17 @@ LONGEST = 60
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
 
-def nodes(folder: str) -> Iterator[ast.AST]:
-    """Every node of every module below a folder."""
+def sources(folder: str) -> Iterator[str]:
+    """The text of every module below a folder."""
     for path in sorted((ROOT / folder).rglob("*.py")):
-        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        yield path.read_text(encoding="utf-8")
 
 
 def log_events() -> set[str]:
     return {
         node.args[0].value
-        for node in nodes("rpcsvc")
+        for source in sources("rpcsvc")
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in LEVELS
@@ -34,10 +35,9 @@ def log_events() -> set[str]:
 
 def test_test_names_have_sixty_characters_at_most() -> None:
     names = {
-        node.name
-        for node in nodes("tests")
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
+        name
+        for source in sources("tests")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.MULTILINE)
     }
     assert len(names) > 1_000
     assert [name for name in sorted(names) if len(name) > LONGEST] == []
