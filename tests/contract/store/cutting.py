@@ -15,6 +15,7 @@ class Proxy:
     """Passes bytes on. ``cut_before``: the first message with these bytes is not passed on.
 
     ``cut_after``: it is, and the answer is lost. ``closed``: new connections are refused.
+    ``closes``: it is closed, and every connection cut, in the moment in which an answer is lost.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -23,6 +24,7 @@ class Proxy:
         self.cut_before: bytes | None = None
         self.cut_after: bytes | None = None
         self.closed = False
+        self.closes = False
         self.cuts = 0
 
     def cut_all(self) -> None:
@@ -47,6 +49,9 @@ class Proxy:
             self._writers -= {writer, ours}
             ours.close()
             writer.transport.abort()
+            if lost.is_set() and self.closes:
+                self.closed = True
+                self.cut_all()
 
     async def _pass(
         self,

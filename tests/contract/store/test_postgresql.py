@@ -189,11 +189,8 @@ async def test_a_commit_whose_answer_is_lost_is_looked_up(cut: tuple[Proxy, Data
 
 async def test_a_commit_is_looked_up_once_the_server_is_back(cut: tuple[Proxy, Database]) -> None:
     proxy, database = cut
-    proxy.cut_after = COMMIT
+    proxy.cut_after, proxy.closes = COMMIT, True
     writing = asyncio.create_task(database.write(add("a")))
-    await until(lambda: proxy.cuts == 1)
-    proxy.closed = True
-    proxy.cut_all()
     await until(lambda: not database.health().ok)
     assert not writing.done()
     proxy.closed = False
