@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.engines import ENGINES
 from rpcsvc.settings import LoadedSettings, Settings, load_settings
 from rpcsvc.signing.keys import SigningKeyError

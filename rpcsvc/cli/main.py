@@ -30,7 +30,8 @@ from rpcsvc.cli.context import (
     Serve,
     UsageError,
 )
-from rpcsvc.client.endpoint import BadUrl, Unreachable
+from rpcsvc.client.endpoint import BadUrl
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.health_probe import UntrustedSocket
 from rpcsvc.settings import SettingsError
 

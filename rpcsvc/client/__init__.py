@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpcsvc.client.calls import Retries
     from rpcsvc.client.errors import (
         ClientError,
         IdempotencyConflict,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     )
     from rpcsvc.client.swap_client import SwapClient
     from rpcsvc.client.sync import SyncSwapClient
-    from rpcsvc.client.transport import Retries
 
 __all__ = [
     "ClientError",
@@ -69,7 +69,7 @@ _MODELS = ("Deliveries", "Event", "Funded", "Order", "Placed", "Quote", "Status"
 _MODULE_OF = {
     **dict.fromkeys(__all__, "errors"),
     **dict.fromkeys(_MODELS, "models"),
-    "Retries": "transport",
+    "Retries": "calls",
     "SwapClient": "swap_client",
     "SyncSwapClient": "sync",
 }

@@ -32,12 +32,13 @@ class ClientError(Exception):
 class Refused(ClientError):
     """The service answered ``ok: false``. ``retryable``: the same call may succeed later.
 
-    ``retry_after`` is in seconds, None where the service did not say.
+    ``envelope`` is that answer. ``retry_after`` is in seconds, None where the service did not say.
     """
 
     def __init__(
         self, error: Mapping[str, Any], envelope: Mapping[str, Any], retry_after: float | None
     ) -> None:
+        self.envelope = dict(envelope)
         self.code = str(error.get("code"))
         self.message = str(error.get("message"))
         self.retryable = error.get("retryable") is True
@@ -98,7 +99,8 @@ _BY_CODE: Final[Mapping[str, type[Refused]]] = {
 
 def refusal(envelope: Mapping[str, Any], retry_after: float | None) -> Refused:
     """The error that an envelope with ``ok: false`` tells of."""
-    error = envelope.get("error") or {}
+    described = envelope.get("error")
+    error = described if isinstance(described, Mapping) else {}  # of whoever answers there
     has_problems = bool(envelope.get("validationErrors") or envelope.get("missingInputs"))
     kind = _BY_CODE.get(str(error.get("code")), InputRefused if has_problems else Refused)
     return kind(error, envelope, retry_after)
@@ -107,7 +109,7 @@ def refusal(envelope: Mapping[str, Any], retry_after: float | None) -> Refused:
 class Unreachable(ClientError):
     """No answer of the service came. ``may_be_done``: the call may have been carried out."""
 
-    def __init__(self, message: str, *, may_be_done: bool) -> None:
+    def __init__(self, message: str, *, may_be_done: bool = False) -> None:
         super().__init__(message)
         self.may_be_done = may_be_done
 

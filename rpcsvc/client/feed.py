@@ -6,22 +6,21 @@ Source: the HTML standard, section 9.2 (server-sent events).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
-from aiohttp import ClientError as HttpError
-from aiohttp import ClientResponse, ClientTimeout
-
+from rpcsvc.client.calls import API_ROOT, Calls, in_path
 from rpcsvc.client.errors import Unreachable, refusal
 from rpcsvc.client.messages import ForeignAnswer, Json, read_envelope
 from rpcsvc.client.models import Event
-from rpcsvc.client.transport import API_ROOT, CALL_SECONDS, ROUTES, Transport, in_path
+from rpcsvc.client.transport import Sent, Stream
 
+_PATH: Final = f"{API_ROOT}/agent/swap/events/{{orderId}}"
 EVENT_STREAM: Final = "text/event-stream"
 WAIT_SECONDS: Final = 25
 # The service says at least every 25 s that it is there.
 _SILENT_SECONDS: Final = 60.0
-_CONNECT_SECONDS: Final = 10.0
 _LARGEST_REFUSAL: Final = 1 << 16
 # After so many streams in a row without an event, something on the way does not let them through.
 _BARREN_STREAMS: Final = 2
@@ -34,68 +33,62 @@ class _NoStream(Exception):
 class Feed:
     """The events of one order after a cursor, each once, until the order is over for good."""
 
-    def __init__(self, transport: Transport, order_id: str, after: int) -> None:
-        self._transport = transport
+    def __init__(self, calls: Calls, order_id: str, after: int) -> None:
+        self._calls = calls
         self._order_id = order_id
         self.cursor = after
         self._is_over = False
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event]:
         """Raises Refused, Unreachable and Unverified."""
         barren, failed = 0, 0
         while barren < _BARREN_STREAMS:
             before = self.cursor
             try:
-                async for event in self._stream():
-                    yield event
+                async with aclosing(self._stream()) as events:
+                    async for event in events:
+                        yield event
             except _NoStream:
                 break
-            except (HttpError, OSError, ValueError, TimeoutError) as error:
+            except (Unreachable, ValueError) as error:
                 failed = 1 if self.cursor > before else failed + 1
-                lost = Unreachable(f"The stream of events broke: {error!r}.", may_be_done=False)
-                pause = self._transport.retries.pause(failed, lost)
+                pause = self._calls.retries.pause(failed, error)
                 barren = 0 if self.cursor > before else barren + 1
                 if barren < _BARREN_STREAMS and pause is not None:
-                    await self._transport.retries.sleep(pause)
+                    await self._calls.sleep(pause)
             else:
                 if self._is_over:
                     return
                 barren = 0 if self.cursor > before else barren + 1
-        async for event in self._polled():
-            yield event
+        async with aclosing(self._polled()) as polled:
+            async for event in polled:
+                yield event
 
-    async def _stream(self) -> AsyncIterator[Event]:
+    async def _stream(self) -> AsyncGenerator[Event]:
         """The events of one stream; afterwards ``_is_over`` says whether there are any more."""
-        transport = self._transport
-        path, _ = in_path(ROUTES["swap.events"].path, {"orderId": self._order_id})
-        async with transport.session.get(
-            f"{transport.root}{API_ROOT}{path}",
-            headers={"accept": EVENT_STREAM, "last-event-id": str(self.cursor)},
-            timeout=ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS
-            ),
-            allow_redirects=False,
-        ) as response:
+        path, _ = in_path(_PATH, {"orderId": self._order_id})
+        headers = {"accept": EVENT_STREAM, "last-event-id": str(self.cursor)}
+        sent = Sent("GET", path, headers=headers, seconds=_SILENT_SECONDS)
+        async with self._calls.transport.stream(sent) as response:
             if response.status == 204:
                 self._is_over = True
                 return
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 await _refuse(response)
-            async for event in _read(response):
-                if event.cursor > self.cursor:
-                    self.cursor = event.cursor
-                    yield event
+            async with aclosing(_read(response)) as events:
+                async for event in events:
+                    if event.cursor > self.cursor:
+                        self.cursor = event.cursor
+                        yield event
 
-    async def _polled(self) -> AsyncIterator[Event]:
+    async def _polled(self) -> AsyncGenerator[Event]:
         while True:
             params: Json = {
                 "orderId": self._order_id,
                 "after": self.cursor,
                 "waitSec": WAIT_SECONDS,
             }
-            envelope = await self._transport.call(
-                "swap.events", params, seconds=WAIT_SECONDS + CALL_SECONDS
-            )
+            envelope = await self._calls.call("swap.events", params)
             for each in envelope["data"]["events"]:
                 event = Event.model_validate(each)
                 self.cursor = event.cursor
@@ -104,10 +97,10 @@ class Feed:
                 return
 
 
-async def _refuse(response: ClientResponse) -> None:
+async def _refuse(response: Stream) -> None:
     """Raise Refused for what the service refuses, else _NoStream: long polls may get through."""
     try:
-        envelope = read_envelope(await response.content.read(_LARGEST_REFUSAL))
+        envelope = read_envelope(await response.read(_LARGEST_REFUSAL))
     except ForeignAnswer as error:
         raise _NoStream from error
     if envelope["ok"] or (envelope.get("error") or {}).get("retryable"):
@@ -115,10 +108,10 @@ async def _refuse(response: ClientResponse) -> None:
     raise refusal(envelope, None)
 
 
-async def _read(response: ClientResponse) -> AsyncIterator[Event]:
+async def _read(response: Stream) -> AsyncGenerator[Event]:
     """The events of a response. Raises ValueError for what is none."""
     data: list[str] = []
-    while line := await response.content.readline():
+    async for line in response.lines():
         text = line.decode().rstrip("\r\n")
         if text:
             name, _, value = text.partition(":")

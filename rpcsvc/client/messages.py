@@ -123,16 +123,16 @@ def call_of(method: str, params: Json) -> bytes:
     return written({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 
 
-def headers_of(
-    request_id: str | None, token: str | None, local_session: str | None
-) -> dict[str, str]:
-    """The headers of a call; ``token`` and ``local_session`` must be printable ASCII."""
+def headers_of(token: str | None, local_session: str | None = None) -> dict[str, str]:
+    """The headers of a call, which hold printable ASCII."""
     headers = {"content-type": "application/json"}
     if token:
         headers["x-agent-rpc-token"] = token
     if local_session:
         headers["x-agent-local-session"] = local_session
-    # One that no header can hold is one that the service would replace by its own.
-    if request_id and request_id.isascii() and request_id.isprintable():
-        headers["x-request-id"] = request_id
     return headers
+
+
+def request_id_of(text: str | None) -> dict[str, str]:
+    """The header with a request id; none for one that the service would replace by its own."""
+    return {"x-request-id": text} if text and text.isascii() and text.isprintable() else {}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from inspect import isawaitable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from aiohttp import BaseConnector, ClientSession, DummyCookieJar, TCPConnector, UnixConnector
-
 from rpcsvc import verify
 from rpcsvc.client import x402
-from rpcsvc.client.endpoint import service_at, socket_endpoint
+from rpcsvc.client.calls import Calls, Retries, Trust
+from rpcsvc.client.endpoint import Endpoint, endpoint_of, socket_endpoint
 from rpcsvc.client.errors import (
     OutcomeUnknown,
     PaymentUnknown,
@@ -25,13 +25,12 @@ from rpcsvc.client.errors import (
 from rpcsvc.client.feed import Feed
 from rpcsvc.client.messages import Json
 from rpcsvc.client.models import Deliveries, Event, Funded, Placed, Quote, Status, Swap
-from rpcsvc.client.transport import CALL_SECONDS, Retries, Transport, Trust
+from rpcsvc.client.transport import Transport
 
 CHAINS: Final = x402.CHAINS
 # Events at which an order may be over, or need its owner.
 _TURNS: Final = frozenset({"completed", "terminal_failure", "refunding"})
 _SANDBOX: Final = "sandbox"
-_ON_SOCKET: Final = "http://localhost"
 
 
 class SwapClient:
@@ -41,6 +40,12 @@ class SwapClient:
     publishes. ``issuer`` is its site address, by default ``url``: what orders are attested by.
     With a ``token`` calls go to /rpc. ``verify_answers=False`` trusts the connection alone.
     """
+
+    @staticmethod
+    def _transport_to(endpoint: Endpoint) -> Transport:
+        from rpcsvc.client.aio import AioTransport  # noqa: PLC0415 - SyncSwapClient does without
+
+        return AioTransport(endpoint)
 
     def __init__(
         self,
@@ -54,13 +59,12 @@ class SwapClient:
         verify_answers: bool = True,
         retries: Retries | None = None,
     ) -> None:
-        self._root = service_at(url)
+        self._endpoint = endpoint_of(url)
         self._token = token
-        self._issuer = (issuer or self._root).rstrip("/")
+        self._issuer = (issuer or self._endpoint.url).rstrip("/")
         self._trust = Trust(slug, kid, jwks, verify_answers)
         self._retries = retries or Retries()
-        self._socket: Path | None = None
-        self._open: Transport | None = None
+        self._open: Calls | None = None
 
     @classmethod
     def on_socket(cls, data_dir: Path, issuer: str, **options: Any) -> Self:
@@ -72,15 +76,18 @@ class SwapClient:
         endpoint = socket_endpoint(data_dir)
         if endpoint is None:
             raise Unreachable(f"No service runs on {data_dir}.", may_be_done=False)
-        client = cls(_ON_SOCKET, issuer=issuer, **options)
-        client._socket = Path(endpoint.name)
+        client = cls(endpoint.url, issuer=issuer, **options)
+        client._endpoint = endpoint
         return client
 
     async def __aenter__(self) -> Self:
-        connector: BaseConnector
-        connector = TCPConnector() if self._socket is None else UnixConnector(str(self._socket))
-        session = ClientSession(connector=connector, cookie_jar=DummyCookieJar())
-        self._open = Transport(session, self._root, self._token, self._trust, self._retries)
+        self._open = Calls(
+            self._transport_to(self._endpoint),
+            over_rpc=self._token is not None,
+            trust=self._trust,
+            retries=self._retries,
+            token=self._token,
+        )
         return self
 
     async def __aexit__(
@@ -89,11 +96,11 @@ class SwapClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._transport.session.close()
+        await self._calls.transport.close()
         self._open = None
 
     @property
-    def _transport(self) -> Transport:
+    def _calls(self) -> Calls:
         if self._open is None:
             raise RuntimeError("the client is not open: use it in an async with block")
         return self._open
@@ -103,11 +110,11 @@ class SwapClient:
 
         Raises Refused, Unreachable and Unverified, as all calls here do.
         """
-        return await self._transport.call(operation, params)
+        return await self._calls.call(operation, params)
 
     async def quote(self, swap: Swap) -> Quote:
         """A price at the current rate."""
-        data = (await self._transport.call("swap.quote", swap.terms()))["data"]
+        data = (await self._calls.call("swap.quote", swap.terms()))["data"]
         return Quote.model_validate({**data["quote"], "digest": data["quoteDigest"]})
 
     async def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
@@ -122,7 +129,7 @@ class SwapClient:
             swap = swap.held_to(quote)
         expected = self._expected(swap)
         try:
-            envelope = await self._transport.call(
+            envelope = await self._calls.call(
                 "swap.create", swap.wanted(), key=swap.idempotency_key
             )
         except Unreachable as error:
@@ -137,34 +144,36 @@ class SwapClient:
     async def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
         """An order as it stands; ``verify_to``: refused unless it pays out to this address."""
         check = {} if verify_to is None else {"verify": verify_to}
-        return _status(await self._transport.call("swap.status", {"orderId": order_id, **check}))
+        return _status(await self._calls.call("swap.status", {"orderId": order_id, **check}))
 
-    async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+    async def events(self, order_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
         """The events after a cursor, each once, as they come, until the order is over for good.
 
         They are hints: ask for the status before money depends on one.
         """
-        async for event in Feed(self._transport, order_id, after).events():
-            yield event
+        async with aclosing(Feed(self._calls, order_id, after).events()) as events:
+            async for event in events:
+                yield event
 
     async def wait(self, order_id: str) -> Status:
         """The order once it is over, or once ``action_required`` says that its owner has to act."""
-        async for event in self.events(order_id):
-            if event.state in _TURNS:
-                status = await self.status(order_id)
-                if status.is_over or status.action_required is not None:
-                    return status
+        async with aclosing(self.events(order_id)) as events:
+            async for event in events:
+                if event.state in _TURNS:
+                    status = await self.status(order_id)
+                    if status.is_over or status.action_required is not None:
+                        return status
         return await self.status(order_id)
 
     async def cancel(self, order_id: str, session_id: str) -> Status:
         """End an order that nothing was paid to."""
         params = {"orderId": order_id, "sessionId": session_id}
-        return _status(await self._transport.call("swap.cancel", params))
+        return _status(await self._calls.call("swap.cancel", params))
 
     async def set_refund_address(self, order_id: str, session_id: str, address: str) -> bool:
         """Name where a refund goes that waits for an address; whether it was accepted."""
         params = {"orderId": order_id, "sessionId": session_id, "address": address}
-        envelope = await self._transport.call("swap.refundAddress", params)
+        envelope = await self._calls.call("swap.refundAddress", params)
         return bool(envelope["data"]["refundAddress"]["accepted"])
 
     async def fund(
@@ -180,7 +189,7 @@ class SwapClient:
         """
         params = {"orderId": placed.order_id}
         try:
-            return _funded(await self._transport.call("swap.fund", params))
+            return _funded(await self._calls.call("swap.fund", params))
         except Refused as error:
             if error.code != "payment_required":
                 raise
@@ -202,21 +211,21 @@ class SwapClient:
         """
         params = {"orderId": order_id, "payment": payment}
         try:
-            return _funded(await self._transport.call("swap.fund", params))
+            return _funded(await self._calls.call("swap.fund", params))
         except (Unreachable, Unavailable, RateLimited) as error:
             raise PaymentUnknown(str(error), order_id, payment) from error
 
     async def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:
         """The webhook of an order, and what was sent to it."""
         params = {"orderId": order_id, "sessionId": session_id}
-        envelope = await self._transport.call("swap.webhookDeliveries", params)
+        envelope = await self._calls.call("swap.webhookDeliveries", params)
         return Deliveries.model_validate(envelope["data"])
 
     async def sandbox_fund(self, order_id: str, amount: str | None = None) -> Json:
         """Sandbox: send a simulated deposit, by default what is still due. Never repeated."""
         some = {} if amount is None else {"amount": amount}
         params = {"orderId": order_id, **some}
-        envelope = await self._transport.call("sandbox.fund", params, seconds=CALL_SECONDS)
+        envelope = await self._calls.call("sandbox.fund", params)
         return dict(envelope["data"]["transaction"])
 
     async def _bill(self, swap: Swap, placed: Placed) -> x402.Bill:
@@ -270,7 +279,7 @@ class SwapClient:
             return found.terms
 
         try:
-            return await self._transport.with_keys(check)
+            return await self._calls.with_keys(check)
         except verify.VerificationError as error:
             raise Unverified(error) from error
 

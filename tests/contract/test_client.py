@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import subprocess
+import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,8 +30,12 @@ from rpcsvc.client import (
     Unreachable,
     Unverified,
 )
+from rpcsvc.client.aio import AioTransport
+from rpcsvc.client.blocking import BlockingTransport, finished
+from rpcsvc.client.calls import ROUTES
+from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.client.swap_client import CHAINS
-from rpcsvc.client.transport import ROUTES
+from rpcsvc.client.transport import Sent
 from rpcsvc.operations.service import Effect
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.serving import listening
@@ -121,6 +130,90 @@ async def test_sync_client_swaps_without_an_event_loop(served: Served) -> None:
             return seen
 
     assert (await asyncio.to_thread(run))[-1] == "transfer.settled"
+
+
+async def test_sync_client_repeats_a_lost_create_with_its_key(
+    served: Served, line: FaultyLine
+) -> None:
+    line.faults = [lost_after, bad_gateway]
+
+    def run() -> str:
+        with SyncSwapClient(line.url, issuer=ISSUER, retries=QUICK) as client:
+            return client.create(Swap(**WANTED)).order_id
+
+    order_id = await asyncio.to_thread(run)
+    assert served.count("orders") == 1
+    sent = [each for each in line.passed if each.method == "POST"]
+    assert len(sent) == 3
+    assert len({each.headers["idempotency-key"] for each in sent}) == 1
+    assert (await served.http("GET", f"/agent/swap/status/{order_id}")).status == 200
+
+
+async def test_sync_client_follows_events_from_where_the_stream_broke(
+    served: Served, line: FaultyLine
+) -> None:
+    async with client_of(served.url) as client:
+        placed = await client.create(Swap(**WANTED))
+        await client.sandbox_fund(placed.order_id)
+    line.faults = [lost_before]
+
+    def run() -> list[int]:
+        with SyncSwapClient(line.url, issuer=ISSUER, retries=QUICK) as sync:
+            return [event.cursor for event in sync.events(placed.order_id)]
+
+    async with asyncio.timeout(60):
+        seen = await asyncio.to_thread(run)
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) > 2
+
+
+def test_sync_client_and_commands_load_no_aiohttp() -> None:
+    """It would take more of a command's time than all that a call needs."""
+    loaded = (
+        "import sys, rpcsvc.client.sync, rpcsvc.cli.main, rpcsvc.cli.agent.operations;"
+        "sys.exit('aiohttp' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", loaded], check=True)
+
+
+async def test_create_without_a_key_is_not_repeated(line: FaultyLine) -> None:
+    line.faults = [lost_after]
+    async with client_of(line.url) as client:
+        with pytest.raises(Unreachable) as lost:
+            await client.call("swap.create", **WANTED)
+    assert lost.value.may_be_done
+    assert [each.method for each in line.passed].count("POST") == 1
+
+
+def test_sync_client_refuses_what_needs_an_event_loop() -> None:
+    with pytest.raises(RuntimeError, match="use SwapClient"):
+        finished(asyncio.sleep(0))
+
+
+def test_slow_answer_is_given_up_on_as_a_whole() -> None:
+    """Each byte comes in time, and the answer never ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = BlockingTransport(endpoint_of(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        with pytest.raises(Unreachable, match=r"no whole answer|timed out") as slow:
+            finished(transport.exchange(Sent("POST", "/rpc", b"{}", seconds=0.3)))
+        thread.join()
+    assert slow.value.may_be_done
+
+
+def drip(listener: socket.socket) -> None:
+    """Answer a byte at a time until the caller has gone."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b" ")
+                connection.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(65_536):
+                        return
 
 
 async def test_client_cancels_and_names_a_refund_address(served: Served) -> None:
@@ -222,7 +315,8 @@ async def test_call_may_be_done_if_any_attempt_was_sent(
     line: FaultyLine,
 ) -> None:
     async def gone(_seconds: float) -> None:
-        client._transport.root = "http://127.0.0.1:1"
+        await client._calls.transport.close()
+        client._calls.transport = AioTransport(endpoint_of("http://127.0.0.1:1"))
 
     async with client_of(line.url, retries=Retries(attempts=2, sleep=gone)) as client:
         await client.quote(Swap(**WANTED))
@@ -356,7 +450,7 @@ def test_pauses_double_up_to_the_longest() -> None:
 
 
 def test_client_knows_operations_as_the_service_has_them() -> None:
-    offered = {op.name: (op.method, op.path) for op in OPERATIONS if op.path}
+    offered = {operation.name: (operation.method, operation.path) for operation in OPERATIONS}
     assert {name: (route.method, route.path) for name, route in ROUTES.items()} == offered
     for operation in OPERATIONS:
         if operation.effect is Effect.MOVES_MONEY and operation.name in ROUTES:

@@ -21,6 +21,7 @@ import pytest
 
 from rpcsvc.cli.agent.call import KEPT_SERVICES, CliState, load_state, read_params, save_state
 from rpcsvc.cli.main import build_parser, run
+from rpcsvc.client.blocking import connection_to
 from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
@@ -800,13 +801,15 @@ def test_plain_http_is_spoken_on_this_machine_only(cli: Cli, command: str, url: 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.2:8080", "[::1]"])
 def test_plain_http_is_good_enough_on_this_machine(host: str) -> None:
-    assert endpoint_of(f"http://{host}").path == "/rpc"
+    connection = connection_to(endpoint_of(f"http://{host}"))
+    named, _, port = host.rpartition(":") if host.endswith("8080") else (host, "", "80")
+    assert (connection.host, connection.port) == (named.strip("[]"), int(port))
 
 
 def test_an_https_url_is_called_over_tls() -> None:
     endpoint = endpoint_of("https://swap.example/base/")
-    connection = endpoint.connection()
-    assert (endpoint.path, connection.port) == ("/base/rpc", 443)
+    connection = connection_to(endpoint)
+    assert (endpoint.url, connection.port) == ("https://swap.example/base", 443)
     assert type(connection).__name__ == "HTTPSConnection"
 
 

@@ -17,8 +17,9 @@ import pytest
 from rpcsvc.cli.agent import call
 from rpcsvc.cli.agent.call import CliState, load_state
 from rpcsvc.cli.main import run
-from rpcsvc.client import endpoint as client
-from rpcsvc.client.endpoint import call_rpc, endpoint_of
+from rpcsvc.client import blocking
+from rpcsvc.client.blocking import finished, rpc_calls
+from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
 from tests.operator_cli import Envelopes
@@ -167,18 +168,18 @@ def test_the_services_own_internal_error_stays_its_answer(cli: Cli, upstream: Up
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("given", "root"),
     [
-        ("/api/v1", "/rpc"),
-        ("/api/v1/", "/rpc"),
-        ("/base/api/v1", "/base/rpc"),
-        ("/base", "/base/rpc"),
-        ("/my-api/v1", "/my-api/v1/rpc"),
-        ("/api/v1/more", "/api/v1/more/rpc"),
+        ("/api/v1", ""),
+        ("/api/v1/", ""),
+        ("/base/api/v1", "/base"),
+        ("/base", "/base"),
+        ("/my-api/v1", "/my-api/v1"),
+        ("/api/v1/more", "/api/v1/more"),
     ],
 )
-def test_the_base_url_of_the_agent_api_names_the_service_too(given: str, path: str) -> None:
-    assert endpoint_of("https://swap.example" + given).path == path
+def test_the_base_url_of_the_agent_api_names_the_service_too(given: str, root: str) -> None:
+    assert endpoint_of("https://swap.example" + given).url == "https://swap.example" + root
 
 
 def test_a_call_to_the_base_url_of_the_agent_api_arrives(cli: Cli, upstream: Upstream) -> None:
@@ -247,8 +248,8 @@ def test_message_of_8000_characters_fits_in_any_script(cli: Cli, upstream: Upstr
 
 def test_lone_surrogate_is_sent_escaped_to_be_refused(upstream: Upstream) -> None:
     upstream.answer(result({}))
-    endpoint = endpoint_of(upstream.url)
-    call_rpc(endpoint, "service.x", {"sessionId": "\ud83e"}, request_id=None, token=None)
+    calls = rpc_calls(endpoint_of(upstream.url), None)
+    finished(calls.call("swap.list", {"sessionId": "\ud83e"}))
     assert b'"\\ud83e"' in upstream.asked[0][1]
 
 
@@ -286,7 +287,7 @@ def test_an_answer_that_is_no_json_is_not_shown(
 def test_oversized_answer_is_not_read_to_its_end(
     cli: Cli, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "LARGEST_ANSWER", 1000)
+    monkeypatch.setattr(blocking, "LARGEST_ANSWER", 1000)
     upstream.answer(result({"text": "x" * 1000}))
     assert cli("agent:capabilities", "--url", upstream.url) == 3
     assert "more than 1000 bytes" in cli.err

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rpcsvc.cli.agent.mcp import Service
+from rpcsvc.client.aio import AioTransport
 from rpcsvc.client.endpoint import endpoint_of
 from tests.mcp import meta
 
@@ -24,14 +23,20 @@ Handler = Callable[[web.Request], Any]
 async def service(handler: Handler, token: str | None = None) -> AsyncIterator[Service]:
     app = web.Application()
     app.router.add_post("/mcp", handler)
-    async with TestServer(app) as server:
-        endpoint = endpoint_of(str(server.make_url("/")))
-        yield Service(replace(endpoint, path="/mcp"), token)
+    async with TestServer(app) as server, at(str(server.make_url("/"))) as transport:
+        yield Service(transport, token)
+
+
+@asynccontextmanager
+async def at(url: str) -> AsyncIterator[AioTransport]:
+    transport = AioTransport(endpoint_of(url))
+    yield transport
+    await transport.close()
 
 
 async def answer(passed_on: Service, message: Any) -> Any:
     line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
-    written = await asyncio.to_thread(passed_on.answer, line)
+    written = await passed_on.answer(line)
     return None if written is None else json.loads(written)
 
 
@@ -77,11 +82,12 @@ async def test_mcp_tells_of_an_answer_that_is_none(body: bytes) -> None:
 
 
 async def test_mcp_answers_for_a_service_that_is_gone() -> None:
-    gone = Service(replace(endpoint_of("http://127.0.0.1:1"), path="/mcp"), None)
-    reported = await answer(gone, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
-    assert (reported["id"], reported["error"]["data"]["retryable"]) == (1, True)
-    note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    assert await answer(gone, note) is None
+    async with at("http://127.0.0.1:1") as nobody:
+        gone = Service(nobody, None)
+        reported = await answer(gone, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        assert (reported["id"], reported["error"]["data"]["retryable"]) == (1, True)
+        note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        assert await answer(gone, note) is None
 
 
 async def test_mcp_passes_a_line_on_that_is_no_message() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.cli.operator import top
 from rpcsvc.cli.operator.top import View, lines
-from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.client.errors import Unreachable
 from tests.operator_cli import Cli, served
 from tests.sandbox import Sandbox
 

@@ -22,6 +22,9 @@ import pytest
 from rpcsvc import health_probe
 from rpcsvc.__main__ import main
 from rpcsvc.client import endpoint as client
+from rpcsvc.client.blocking import BlockingTransport, finished, rpc_calls
+from rpcsvc.client.errors import Unreachable
+from rpcsvc.client.transport import Sent
 from rpcsvc.health_probe import probe
 from tests.command_line import logging_kept
 
@@ -206,17 +209,17 @@ def test_socket_of_another_user_is_sent_nothing(
 
 
 def test_no_token_is_sent_over_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, str]] = []
+    made: list[Sent] = []
 
-    def post(_endpoint: object, _body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        sent.append(headers)
-        raise client.Unreachable("enough")
+    async def exchange(_transport: object, sent: Sent) -> None:
+        made.append(sent)
+        raise Unreachable("enough")
 
-    monkeypatch.setattr(client, "post", post)
+    monkeypatch.setattr(BlockingTransport, "exchange", exchange)
     with listening(tmp_path / "data"):
         by_socket = client.socket_endpoint(tmp_path / "data")
     assert by_socket is not None
     for endpoint in (by_socket, client.endpoint_of("http://127.0.0.1:1")):
-        with pytest.raises(client.Unreachable):
-            client.call_rpc(endpoint, "service.x", {}, request_id=None, token="a secret")
-    assert ["x-agent-rpc-token" in headers for headers in sent] == [False, True]
+        with pytest.raises(Unreachable, match="enough"):
+            finished(rpc_calls(endpoint, "a secret").call("capabilities", {}))
+    assert ["x-agent-rpc-token" in sent.headers for sent in made] == [False, True]

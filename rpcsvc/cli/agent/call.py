@@ -28,13 +28,10 @@ from rpcsvc.cli.context import (
     UsageError,
     in_process,
 )
-from rpcsvc.client.endpoint import (
-    MAYBE_DONE,
-    Unreachable,
-    call_rpc,
-    find_endpoint,
-    service_at,
-)
+from rpcsvc.client.blocking import finished, rpc_calls
+from rpcsvc.client.endpoint import endpoint_of, find_endpoint
+from rpcsvc.client.errors import Refused, Unreachable
+from rpcsvc.client.transport import MAYBE_DONE
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
@@ -258,7 +255,7 @@ class _Memory(NamedTuple):
 def _service(context: Context) -> str:
     """The service that is called, as it is remembered. Raises BadUrl."""
     url = context.url()
-    return service_at(url) if url else HERE
+    return endpoint_of(url).url if url else HERE
 
 
 def _remember(memory: _Memory, before: CliState, operation: Operation, envelope: Json) -> None:
@@ -293,19 +290,15 @@ def _send(
     token = context.token(settings)
     if endpoint is None:
         return _call_in_process(context, settings, params, key, session)
-    message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
-    method = f"{settings.brand.slug}.{operation.name}"
     # What a URL leads to may be configured otherwise than this command is.
     network = None if context.url() else ENGINES[settings.engine].network(settings)
-    return call_rpc(
-        endpoint,
-        method,
-        message,
-        request_id=options.request_id,
-        token=token,
-        network=network,
-        local_session=session,
-    )
+    slug = settings.brand.slug
+    calls = rpc_calls(endpoint, token, slug, network=network, local_session=session)
+    call = calls.call(operation.name, params, key=key, request_id=options.request_id)
+    try:
+        return finished(call)
+    except Refused as refused:
+        return refused.envelope
 
 
 def _call_in_process(

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target, in_process, opening
-from rpcsvc.client.endpoint import Endpoint, call_rpc, find_endpoint
+from rpcsvc.client.blocking import rpc_calls
+from rpcsvc.client.calls import Calls
+from rpcsvc.client.endpoint import find_endpoint
+from rpcsvc.client.errors import Refused
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.health_probe import printable
 from rpcsvc.ids import system_random
@@ -43,7 +46,7 @@ def _run(context: Context) -> int:
     url, data_dir = context.url(), context.options.data_dir
     endpoint = find_endpoint(url, settings.data_dir) if url or data_dir else None
     if endpoint is not None:
-        caller = Remote(endpoint, settings.brand.slug, context.token(settings))
+        caller = Remote(rpc_calls(endpoint, context.token(settings), settings.brand.slug))
         return OK if run_remote(caller) else FAILED
     configure_logging(settings.log.format, "warning")
     passing = data_dir is None  # on a sandbox of its own, whatever engine is configured
@@ -82,20 +85,14 @@ class InProcess:
 class Remote:
     """Calls a server."""
 
-    endpoint: Endpoint
-    slug: str
-    token: str | None
+    calls: Calls
 
     async def call(self, name: str, params: Json) -> Json:
         """The envelope of one call. Raises Unreachable."""
-        return await asyncio.to_thread(
-            call_rpc,
-            self.endpoint,
-            f"{self.slug}.{name}",
-            params,
-            request_id="demo",
-            token=self.token,
-        )
+        try:
+            return await self.calls.call(name, params, request_id="demo")
+        except Refused as refused:
+            return refused.envelope
 
     async def pause(self) -> None:
         """Leave the settling to the server."""

@@ -11,20 +11,23 @@ import json
 import sys
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, BinaryIO, Final
 
 from rpcsvc.cli.context import OK, Context, Json, add_common, add_target, in_process
-from rpcsvc.client.endpoint import Endpoint, Unreachable, find_endpoint, post
+from rpcsvc.client.aio import AioTransport
+from rpcsvc.client.endpoint import Endpoint, find_endpoint
+from rpcsvc.client.errors import Unreachable
+from rpcsvc.client.messages import headers_of
+from rpcsvc.client.transport import Sent, Transport, foreign
 from rpcsvc.http.mcp.revisions import mirrored
-from rpcsvc.http.site import MCP_PATH, RPC_PATH
+from rpcsvc.http.site import MCP_PATH
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 
-_CONCURRENT: Final = 16
 _UNREACHABLE: Final = -32000
+# A call may wait for an event.
+_SECONDS: Final = 60.0
 
 
 def add_commands(commands: Any) -> None:
@@ -63,20 +66,21 @@ async def _serve_and_relay(context: Context, settings: Settings) -> None:
 
 async def _relay(endpoint: Endpoint, token: str | None, ended: asyncio.Event) -> None:
     """Answer each line of stdin on stdout, several at a time, until stdin or the service ends."""
-    path = endpoint.path.removesuffix(RPC_PATH) + MCP_PATH
-    service = Service(replace(endpoint, path=path), token)
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(_CONCURRENT) as pool:
+    transport = AioTransport(endpoint)
+    service = Service(transport, token if endpoint.takes_token else None)
 
-        async def answer(line: bytes) -> None:
-            message = await loop.run_in_executor(pool, service.answer, line)
-            if message is not None:
-                sys.stdout.buffer.write(message + b"\n")
-                sys.stdout.buffer.flush()
+    async def answer(line: bytes) -> None:
+        message = await service.answer(line)
+        if message is not None:
+            sys.stdout.buffer.write(message + b"\n")
+            sys.stdout.buffer.flush()
 
+    try:
         async with asyncio.TaskGroup() as group:
             async for line in _lines(sys.stdin.buffer, ended):
                 group.create_task(answer(line))
+    finally:
+        await transport.close()
 
 
 async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]:
@@ -102,42 +106,40 @@ async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]
 
 
 class Service:
-    """The /mcp of a service. Safe for use by several threads."""
+    """The /mcp of a service."""
 
-    def __init__(self, endpoint: Endpoint, token: str | None) -> None:
-        self._endpoint = endpoint
-        self._token = token if endpoint.takes_token else None
+    def __init__(self, transport: Transport, token: str | None) -> None:
+        self._transport = transport
+        self._token = token
 
-    def answer(self, line: bytes) -> bytes | None:
+    async def answer(self, line: bytes) -> bytes | None:
         """The answer to one message, in one line; None where it gets none."""
         message = _read(line)
         call_id = message.get("id")
         if "method" in message and "id" not in message:
-            self._send(line, message)
+            await self._send(line, message)
             return None
-        answered = self._send(line, message)
+        answered = await self._send(line, message)
         if answered.get("id") is None:  # refused before it was read
             answered["id"] = call_id
         return json.dumps(answered, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
-    def _send(self, line: bytes, message: Json) -> Json:
+    async def _send(self, line: bytes, message: Json) -> Json:
         method, params = message.get("method"), message.get("params")
-        headers = {"content-type": "application/json"}
+        headers = headers_of(self._token)
         if isinstance(method, str) and isinstance(params, dict):
             headers |= mirrored(method, params)
-        if self._token:
-            headers["x-agent-rpc-token"] = self._token
         try:
-            status, body = post(self._endpoint, line.strip(), headers)
+            reply = await self._transport.exchange(
+                Sent("POST", MCP_PATH, line.strip(), headers, _SECONDS)
+            )
+            if reply.status == 202:
+                return {}
+            found = _read(reply.body)
+            if found.get("jsonrpc") != "2.0":
+                raise foreign(self._transport.name, MCP_PATH, reply.status)
         except Unreachable as error:
             return _failure(str(error))
-        if status == 202:
-            return {}
-        found = _read(body)
-        if found.get("jsonrpc") != "2.0":
-            return _failure(
-                f"What answers at {self._endpoint.name} (HTTP {status}) is not this service's /mcp."
-            )
         return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rpcsvc import verify
 from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError, add_command
-from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.settings_onchain import read_chains

@@ -17,7 +17,7 @@ from rpcsvc.cli.operator.service import (
     print_table,
     show_progress,
 )
-from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings

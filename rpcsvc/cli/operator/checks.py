@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 from typing import Any
 
 from rpcsvc.cli.context import FAILED, OK, Context, add_command, add_common, add_target
-from rpcsvc.client.endpoint import Unreachable, endpoint_of, read_response
+from rpcsvc.client.blocking import BlockingTransport, finished
+from rpcsvc.client.endpoint import endpoint_of
+from rpcsvc.client.messages import headers_of
+from rpcsvc.client.transport import Sent
 from rpcsvc.engines import engine_of
 from rpcsvc.health_probe import PATHS, ask, printable
 from rpcsvc.settings import (
@@ -62,16 +64,8 @@ def _health(context: Context) -> int:
     url = context.url()
     if url is None:
         return ask(context.settings().data_dir, PATHS[context.options.check])
-    endpoint = endpoint_of(url)
-    connection = endpoint.connection()
-    try:
-        path = endpoint.path.removesuffix("/rpc") + PATHS[context.options.check]
-        token = context.given_token()
-        connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
-        status, body = read_response(connection)
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
-    finally:
-        connection.close()
-    sys.stdout.write(printable(body.decode("utf-8", "replace")) + "\n")
-    return OK if status == 200 else FAILED
+    transport = BlockingTransport(endpoint_of(url))
+    headers = headers_of(context.given_token())
+    reply = finished(transport.exchange(Sent("GET", PATHS[context.options.check], headers=headers)))
+    sys.stdout.write(printable(reply.body.decode("utf-8", "replace")) + "\n")
+    return OK if reply.status == 200 else FAILED

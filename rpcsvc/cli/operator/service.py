@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.client.endpoint import Endpoint, Unreachable, call_method, socket_endpoint
+from rpcsvc.client.blocking import finished, rpc_calls
+from rpcsvc.client.endpoint import Endpoint, socket_endpoint
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.settings import Settings
 
 
@@ -82,7 +84,8 @@ def service_socket(settings: Settings) -> Endpoint:
 def ask_service(settings: Settings, method: str, params: Json) -> Json:
     """The answer of an admin method. Raises UsageError for a wrong input, else Unreachable."""
     endpoint = service_socket(settings)
-    answer = call_method(endpoint, f"admin.{method}", params, seconds=SECONDS)
+    calls = rpc_calls(endpoint, None)
+    answer = finished(calls.call_method(f"admin.{method}", params, seconds=SECONDS))
     failed: Any = answer.get("error")
     if failed is None:
         return answer

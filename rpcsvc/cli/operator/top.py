@@ -7,7 +7,6 @@ changes nothing.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import shutil
 import sys
@@ -17,7 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, add_command
 from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
-from rpcsvc.client.endpoint import Endpoint, Unreachable, read_response
+from rpcsvc.client.blocking import BlockingTransport, finished
+from rpcsvc.client.endpoint import Endpoint
+from rpcsvc.client.errors import Unreachable
+from rpcsvc.client.transport import Sent
 from rpcsvc.health_probe import printable
 from rpcsvc.settings import Settings
 
@@ -127,15 +129,8 @@ def read(settings: Settings) -> View:
 
 
 def _get(endpoint: Endpoint, path: str) -> str:
-    connection = endpoint.connection()
-    connection.timeout = _SECONDS
-    try:
-        connection.request("GET", path)
-        return read_response(connection)[1].decode()
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
-    finally:
-        connection.close()
+    sent = Sent("GET", path, seconds=_SECONDS)
+    return finished(BlockingTransport(endpoint).exchange(sent)).body.decode()
 
 
 def _series(text: str) -> Series:

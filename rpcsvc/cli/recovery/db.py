@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common, opening
 from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
-from rpcsvc.client.endpoint import Unreachable
+from rpcsvc.client.errors import Unreachable
 from rpcsvc.clock import SystemClock
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
