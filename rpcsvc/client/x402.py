@@ -14,7 +14,7 @@ from rpcsvc import verify
 from rpcsvc.client.errors import Unverified
 from rpcsvc.client.messages import Json
 
-# Signs typed data (EIP-712, as eth_signTypedData_v4 takes it): 65 bytes, or their hex.
+# Signs typed data (EIP-712, as eth_signTypedData_v4 takes it): the signature, or its hex.
 Signed = bytes | str
 Signer = Callable[[Json], Signed | Awaitable[Signed]]
 

@@ -1,7 +1,8 @@
 """Payments of a USDC deposit by a signed authorization (EIP-3009): who signed, and if it will do.
 
 An authorization moves its owner's USDC whoever sends it, once, within its window. Nothing here
-knows what is on chain: balance and used nonces are the engine's to look up.
+knows what is on chain: balance, used nonces and signatures of contract wallets are the engine's to
+look up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from rpcsvc.domain.addresses import ZERO_ADDRESS, evm_checksum, same_address
-from rpcsvc.domain.usdc import Authorization, Domain, Signature, keccak256, transfer_digest
+from rpcsvc.domain.usdc import (
+    Authorization,
+    Domain,
+    Signature,
+    keccak256,
+    read_bytes,
+    transfer_digest,
+)
 
 SIGNATURE_BYTES: Final = 65
 NONCE_BYTES: Final = 32
@@ -21,6 +29,9 @@ LEAST_SECONDS: Final = 30
 MOST_SECONDS: Final = 3_600
 # How long an offer may be accepted.
 OFFER_SECONDS: Final = 600
+# What ends the signature of a contract wallet that may not be deployed yet (ERC-6492).
+_WRAPPED: Final = bytes.fromhex("6492" * 16)
+_WRAPPED_SIGNATURE: Final = 2
 _CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
@@ -31,6 +42,7 @@ class Reason(StrEnum):
     NETWORK = "network_mismatch"
     REQUIREMENTS = "invalid_payment_requirements"
     SIGNATURE = "invalid_exact_evm_payload_signature"
+    UNDEPLOYED = "invalid_exact_evm_payload_undeployed_smart_wallet"
     RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
     VALUE = "invalid_exact_evm_payload_authorization_value_mismatch"
     VALID_AFTER = "invalid_exact_evm_payload_authorization_valid_after"
@@ -50,16 +62,36 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedAuthorization:
-    """An authorization and its owner's signature: r, s, v."""
+    """An authorization and its owner's signature.
+
+    That of a key is r, s, v; that of a contract wallet is what the wallet takes (ERC-1271), and may
+    be wrapped with how to deploy it (ERC-6492).
+    """
 
     authorization: Authorization
     signature: bytes
 
     @property
+    def is_wrapped(self) -> bool:
+        """Whether the signature is in the form of ERC-6492."""
+        return self.signature.endswith(_WRAPPED)
+
+    @property
+    def bare(self) -> bytes:
+        """The signature as the owner's contract takes it; nothing, if its wrapper is broken."""
+        if not self.is_wrapped:
+            return self.signature
+        try:
+            return read_bytes(self.signature[: -len(_WRAPPED)], _WRAPPED_SIGNATURE)
+        except ValueError:
+            return b""
+
+    @property
     def vrs(self) -> Signature:
-        """The 65 bytes as contracts take them: v is 27 or 28."""
-        r, s = (int.from_bytes(self.signature[at : at + 32], "big") for at in (0, 32))
-        v = self.signature[-1]
+        """The 65 bytes of a key as contracts take them: v is 27 or 28."""
+        signature = self.bare
+        r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
+        v = signature[-1]
         return Signature(v if v >= 27 else v + 27, r, s)
 
 
@@ -80,7 +112,10 @@ class Due(NamedTuple):
 
 
 def refusal(signed: SignedAuthorization, due: Due, now: int) -> Refusal | None:
-    """Why an authorization does not pay what is due at ``now`` (Unix seconds); None if it does."""
+    """Why an authorization does not pay what is due at ``now`` (Unix seconds); None if it does.
+
+    Whose signature it is is not looked at: for a contract wallet only the chain knows.
+    """
     given = signed.authorization
     if not same_address(given.to, due.to):
         return Refusal(Reason.RECIPIENT, f"to is {given.to}: it has to be {due.to}.")
@@ -94,13 +129,19 @@ def refusal(signed: SignedAuthorization, due: Due, now: int) -> Refusal | None:
             Reason.VALID_BEFORE,
             f"validBefore is {left} s from now: it has to be {LEAST_SECONDS} to {MOST_SECONDS} s.",
         )
-    if signer_of(due.domain, signed) != evm_checksum(given.source):
-        return Refusal(
-            Reason.SIGNATURE,
-            "The signature is not that of from over this authorization and the token's domain"
-            " (name, version, chain, contract), in 65 bytes.",
-        )
     return None
+
+
+NOT_SIGNED: Final = Refusal(
+    Reason.SIGNATURE,
+    "The signature is not that of from over this authorization and the token's domain (name,"
+    " version, chain, contract): 65 bytes of a key, or what a contract wallet takes (ERC-1271).",
+)
+
+
+def is_signed_by_key(domain: Domain, signed: SignedAuthorization) -> bool:
+    """Whether the authorization's owner is a key, and has signed it."""
+    return signer_of(domain, signed) == evm_checksum(signed.authorization.source)
 
 
 def signer_of(domain: Domain, signed: SignedAuthorization) -> str | None:
@@ -109,7 +150,7 @@ def signer_of(domain: Domain, signed: SignedAuthorization) -> str | None:
     The token takes v as 27 or 28 and only the smaller of the two values of s (FiatToken,
     ECRecover); wallets that write v as 0 or 1 mean the same.
     """
-    signature = signed.signature
+    signature = signed.bare
     if len(signature) != SIGNATURE_BYTES:
         return None
     parity = signature[-1] - 27 if signature[-1] >= 27 else signature[-1]

@@ -1,8 +1,9 @@
 """Calls, events and typed data of a USDC token, as bytes: no network, no keys.
 
-Covers ERC-20 transfer and balanceOf, EIP-2612 permit, EIP-3009 authorizations, and Circle's pause
-and blacklist. Amounts are USDC units (10^-6). Addresses are 0x and 40 hex digits, in any case;
-results are in EIP-55 form. Call data and digests are bytes. Everything raises ValueError.
+Covers ERC-20 transfer and balanceOf, EIP-2612 permit, EIP-3009 authorizations, ERC-1271 signatures
+of contract wallets, and Circle's pause and blacklist. Amounts are USDC units (10^-6). Addresses are
+0x and 40 hex digits, in any case; results are in EIP-55 form. Call data and digests are bytes.
+Everything raises ValueError.
 """
 
 from __future__ import annotations
@@ -81,14 +82,19 @@ def read_address(word: bytes) -> str:
     return evm_checksum("0x" + word[12:].hex())
 
 
+def read_bytes(words: bytes, place: int) -> bytes:
+    """The dynamic bytes that the word at ``place``, counted from 0, points to."""
+    at = read_uint(words[place * WORD : (place + 1) * WORD])
+    length = read_uint(words[at : at + WORD])
+    content = words[at + WORD : at + WORD + length]
+    if len(content) != length:
+        raise ValueError("the bytes are cut off")
+    return content
+
+
 def read_string(result: bytes) -> str:
     """A call's result that is one string."""
-    at = read_uint(result[:WORD])
-    length = read_uint(result[at : at + WORD])
-    text = result[at + WORD : at + WORD + length]
-    if len(text) != length:
-        raise ValueError("the string is cut off")
-    return text.decode()
+    return read_bytes(result, 0).decode()
 
 
 # --- calls -----------------------------------------------------------------------------------
@@ -104,6 +110,7 @@ _BALANCE_OF: Final = selector("balanceOf(address)")
 _NONCES: Final = selector("nonces(address)")
 _AUTHORIZATION_STATE: Final = selector("authorizationState(address,bytes32)")
 _IS_BLACKLISTED: Final = selector("isBlacklisted(address)")
+_IS_VALID_SIGNATURE: Final = selector("isValidSignature(bytes32,bytes)")
 _TRANSFER_FROM: Final = selector("transferFrom(address,address,uint256)")
 _AUTHORIZED: Final = "(address,address,uint256,uint256,uint256,bytes32,"
 _PERMIT: Final = "permit(address,address,uint256,uint256,"
@@ -144,6 +151,14 @@ def authorization_state(authorizer: str, nonce: bytes) -> bytes:
 def is_blacklisted(account: str) -> bytes:
     """``isBlacklisted``; answered by a bool."""
     return _IS_BLACKLISTED + address_word(account)
+
+
+def is_valid_signature(digest: bytes, signature: bytes) -> bytes:
+    """``isValidSignature`` of a contract wallet (ERC-1271); VALID_SIGNATURE if it is its own."""
+    return _IS_VALID_SIGNATURE + bytes32_word(digest) + uint_word(2 * WORD) + _bytes_tail(signature)
+
+
+VALID_SIGNATURE: Final = _IS_VALID_SIGNATURE.ljust(WORD, b"\0")
 
 
 # --- signed authorizations -------------------------------------------------------------------

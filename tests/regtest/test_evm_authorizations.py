@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import eth_abi.abi
 import pytest
 
 from rpcsvc.domain import usdc
@@ -35,7 +36,7 @@ from tests.regtest.evm_payer import (
     EvmPayer,
     evm_payer,
 )
-from tests.regtest.token import Token
+from tests.regtest.token import CONTRACTS, Token, compiled, deployed
 from tests.sandbox import ManualClock
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -67,18 +68,28 @@ class Rig:
             lambda: self.is_paused,
         )
 
-    def record(self, nonce: int = 1, *, to: str = DEPOSIT, units: int = VALUE) -> FundingRecord:
-        """A payment of an order, signed by the payer."""
-        now = self.own.clock.now_ms()
+    def record(
+        self, nonce: int = 1, *, to: str = DEPOSIT, units: int = VALUE, payer: str | None = None
+    ) -> FundingRecord:
+        """A payment of an order, signed by the payer: by its key, or by that of its wallet."""
+        now, own_key = self.own.clock.now_ms(), self.signer.address
         given = usdc.Authorization(
-            self.signer.address, to, units, 0, now // 1000 + WINDOW, nonce.to_bytes(32, "big")
+            payer or own_key, to, units, 0, now // 1000 + WINDOW, nonce.to_bytes(32, "big")
         )
-        signature = self.signer.sign_digest(usdc.transfer_digest(self.own.token.domain, given))
-        key = AuthorizationKey(
-            NETWORK, self.own.token.address, self.signer.address, given.nonce.hex()
-        )
-        signed = SignedAuthorization(given, signature.packed())
-        return FundingRecord(key, "ord_1", signed, now)
+        digest = usdc.transfer_digest(self.own.token.domain, given)
+        signature = self.signer.sign_digest(digest).packed()
+        if payer is not None:
+            signature = usdc.address_word(own_key) + signature
+        key = AuthorizationKey(NETWORK, self.own.token.address, given.source, given.nonce.hex())
+        return FundingRecord(key, "ord_1", SignedAuthorization(given, signature), now)
+
+    async def wallet(self, owner: str | None = None) -> str:
+        """A contract wallet of the payer, or of another, with 1,000 USDC."""
+        token, word = self.own.token, usdc.address_word(owner or self.signer.address)
+        code = compiled(CONTRACTS / "Wallet.vy") + word
+        address = await deployed(token.client, token.controls, token.owner, code)
+        await token.mint(address, 1000 * USDC)
+        return address
 
     async def broadcast(self, record: FundingRecord) -> str:
         """What anyone may do with a signed authorization; the transaction's id."""
@@ -248,7 +259,7 @@ async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
     [
         ("poor", Reason.BALANCE),
         ("blacklisted", Reason.SIMULATION),
-        ("signed by another", Reason.SIMULATION),
+        ("signed by another", Reason.SIGNATURE),
     ],
 )
 async def test_what_the_token_would_refuse_is_refused(rig: Rig, case: str, reason: Reason) -> None:
@@ -265,6 +276,59 @@ async def test_what_the_token_would_refuse_is_refused(rig: Rig, case: str, reaso
     # Even on record nothing is sent that fails when it is tried out.
     assert await rig.outcome(record) == (Outcome.PENDING, None)
     assert await rig.sent() == 0
+
+
+# --- contract wallets: ERC-1271, ERC-6492 ----------------------------------------------------
+
+
+def wrapped(record: FundingRecord) -> FundingRecord:
+    """The same as wallets sign that do not know if they are deployed (ERC-6492)."""
+    signature = record.signed.signature
+    parts = eth_abi.abi.encode(["address", "bytes", "bytes"], [DEPOSIT, b"\1\2\3", signature])
+    signed = replace(record.signed, signature=parts + bytes.fromhex("6492" * 16))
+    return replace(record, signed=signed)
+
+
+async def reason_of(rig: Rig, record: FundingRecord) -> Reason:
+    with pytest.raises(AuthorizationRefused) as refused:
+        await rig.side.require_usable(record)
+    # Even on record nothing is sent that fails when it is tried out.
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert await rig.sent() == 0
+    return refused.value.refusal.reason
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+async def test_a_contract_wallet_pays_by_its_own_signature(rig: Rig, is_wrapped: bool) -> None:
+    wallet = await rig.wallet()
+    record = rig.record(payer=wallet)
+    if is_wrapped:
+        record = wrapped(record)
+    await rig.side.require_usable(record)
+    assert await rig.outcome(record) == (Outcome.PENDING, None)
+    assert (await rig.outcome(record))[0] is Outcome.SETTLED
+    assert (await rig.balance(), await rig.balance(wallet)) == (VALUE, 1000 * USDC - VALUE)
+    assert await rig.sent() == 1
+
+
+async def test_what_a_contract_wallet_did_not_sign_is_refused(rig: Rig) -> None:
+    wallet = await rig.wallet(OTHERS.address(1))
+    assert await reason_of(rig, rig.record(payer=wallet)) is Reason.SIGNATURE
+    assert await reason_of(rig, wrapped(rig.record(2, payer=wallet))) is Reason.SIGNATURE
+
+
+async def test_a_wallet_that_is_not_deployed_is_refused(rig: Rig) -> None:
+    nowhere = OTHERS.address(9)
+    assert await reason_of(rig, rig.record(payer=nowhere)) is Reason.UNDEPLOYED
+    assert await reason_of(rig, wrapped(rig.record(2, payer=nowhere))) is Reason.UNDEPLOYED
+
+
+async def test_a_wallet_that_burns_gas_is_refused(rig: Rig) -> None:
+    """And the node is not taken to be faulty for what the payer's code does."""
+    wallet = await rig.wallet("0x" + "00" * 20)
+    with rig.connection.watched():
+        assert await reason_of(rig, rig.record(payer=wallet)) is Reason.SIGNATURE
+    assert rig.connection.problem is None
 
 
 async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:

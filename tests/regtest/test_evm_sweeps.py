@@ -6,8 +6,6 @@ What was swept is counted in the balances on the chain, never in the service's d
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +38,7 @@ from tests.regtest.evm_payer import (
     EvmPayer,
     evm_payer,
 )
-from tests.regtest.token import SOURCE, Token, deploy
+from tests.regtest.token import SOURCE, Token, compiled, deploy
 from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -569,10 +567,7 @@ def without_receive(directory: Path) -> bytes:
     assert source.count(check) == 0
     path = directory / "Refusing.vy"
     path.write_text(source)
-    command = [sys.executable, "-m", "vyper", "-f", "bytecode", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return bytes.fromhex(done.stdout.strip().removeprefix("0x"))
+    return compiled(path)
 
 
 async def test_a_token_that_refuses_authorizations_is_swept_by_permit(

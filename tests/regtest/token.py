@@ -12,13 +12,14 @@ from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 
-SOURCE: Final = Path(__file__).parent / "contracts" / "FiatToken.vy"
+CONTRACTS: Final = Path(__file__).parent / "contracts"
+SOURCE: Final = CONTRACTS / "FiatToken.vy"
 NAME: Final = "USD Coin"
 
 
-def compiled() -> bytes:
-    """The token's creation code. The compiler runs in a process of its own, for its warnings."""
-    command = [sys.executable, "-m", "vyper", "-f", "bytecode", str(SOURCE)]
+def compiled(source: Path = SOURCE) -> bytes:
+    """A contract's creation code. The compiler runs in a process of its own, for its warnings."""
+    command = [sys.executable, "-m", "vyper", "-f", "bytecode", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return bytes.fromhex(done.stdout.strip().removeprefix("0x"))
@@ -77,12 +78,17 @@ async def deploy(client: EvmClient, code: bytes, name: str = NAME) -> Token:
     owner = (await controls.accounts())[0]
     text = name.encode()
     argument = usdc.uint_word(32) + usdc.uint_word(len(text)) + text + bytes(-len(text) % 32)
-    nonce = await client.nonce(owner)
-    txid = await controls.send_from(owner, None, code + argument)
-    assert (await mined(client, txid)).ok
-    address = contract_address(owner, nonce)
+    address = await deployed(client, controls, owner, code + argument)
     domain = usdc.Domain(name, "2", await client.chain_id(), address)
     return Token(address, owner, domain, client, controls)
+
+
+async def deployed(client: EvmClient, controls: AnvilControls, by: str, code: bytes) -> str:
+    """The address of a new contract, of creation code and its arguments."""
+    nonce = await client.nonce(by)
+    txid = await controls.send_from(by, None, code)
+    assert (await mined(client, txid)).ok
+    return contract_address(by, nonce)
 
 
 def contract_address(creator: str, nonce: int) -> str:

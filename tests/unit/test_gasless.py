@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import eth_abi.abi
 import pytest
 from eth_account import Account
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from rpcsvc.domain.gasless import (
     Due,
     Reason,
     SignedAuthorization,
+    is_signed_by_key,
     refusal,
     signer_of,
 )
@@ -43,6 +45,7 @@ domains = st.builds(Domain, texts, texts, words, addresses)
 authorizations = st.builds(
     Authorization, addresses, addresses, words, words, words, st.binary(min_size=32, max_size=32)
 )
+WRAPPED = bytes.fromhex("6492" * 16)
 PAYER = Account.from_key(b"\7" * 32)
 GOOD = Authorization(PAYER.address, TO, DUE.units, 0, NOW + 300, b"\5" * 32)
 
@@ -55,6 +58,8 @@ def signed(authorization: Authorization, by: Any = PAYER, on: Domain = DOMAIN) -
 def reason(authorization: Authorization, signature: bytes | None = None) -> Reason | None:
     given = SignedAuthorization(authorization, signature or signed(authorization))
     found = refusal(given, DUE, NOW)
+    if found is None and not is_signed_by_key(DOMAIN, given):
+        return Reason.SIGNATURE
     return found and found.reason
 
 
@@ -119,6 +124,19 @@ def test_signature_with_the_larger_s_is_refused() -> None:
 )
 def test_signature_for_another_token_is_refused(other: Domain) -> None:
     assert reason(GOOD, signed(GOOD, on=other)) is Reason.SIGNATURE
+
+
+def test_signature_in_a_wrapper_is_the_payers() -> None:
+    """ERC-6492: factory, its call data and the signature, then the magic word."""
+    parts = eth_abi.abi.encode(["address", "bytes", "bytes"], [TO, b"deploy", signed(GOOD)])
+    assert reason(GOOD, parts + WRAPPED) is None
+
+
+@given(st.binary(max_size=300))
+def test_broken_wrapper_is_nobodys_signature(content: bytes) -> None:
+    wrapped = SignedAuthorization(GOOD, content + WRAPPED)
+    assert wrapped.is_wrapped
+    assert signer_of(DOMAIN, wrapped) != PAYER.address
 
 
 # --- what will do ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorizat
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
@@ -46,12 +47,14 @@ USED, CANCELED = usdc.AUTHORIZATION_USED, usdc.AUTHORIZATION_CANCELED
 
 class Node(EvmClient):
     """``top`` is at ``now``, and blocks are 10 s apart. ``used``: the nonce's event, and whom the
-    transaction paid; ``hides``: the node has no logs.
+    transaction paid; ``hides``: the node has no logs. ``wallet``: what the payer's contract says to
+    a signature.
     """
 
     def __init__(self) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
         self.top, self.now = TOP, NOW
+        self.wallet: bytes | None = None
         self.used: tuple[bytes, str, int] | None = None
         self.hides = False
 
@@ -59,7 +62,20 @@ class Node(EvmClient):
         number = self.top if at is Tag.LATEST else at
         return Block(number, f"0x{number}", "0x", self.now - 10 * (self.top - number), None)
 
+    async def code(self, address: str, at: Any = Tag.LATEST) -> bytes:
+        assert address == PAYER
+        return b"" if self.wallet is None else b"\1"
+
     async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
+        if call.to == PAYER:
+            assert self.wallet is not None
+            return self.wallet
+        if call.data == usdc.is_blacklisted(PAYER):
+            return bytes(32)
+        if call.data == usdc.balance_of(PAYER):
+            return usdc.uint_word(UNITS)
+        if call.sender is not None:
+            raise NodeError("node", "eth_call", -32000, "out of gas")
         assert call.data == usdc.authorization_state(PAYER, NONCE)
         return usdc.uint_word(int(self.used is not None and self.used[2] <= at))
 
@@ -82,6 +98,12 @@ class Node(EvmClient):
         return Log(TOKEN, (topic, *words), data, TXID, self.used[2], "0x", 1)
 
 
+class Checked(Link):
+    """A node whose token was asked for its name, too."""
+
+    domain = usdc.Domain("USD Coin", "2", 42161, TOKEN)
+
+
 @dataclass
 class Rig:
     """Authorizations over a node and a database; the one of ``record`` is on record as sent."""
@@ -96,9 +118,10 @@ class Rig:
         signed = SignedAuthorization(given, b"\1" * 65)
         self.record = FundingRecord(key, "ord_1", signed, NOW * 1000)
         self.budget = GasBudget(1_000_000, {NET: 2_000_000_000}, self.ledger, self.clock)
-        connection, unused = Link(self.node, NETWORK), cast("Any", None)
+        self.connection = Checked(self.node, NETWORK)
+        payments = cast("Any", SimpleNamespace(hot_wallet=OTHER))
         self.side = EvmAuthorizations(
-            connection, unused, self.ledger, self.budget, self.clock, lambda: False
+            self.connection, payments, self.ledger, self.budget, self.clock, lambda: False
         )
 
     async def outcome(self) -> Outcome:
@@ -171,12 +194,44 @@ async def test_a_use_that_no_event_tells_of_is_reported(rig: Rig) -> None:
 
 
 async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
+    rig.node.wallet = usdc.VALID_SIGNATURE
     rig.node.used = (USED, TO, TOP)
     await rig.side.require_usable(rig.record)
     rig.node.used = (USED, OTHER, TOP)
     with pytest.raises(AuthorizationRefused) as refused:
         await rig.side.require_usable(rig.record)
     assert refused.value.refusal.reason is Reason.NONCE_USED
+
+
+@pytest.mark.parametrize(
+    ("wallet", "signature", "reason"),
+    [
+        (None, b"\1" * 65, Reason.SIGNATURE),
+        (None, b"\1" * 97, Reason.UNDEPLOYED),
+        (None, b"\1" * 33 + bytes.fromhex("6492" * 16), Reason.UNDEPLOYED),
+        (b"", b"\1" * 97, Reason.SIGNATURE),
+        (usdc.VALID_SIGNATURE + b"\0", b"\1" * 97, Reason.SIGNATURE),
+        (bytes(32), b"\1" * 65, Reason.SIGNATURE),
+    ],
+    ids=["key", "long", "wrapped", "nothing", "too much", "zero"],
+)
+async def test_what_its_owner_did_not_sign_is_refused(
+    rig: Rig, wallet: bytes | None, signature: bytes, reason: Reason
+) -> None:
+    """Before anything else is asked, and whoever used the nonce."""
+    rig.node.wallet, rig.node.used = wallet, (USED, TO, TOP)
+    record = replace(rig.record, signed=replace(rig.record.signed, signature=signature))
+    with pytest.raises(AuthorizationRefused) as refused:
+        await rig.side.require_usable(record)
+    assert refused.value.refusal.reason is reason
+
+
+async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None:
+    """Some nodes say in words of their own that a call that was tried out took too much."""
+    rig.node.wallet = usdc.VALID_SIGNATURE
+    with pytest.raises(AuthorizationRefused) as refused, rig.connection.watched():
+        await rig.side.require_usable(rig.record)
+    assert refused.value.refusal.reason is Reason.SIMULATION
 
 
 async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:

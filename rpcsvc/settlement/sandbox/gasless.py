@@ -8,7 +8,13 @@ from __future__ import annotations
 import hashlib
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.gasless import AuthorizationRefused, Reason, Refusal
+from rpcsvc.domain.gasless import (
+    NOT_SIGNED,
+    AuthorizationRefused,
+    Reason,
+    Refusal,
+    is_signed_by_key,
+)
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
@@ -35,8 +41,13 @@ class SimulatedAuthorizations:
         return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
 
     async def require_usable(self, record: FundingRecord) -> None:
-        """Refuses what the service's own wallet could not hold."""
+        """Refuses what no key signed, and what the service's own wallet could not hold.
+
+        There are no contracts on the simulated chains.
+        """
         self._engine.require_ready()
+        if not is_signed_by_key(await self.token(record.key.network), record.signed):
+            raise AuthorizationRefused(NOT_SIGNED)
         async with self._engine.moving:
             room = await self._engine.room(record.key.network)
         if record.signed.authorization.units > room:

@@ -51,6 +51,9 @@ CANCEL_TYPE: constant(bytes32) = keccak256(
 LARGEST_S: constant(uint256) = (
     57896044618658097711785492504343953926418782139537452191302581570759080747168
 )
+VALID: constant(bytes32) = (
+    0x1626ba7e00000000000000000000000000000000000000000000000000000000
+)
 symbol: public(constant(String[4])) = "USDC"
 version: public(constant(String[1])) = "2"
 decimals: public(constant(uint8)) = 6
@@ -151,13 +154,12 @@ def permit(
     owner: address, spender: address, amount: uint256, deadline: uint256,
     v: uint8, r: bytes32, s: bytes32,
 ):
-    self._permit(owner, spender, amount, deadline, v, r, s)
+    self._permit(owner, spender, amount, deadline, self._packed(v, r, s))
 
 
 @internal
 def _permit(
-    owner: address, spender: address, amount: uint256, deadline: uint256,
-    v: uint8, r: bytes32, s: bytes32,
+    owner: address, spender: address, amount: uint256, deadline: uint256, signature: Bytes[128]
 ):
     assert deadline >= block.timestamp, "FiatTokenV2: permit is expired"
     nonce: uint256 = self.nonces[owner]
@@ -165,7 +167,7 @@ def _permit(
     self._check(
         owner,
         keccak256(abi_encode(PERMIT_TYPE, owner, spender, amount, nonce, deadline)),
-        v, r, s,
+        signature,
     )
     self._approve(owner, spender, amount)
 
@@ -184,7 +186,9 @@ def transferWithAuthorization(
     source: address, to: address, amount: uint256, validAfter: uint256, validBefore: uint256,
     nonce: bytes32, v: uint8, r: bytes32, s: bytes32,
 ):
-    self._use(TRANSFER_TYPE, source, to, amount, validAfter, validBefore, nonce, v, r, s)
+    self._use(
+        TRANSFER_TYPE, source, to, amount, validAfter, validBefore, nonce, self._packed(v, r, s)
+    )
 
 
 @external
@@ -193,7 +197,9 @@ def receiveWithAuthorization(
     nonce: bytes32, v: uint8, r: bytes32, s: bytes32,
 ):
     assert to == msg.sender, "FiatTokenV2: caller must be the payee"
-    self._use(RECEIVE_TYPE, source, to, amount, validAfter, validBefore, nonce, v, r, s)
+    self._use(
+        RECEIVE_TYPE, source, to, amount, validAfter, validBefore, nonce, self._packed(v, r, s)
+    )
 
 
 @external
@@ -201,13 +207,13 @@ def cancelAuthorization(
     authorizer: address, nonce: bytes32, v: uint8, r: bytes32, s: bytes32
 ):
     assert not self._used[authorizer][nonce], "FiatTokenV2: authorization is used or canceled"
-    self._check(authorizer, keccak256(abi_encode(CANCEL_TYPE, authorizer, nonce)), v, r, s)
+    self._check(authorizer, keccak256(abi_encode(CANCEL_TYPE, authorizer, nonce)), self._packed(v, r, s))
     self._used[authorizer][nonce] = True
     log AuthorizationCanceled(authorizer=authorizer, nonce=nonce)
 
 
 # --- the forms that take a signature as bytes (FiatToken 2.2). Vyper has no overloading, so they
-# are told apart here. Signatures of contract wallets (EIP-1271) are not taken.
+# are told apart here, and it takes call data of fixed lengths only: signatures have 65 or 97 bytes.
 
 
 @external
@@ -215,16 +221,22 @@ def __default__():
     called: bytes4 = convert(slice(msg.data, 0, 4), bytes4)
     if called == method_id("permit(address,address,uint256,uint256,bytes)", output_type=bytes4):
         self._permit_bytes(slice(msg.data, 4, 288))
-    elif called == method_id(
+        return
+    params: Bytes[384] = b""
+    if len(msg.data) == 356:
+        params = slice(msg.data, 4, 352)
+    else:
+        params = slice(msg.data, 4, 384)
+    if called == method_id(
         "transferWithAuthorization(address,address,uint256,uint256,uint256,bytes32,bytes)",
         output_type=bytes4,
     ):
-        self._use_bytes(TRANSFER_TYPE, slice(msg.data, 4, 352))
+        self._use_bytes(TRANSFER_TYPE, params)
     elif called == method_id(
         "receiveWithAuthorization(address,address,uint256,uint256,uint256,bytes32,bytes)",
         output_type=bytes4,
     ):
-        self._use_bytes(RECEIVE_TYPE, slice(msg.data, 4, 352))
+        self._use_bytes(RECEIVE_TYPE, params)
     else:
         raise "FiatTokenV2: no such function"
 
@@ -239,41 +251,29 @@ def _permit_bytes(params: Bytes[288]):
     owner, spender, amount, deadline, signature = abi_decode(
         params, (address, address, uint256, uint256, Bytes[65])
     )
-    v: uint8 = 0
-    r: bytes32 = empty(bytes32)
-    s: bytes32 = empty(bytes32)
-    v, r, s = self._unpacked(signature)
-    self._permit(owner, spender, amount, deadline, v, r, s)
+    self._permit(owner, spender, amount, deadline, signature)
 
 
 @internal
-def _use_bytes(kind: bytes32, params: Bytes[352]):
+def _use_bytes(kind: bytes32, params: Bytes[384]):
     source: address = empty(address)
     to: address = empty(address)
     amount: uint256 = 0
     valid_after: uint256 = 0
     valid_before: uint256 = 0
     nonce: bytes32 = empty(bytes32)
-    signature: Bytes[65] = b""
+    signature: Bytes[128] = b""
     source, to, amount, valid_after, valid_before, nonce, signature = abi_decode(
-        params, (address, address, uint256, uint256, uint256, bytes32, Bytes[65])
+        params, (address, address, uint256, uint256, uint256, bytes32, Bytes[128])
     )
     assert kind != RECEIVE_TYPE or to == msg.sender, "FiatTokenV2: caller must be the payee"
-    v: uint8 = 0
-    r: bytes32 = empty(bytes32)
-    s: bytes32 = empty(bytes32)
-    v, r, s = self._unpacked(signature)
-    self._use(kind, source, to, amount, valid_after, valid_before, nonce, v, r, s)
+    self._use(kind, source, to, amount, valid_after, valid_before, nonce, signature)
 
 
 @internal
 @pure
-def _unpacked(signature: Bytes[65]) -> (uint8, bytes32, bytes32):
-    assert len(signature) == 65, "ECRecover: invalid signature length"
-    v: uint8 = convert(convert(slice(signature, 64, 1), bytes1), uint8)
-    r: bytes32 = convert(slice(signature, 0, 32), bytes32)
-    s: bytes32 = convert(slice(signature, 32, 32), bytes32)
-    return v, r, s
+def _packed(v: uint8, r: bytes32, s: bytes32) -> Bytes[65]:
+    return concat(r, s, slice(convert(v, bytes32), 31, 1))
 
 
 # --- within
@@ -282,7 +282,7 @@ def _unpacked(signature: Bytes[65]) -> (uint8, bytes32, bytes32):
 @internal
 def _use(
     kind: bytes32, source: address, to: address, amount: uint256, valid_after: uint256,
-    valid_before: uint256, nonce: bytes32, v: uint8, r: bytes32, s: bytes32,
+    valid_before: uint256, nonce: bytes32, signature: Bytes[128],
 ):
     assert block.timestamp > valid_after, "FiatTokenV2: authorization is not yet valid"
     assert block.timestamp < valid_before, "FiatTokenV2: authorization is expired"
@@ -290,7 +290,7 @@ def _use(
     self._check(
         source,
         keccak256(abi_encode(kind, source, to, amount, valid_after, valid_before, nonce)),
-        v, r, s,
+        signature,
     )
     self._used[source][nonce] = True
     log AuthorizationUsed(authorizer=source, nonce=nonce)
@@ -320,9 +320,26 @@ def _approve(owner: address, spender: address, amount: uint256):
 
 @internal
 @view
-def _check(signer: address, struct_hash: bytes32, v: uint8, r: bytes32, s: bytes32):
-    assert convert(s, uint256) <= LARGEST_S, "ECRecover: invalid signature 's' amount"
+def _check(signer: address, struct_hash: bytes32, signature: Bytes[128]):
     digest: bytes32 = keccak256(concat(b"\x19\x01", self._domain_separator(), struct_hash))
+    if signer.is_contract:
+        ok: bool = False
+        answer: Bytes[32] = b""
+        ok, answer = raw_call(
+            signer,
+            abi_encode(
+                digest, signature, method_id=method_id("isValidSignature(bytes32,bytes)")
+            ),
+            max_outsize=32, is_static_call=True, revert_on_failure=False,
+        )
+        assert ok and len(answer) == 32, "FiatTokenV2: invalid signature"
+        assert convert(answer, bytes32) == VALID, "FiatTokenV2: invalid signature"
+        return
+    assert len(signature) == 65, "ECRecover: invalid signature length"
+    v: uint8 = convert(convert(slice(signature, 64, 1), bytes1), uint8)
+    r: bytes32 = convert(slice(signature, 0, 32), bytes32)
+    s: bytes32 = convert(slice(signature, 32, 32), bytes32)
+    assert convert(s, uint256) <= LARGEST_S, "ECRecover: invalid signature 's' amount"
     found: address = ecrecover(digest, v, r, s)
     assert found != empty(address) and found == signer, "FiatTokenV2: invalid signature"
 

@@ -14,14 +14,23 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
-from rpcsvc.domain.gasless import LEAST_SECONDS, AuthorizationRefused, Reason, Refusal
+from rpcsvc.domain.gasless import (
+    LEAST_SECONDS,
+    NOT_SIGNED,
+    SIGNATURE_BYTES,
+    AuthorizationRefused,
+    Reason,
+    Refusal,
+    is_signed_by_key,
+)
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentLedger, PaymentOrder, Purpose
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt, Reverted
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 
 log = structlog.get_logger(__name__)
@@ -32,6 +41,8 @@ _LOOK_BACK_SECONDS: Final = 3_600
 _LEAST_TO_SEND: Final = LEAST_SECONDS // 2
 _LONG_MS: Final = 10 * 60_000
 _NAMED_BYTES: Final = 16
+# The token has contract wallets judge their signatures, by code that anyone may have written.
+_MOST_GAS: Final = 1_000_000
 
 
 class _Use(NamedTuple):
@@ -82,6 +93,7 @@ class EvmAuthorizations:
         Unavailable when the gas can't be paid, or its budget is used up.
         """
         top, given = await self._connection.check(), record.signed.authorization
+        await self._require_signature(record)
         if await self._is_used(record.key, top):
             use = await self._use(record, top)
             if use is not None and use.is_paid:
@@ -93,10 +105,33 @@ class EvmAuthorizations:
             raise _refused(Reason.BALANCE, "The payer holds less USDC than value.")
         try:
             order = await self._simulated(record)
-        except Reverted as refusal:
+        except NodeError as refusal:
             text = f"The token refuses the authorization ({refusal.text[:200]})."
             raise _refused(Reason.SIMULATION, text) from refusal
         await self._require_affordable(order)
+
+    async def _require_signature(self, record: FundingRecord) -> None:
+        """Raise AuthorizationRefused unless its owner signed: a key, or a wallet that is deployed.
+
+        A wallet that is not would have to be deployed first, by a call that the payer has written,
+        from the hot wallet: that is not done.
+        """
+        signed, payer = record.signed, record.key.payer
+        if is_signed_by_key(self.domain, signed):
+            return
+        if not await self._connection.client.code(payer):
+            if signed.is_wrapped or len(signed.signature) != SIGNATURE_BYTES:
+                text = f"{payer} has no code: deploy the wallet first, then sign."
+                raise _refused(Reason.UNDEPLOYED, text)
+            raise AuthorizationRefused(NOT_SIGNED)
+        digest = usdc.transfer_digest(self.domain, signed.authorization)
+        asked = EvmCall(payer, usdc.is_valid_signature(digest, signed.bare), gas=_MOST_GAS)
+        try:
+            answer = await self._connection.client.call(asked)
+        except NodeError as refusal:
+            raise AuthorizationRefused(NOT_SIGNED) from refusal
+        if answer != usdc.VALID_SIGNATURE:
+            raise AuthorizationRefused(NOT_SIGNED)
 
     async def carry_out(self, record: FundingRecord) -> Carried:
         """Send it unless it is used or was sent; what became of it. PENDING: nothing is final."""
@@ -202,7 +237,7 @@ class EvmAuthorizations:
             return
         try:
             order = await self._simulated(record)
-        except Reverted as refusal:
+        except NodeError as refusal:
             log.warning("authorization_not_sent", order_id=record.order_id, reason=str(refusal))
             return
         await self._require_affordable(order)
@@ -211,11 +246,19 @@ class EvmAuthorizations:
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
     async def _simulated(self, record: FundingRecord) -> PaymentOrder:
-        """The call, which the node has tried out just now. Raises Reverted."""
+        """The call, which the node has tried out just now.
+
+        Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
+        """
         given, token = record.signed.authorization, self._network.token
-        data = usdc.transfer_with_authorization(given, record.signed.vrs)
-        await self._connection.client.call(EvmCall(token, data, self._payments.hot_wallet))
-        gas = await self._payments.estimate(data)
+        data = (
+            usdc.transfer_with_authorization(given, record.signed.vrs)
+            if is_signed_by_key(self.domain, record.signed)
+            else usdc.transfer_with_authorization_bytes(given, record.signed.bare)
+        )
+        tried = EvmCall(token, data, self._payments.hot_wallet, gas=_MOST_GAS)
+        await self._connection.client.call(tried)
+        gas = await self._payments.estimate(data, _MOST_GAS)
         name = payment_id(record)
         return PaymentOrder(name, Purpose.AUTHORIZATION, given.to, given.units, token, data, gas)
 

@@ -190,11 +190,10 @@ class EvmGas:
         self.problem: str | None = None
         self.is_blacklisted = False
 
-    async def estimate(self, to: str, data: bytes) -> int:
-        """The gas limit for a call of the hot wallet. Raises Reverted."""
-        return with_margin(
-            await self._connection.client.estimate_gas(EvmCall(to, data, self._hot_wallet))
-        )
+    async def estimate(self, to: str, data: bytes, most: int | None = None) -> int:
+        """The gas limit for a call of the hot wallet, that may take ``most``. Raises Reverted."""
+        call = EvmCall(to, data, self._hot_wallet, gas=most)
+        return with_margin(await self._connection.client.estimate_gas(call))
 
     async def first_price(self, order: PaymentOrder) -> GasPrice:
         """What a new transaction offers. Raises Unavailable when it would cost too much."""

@@ -207,12 +207,13 @@ class FeeData:
 
 @dataclass(frozen=True, slots=True)
 class EvmCall:
-    """A call or transaction to be tried out, not sent."""
+    """A call or transaction to be tried out, not sent. ``gas``: it may not take more."""
 
     to: str
     data: bytes = b""
     sender: str | None = None
     value: int = 0
+    gas: int | None = None
 
 
 class Submission(StrEnum):
@@ -469,6 +470,8 @@ def _call_params(call: EvmCall) -> JsonObject:
         params["from"] = call.sender
     if call.value:
         params["value"] = hex(call.value)
+    if call.gas is not None:
+        params["gas"] = hex(call.gas)
     return params
 
 

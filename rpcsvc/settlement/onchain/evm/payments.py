@@ -328,9 +328,12 @@ class EvmPayments:
         waiting = await self._publisher.unmined()
         return sum(item.order.units for item in waiting if _is_payout(item))
 
-    async def estimate(self, data: bytes) -> int:
-        """The gas limit for the hot wallet's call of the token. Raises Reverted."""
-        return await self._gas.estimate(self._network.token, data)
+    async def estimate(self, data: bytes, most: int | None = None) -> int:
+        """The gas limit for the hot wallet's call of the token, that may take ``most``.
+
+        Raises Reverted.
+        """
+        return await self._gas.estimate(self._network.token, data, most)
 
     async def _sign(self, order: PaymentOrder) -> EvmPayment:
         """Sign with the next nonce, which is used up only once that is on record."""
