@@ -47,6 +47,7 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
@@ -63,6 +64,7 @@ from rpcsvc.store.engines import claim_of_another
 from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.rates import SqlRates
 from rpcsvc.store.webhooks import SqlWebhooks
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
@@ -250,7 +252,9 @@ async def _compose(
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
-    core = Core(store, processor, policy, retention, clock, random, secret, parts.lease)
+    core = Core(
+        store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
+    )
     venue, worker, readings = backend.stand_by(core) if stands_by else await backend.open(core)
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
     messages = SqlWebhooks(tables)
@@ -356,6 +360,7 @@ def _policy(settings: Settings) -> Policy:
             address_orders_a_day=orders.address_orders_a_day,
             address_authorizations_a_day=orders.address_authorizations_a_day,
         ),
+        rate_rule=RateRule(settings.rates.max_spread_bps, settings.rates.max_age_seconds * 1000),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
         lock_break_bps=orders.lock_break_bps,
     )

@@ -109,7 +109,8 @@ class RatesSettings(Group):
     """Where the price of XMR comes from, with engine onchain, and when it may be quoted.
 
     ``sources``: names of known tickers, or name=URL#pointer with the JSON pointer of the price.
-    ``fixed_usdc_per_xmr`` is the price itself; with it, nothing is asked.
+    ``fixed_usdc_per_xmr`` is the price itself; with it, nothing is asked. ``max_age_seconds`` and
+    ``max_spread_bps`` also bound how replicas' rates differ (orders/published_rates.py).
     """
 
     max_age_seconds: Annotated[int, integer_in(1, DAY)] = 60

@@ -90,7 +90,9 @@ async def _commit(
     body = write(Placed(order, status, opened.quote))
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
-    await service.processor.open(order, view, response, opened.relay, opened.admission, webhook)
+    await service.processor.open(
+        order, view, response, opened.relay, opened.admission, webhook, opened.rates
+    )
     return body
 
 

@@ -23,6 +23,7 @@ from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, Wallets
 from rpcsvc.orders.processor import Quarantine
+from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
@@ -170,6 +171,7 @@ async def _local(
     quarantine = Quarantine()
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock)
     inventory = stock.inventory(core)
+    published = PublishedRates(core.rates, rates, policy.rate_rule, core.lease)
     effects = EffectRunner(
         store,
         processor,
@@ -190,6 +192,7 @@ async def _local(
             *([funding.resume] if funding else []),
             watcher.reconcile,
             expired.end,
+            published.publish,
             core.retention.clean,
             locks.break_due,
             deadlines.keep,
@@ -199,7 +202,7 @@ async def _local(
         loops=loops,
     )  # fmt: skip
     venue = LocalVenue(
-        core, profile, wallets, rates, inventory, watcher.progress, worker.wake, funding
+        core, profile, wallets, published, inventory, watcher.progress, worker.wake, funding
     )
     readings = Readings(
         wallets.networks,

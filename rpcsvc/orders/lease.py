@@ -98,6 +98,16 @@ class Lease:
         self._now_ms = now_ms
         self.lost = asyncio.Event()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it was taken: a standby works with one that it waits for."""
+        return self.token > 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process can use the database: its holder has the owner lock."""
+        return self._ends_at is None
+
     def has_time(self) -> bool:
         """Whether something may be signed or published now."""
         if self.lost.is_set():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from typing import NamedTuple
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
@@ -31,6 +32,7 @@ from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
+from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import (
     BridgeRate,
@@ -43,12 +45,20 @@ from rpcsvc.orders.ports.venue import (
     Quote,
     QuoteRequest,
     Rate,
-    RateSource,
     VenueProfile,
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Wallets
+from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.unfunded import Admission, Client
+
+
+class _Priced(NamedTuple):
+    """A quote, and what has to hold in the transaction that makes an order at it."""
+
+    quote: Quote
+    admission: Admission | None
+    rates: RateBounds | None
 
 
 class LocalVenue:
@@ -62,7 +72,7 @@ class LocalVenue:
         core: Core,
         profile: VenueProfile,
         wallets: Wallets,
-        rates: RateSource,
+        rates: PublishedRates,
         inventory: Inventory,
         scan: ScanProgress,
         wake: Callable[[], None],
@@ -164,15 +174,15 @@ class LocalVenue:
 
     async def quote(self, request: QuoteRequest) -> Quote:
         """A quote at the current rate."""
-        quote, _ = await self._priced(request)
-        return quote
+        return (await self._priced(request)).quote
 
-    async def _priced(self, request: QuoteRequest) -> tuple[Quote, Admission | None]:
+    async def _priced(self, request: QuoteRequest) -> _Priced:
         """A quote, and the bounds within which an order at it can be made."""
         direction, chain, amount = request.direction, request.chain, request.amount
         self._wallets.require_ready()
         self.profile.require_offered(chain)
         rate = self._rates.rate()
+        rates = await self._rates.require(rate.usdc_per_xmr)
         minimum, maximum = self._within_limits(direction, chain, amount, rate)
         policy = self._policy
         fees = self._wallets.fees(deposit_asset(direction), payout_asset(direction), chain.name)
@@ -204,7 +214,7 @@ class LocalVenue:
             seconds=self._wallets.estimated_seconds(amount, chain.name),
             price_locked_until=self._clock.now_ms() + policy.price_lock,
         )
-        return quote, admission
+        return _Priced(quote, admission, rates)
 
     # --- orders ---
 
@@ -217,13 +227,13 @@ class LocalVenue:
         """A new order with its own deposit address; a failed one leaves no trace."""
         self._wallets.require_ready()
         await self._require_payable(request)
-        quote, admission = await self._priced(request.priced)
+        quote, admission, rates = await self._priced(request.priced)
         if request.accept is not None:
             request.accept(quote)
         named = self._maker.ids(request)
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
-        yield NewOrder(terms, quote, admission)
+        yield NewOrder(terms, quote, admission, rates=rates)
 
     async def _require_payable(self, request: OrderRequest) -> None:
         """Raise InvalidDestination for a payout or refund address that its network refuses."""
@@ -301,11 +311,11 @@ class LocalVenue:
 
     async def health(self) -> Mapping[str, Health]:
         """Whether the wallets can settle, and whether there is a fresh rate."""
-        return {"engine": await self._wallets.health(), "rates": self._rates_health()}
+        return {"engine": await self._wallets.health(), "rates": await self._rates_health()}
 
     async def readiness(self) -> Mapping[str, Health]:
         """Whether the wallets take orders, and whether there is a fresh rate."""
-        return {"engine": self._takes_orders(), "rates": self._rates_health()}
+        return {"engine": self._takes_orders(), "rates": await self._rates_health()}
 
     async def progress(self) -> Mapping[str, Health]:
         """Whether the deposit scans of all networks are up to date, as deadlines need."""
@@ -318,9 +328,9 @@ class LocalVenue:
             return Health(False, error.message)
         return Health(True)
 
-    def _rates_health(self) -> Health:
+    async def _rates_health(self) -> Health:
         try:
-            self._rates.rate()
+            await self._rates.require(self._rates.rate().usdc_per_xmr)
         except Unavailable as error:
             return Health(False, error.message)
         return Health(True)

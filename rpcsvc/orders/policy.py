@@ -16,9 +16,11 @@ from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.lease import Lease
+from rpcsvc.orders.ports.rates import RateRows
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, network_of
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.unfunded import UnfundedLimits
 
 
@@ -26,7 +28,8 @@ from rpcsvc.orders.unfunded import UnfundedLimits
 class Policy:
     """The operator's terms: fees and limits in bps and whole USD, times in milliseconds.
 
-    ``reservable``: what an upstream may reserve for this service, in USDC units.
+    ``rate_rule``: how far apart the rates of replicas may be. ``reservable``: what an upstream may
+    reserve for this service, in USDC units.
     """
 
     spread_bps: int
@@ -37,6 +40,7 @@ class Policy:
     price_lock: int
     timeouts: Timeouts
     unfunded: UnfundedLimits
+    rate_rule: RateRule
     reservable: int = 0
     lock_break_bps: int = 0
 
@@ -44,7 +48,7 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Core:
     """Parts of every venue. ``secret`` keys the hashes of clients' names; under ``lease``
-    orders are written and settled.
+    orders are written and settled, and rates are published as ``rates``.
     """
 
     store: OrderStore
@@ -55,6 +59,7 @@ class Core:
     random: RandomBytes
     secret: bytes
     lease: Lease
+    rates: RateRows
 
 
 class OrderIds(NamedTuple):

@@ -29,6 +29,7 @@ from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
+from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.ports.store import (
     Change,
     Commit,
@@ -104,13 +105,15 @@ class OrderProcessor:
         relay: RelayRecord | None = None,
         admission: Admission | None = None,
         webhook: Webhook | None = None,
+        rates: RateBounds | None = None,
     ) -> None:
         """Commit a new order together with the answer that its idempotency key replays.
 
         ``relay`` is the claim that became this order, of one that an upstream settles;
         ``admission`` is who asked for it, and the bounds that it is made within;
-        ``webhook`` is where its events are sent. Raises StaleWrite
-        where it would break one of the bounds by now, and errors.Unavailable: nothing was changed.
+        ``webhook`` is where its events are sent; ``rates`` is what the last published rate has to
+        be. Raises StaleWrite where one of the bounds does not hold by now, and errors.Unavailable:
+        nothing was changed.
         """
         client = admission.client if admission else ""
         entry = HistoryEntry(
@@ -130,6 +133,7 @@ class OrderProcessor:
             reservation=self._count(None, order, client),
             admission=admission,
             webhook=webhook,
+            rates=rates,
         )
         await self._store.commit(change)
         for observe in self._observers:

@@ -55,6 +55,7 @@ from rpcsvc.store.order_rows import (
     transfer_from,
     transfer_values,
 )
+from rpcsvc.store.rates import rate_statements
 from rpcsvc.store.records import (
     SELECT_REPORT,
     SqlIdempotencyKeys,
@@ -385,6 +386,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
     if order is not None:
         order_id = order.order_id
         found += _order_statements(order, is_new=change.is_new)
+        found += rate_statements(change.rates)
         found += _view_statements(change, order_id, view_key)
         found += [
             Statement(_INSERT_EFFECT, effect_values(order_id, effect)) for effect in change.effects

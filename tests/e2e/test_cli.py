@@ -254,6 +254,18 @@ async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+async def test_a_command_that_settles_writes_no_log(cli: Cli) -> None:
+    assert (await cli.ask("agent:swap:create", *SWAP))["ok"]
+    assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]
+
+    async def waits_for_an_address() -> bool:
+        answer = await cli.ask("agent:swap:status")  # settles in its own process what is due
+        return bool(answer["data"]["actionRequired"] == "refund_address")
+
+    await until(waits_for_an_address)
+
+
+@pytest.mark.slow
 async def test_support_uses_the_remembered_order_for_a_refund(cli: Cli) -> None:
     assert (await cli.ask("agent:swap:create", *SWAP))["ok"]
     assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]

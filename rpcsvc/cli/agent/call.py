@@ -304,7 +304,8 @@ def _send(
 def _call_in_process(
     context: Context, settings: Settings, params: Json, key: Any, session: str | None
 ) -> Json:
-    configure_logging(settings.log.format, "warning")
+    # What an order needs is in the answer; a log line of it would only mix with that.
+    configure_logging(settings.log.format, "error")
     operation: Operation = context.options.operation
     given = context.options.request_id
     call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)

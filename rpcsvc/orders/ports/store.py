@@ -14,6 +14,7 @@ from rpcsvc.domain.events import Effect
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.webhooks import Webhook
+from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.unfunded import Admission, Reservation, Reserved
 
 
@@ -159,7 +160,8 @@ class Change:
     ``is_new`` tells an insert from an update of ``order``, which comes with its line of history.
     ``done`` are effects that the event finished. ``evidence`` is what the order's report was read
     from. ``admission`` is who asked for a new order, and the bounds that it is made within.
-    ``webhook``: where the events of a new order are sent. Raises ValueError for a change of which a
+    ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
+    has to be for a new order. Raises ValueError for a change of which a
     part could not be written.
     """
 
@@ -177,6 +179,7 @@ class Change:
     reservation: ReservationChange | None = None
     admission: Admission | None = None
     webhook: Webhook | None = None
+    rates: RateBounds | None = None
 
     def __post_init__(self) -> None:
         order = self.order
@@ -186,6 +189,8 @@ class Change:
             raise ValueError("effects, view, is_new and evidence belong to an order")
         if self.webhook is not None and not self.is_new:
             raise ValueError("a webhook comes with its new order")
+        if self.rates is not None and not self.is_new:
+            raise ValueError("a rate is agreed with a new order")
         if order is None:
             return
         if self.evidence and order.report is None:

@@ -24,6 +24,7 @@ from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import UnsupportedChain
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.orders.unfunded import SOCKET, Admission, Client
@@ -174,13 +175,15 @@ class NewOrder(NamedTuple):
 
     ``admission`` is who asked for it, and the bounds that it is made within; None where nothing is
     counted.
-    ``relay`` is the claim that became it, of an order that an upstream settles.
+    ``relay`` is the claim that became it, of an order that an upstream settles. ``rates``: what the
+    last published rate has to be then; None where nothing is published.
     """
 
     terms: Terms
     quote: Quote
     admission: Admission | None = None
     relay: RelayRecord | None = None
+    rates: RateBounds | None = None
 
 
 class DirectionLimits(NamedTuple):

@@ -399,6 +399,23 @@ BEGIN SELECT RAISE(ABORT, 'each holder of a lease has a token of its own'); END;
 CREATE TRIGGER leases_are_never_deleted BEFORE DELETE ON leases
 BEGIN SELECT RAISE(ABORT, 'a lease stays'); END;
 
+-- The rate that the settling process had, for a week: new orders have to agree with the last row
+-- (rpcsvc/orders/published_rates.py).
+CREATE TABLE rates (
+    seq          INTEGER PRIMARY KEY,
+    -- by the database's clock
+    published_at INTEGER NOT NULL,
+    -- USDC units per XMR
+    usdc_per_xmr INTEGER NOT NULL CHECK (usdc_per_xmr > 0),
+    -- of the lease that it was published under
+    token        INTEGER NOT NULL CHECK (token > 0)
+) STRICT;
+
+CREATE INDEX rates_by_time ON rates (published_at);
+
+CREATE TRIGGER rates_never_change BEFORE UPDATE ON rates
+BEGIN SELECT RAISE(ABORT, 'a published rate stays as it was'); END;
+
 -- --- Idempotency keys and tickets ---------------------------------------------------------------
 
 -- The first answer to each idempotency key, and the order that it made, if it made one.
