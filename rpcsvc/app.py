@@ -279,6 +279,7 @@ async def _compose(
         venue=venue,
         views=views,
         store=store,
+        rates=core.rates,
         processor=processor,
         idempotency=Idempotency(store),
         policy=policy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
@@ -49,3 +50,10 @@ def statement(sql: str, values: tuple[Any, ...] = (), *, first: bool = False) ->
     number = count()
     named = re.sub(r"\?", lambda _: f":p{next(number)}", sql)
     return Statement(named, {f"p{n}": value for n, value in enumerate(values)}, first)
+
+
+async def set_rates(database: Database, ages_ms: Mapping[int, int]) -> None:
+    """Have these rates (USDC units per XMR) published, so long ago, and no others."""
+    sql = "INSERT INTO rates (published_at, usdc_per_xmr, token) VALUES (now_ms() - ?, ?, 1)"
+    rows = [statement(sql, (age, rate)) for rate, age in ages_ms.items()]
+    await database.write([statement("DELETE FROM rates"), *rows])

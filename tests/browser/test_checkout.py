@@ -16,6 +16,7 @@ from tests.browser.browsing import findings, is_too_wide, reading
 from tests.browser.states import moving_states, settled_states
 from tests.contract.checkout import U2X, X2U, awaiting_refund_address, fund, make_order, until
 from tests.contract.serving import MONERO, Served
+from tests.rows import set_rates
 
 SAY = Catalogues().choose("en").say
 SCREENS: list[dict[str, Any]] = [
@@ -105,6 +106,15 @@ async def test_page_of_each_settled_state_is_accessible(browser: Browser, tmp_pa
 @pytest.mark.parametrize("path", ["/", "/status", "/orders/none"])
 async def test_front_page_is_accessible(browser: Browser, served: Served, path: str) -> None:
     await check_screens(browser, served, path, path)
+
+
+async def test_front_page_with_a_chart_is_accessible(browser: Browser, served: Served) -> None:
+    await set_rates(served.up.database, {164_000_000: 3_600_000, 166_500_000: 1_200_000})
+    await check_screens(browser, served, "/", "chart")
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url)
+        caption = await page.locator("figure.chart figcaption").inner_text()
+        assert "164 to 166.5" in caption
 
 
 async def test_page_of_each_moving_state_is_accessible(browser: Browser, tmp_path: Path) -> None:

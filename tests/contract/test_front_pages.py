@@ -9,6 +9,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.pages.texts import Catalogues
 from tests.contract.checkout import fault
 from tests.contract.serving import Served, serving
+from tests.rows import set_rates
 
 SAY = Catalogues().choose("en").say
 
@@ -28,6 +29,15 @@ async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
     assert SAY("home.from_to", least="0.0607 XMR", most="303.0303 XMR") in text
     for path in links.DESCRIPTIONS:
         assert f'href="{path}"' in text
+
+
+async def test_home_page_draws_the_rates_of_the_last_day(served: Served) -> None:
+    _, text = await page(served, "/")
+    assert "<svg" not in text  # only what was published just now
+    await set_rates(served.up.database, {164_000_000: 3_600_000, 166_500_000: 1_200_000})
+    _, text = await page(served, "/")
+    assert SAY("home.chart_says", least="164", most="166.5") in text
+    assert '<path d="M920 152h0M947 8h0"/>' in text
 
 
 async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:

@@ -10,6 +10,7 @@ from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.checkout import moment
+from rpcsvc.http.pages.rate_chart import SPAN_MS, STEP_MS, RateChart, rate_chart
 from rpcsvc.http.pages.texts import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
@@ -44,6 +45,7 @@ async def home_values(
         "takes_orders": all(health.ok for health in readiness.values()),
         "networks": _networks(service),
         "rate": "" if market is None else _rate(market, service.clock.now_ms(), texts),
+        "chart": await _chart(service),
         "limits": [] if market is None else [_limit(each) for each in market.limits],
         "documents": links.DESCRIPTIONS.items(),
         "support": links.endpoints(site)["support"],
@@ -81,6 +83,13 @@ def _rate(market: Market, now: int, texts: Texts) -> str:
     found = market.rate
     shown = format_units(found.usdc_per_xmr, USDC)
     return texts.say("home.rate_is", rate=shown, time=moment(found.as_of, now).text)
+
+
+async def _chart(service: Service) -> RateChart | None:
+    try:
+        return rate_chart(await service.rates.recent(SPAN_MS, STEP_MS))
+    except Unavailable:
+        return None  # the database is away: the line above says that orders are not taken
 
 
 def _limit(found: DirectionLimits) -> Limit:
