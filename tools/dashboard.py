@@ -72,6 +72,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             _increase("rpcsvc_transfers", "kind", "network", "outcome"),
         ),
         Panel("Sweeps per hour", "none", _increase("rpcsvc_sweeps", "network", "outcome")),
+        Panel(
+            "Network fees of 24 hours (whole coins)",
+            "none",
+            (("rpcsvc_network_fees_day", "{{network}}"),),
+        ),
         Panel("Signed and in no block", "none", (("rpcsvc_payments_unmined", "{{network}}"),)),
         Panel(
             "Authorizations unresolved",

@@ -78,6 +78,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_spread_earned": Family(
         "counter", "Whole coins that the spread of settled payouts kept.", ("asset",)
     ),
+    "rpcsvc_network_fees_day": Family(
+        "gauge",
+        "Whole coins (XMR, ether and so on) that a network took for the payments of the last"
+        " 24 hours, fees for L1 data left out.",
+        ("network",),
+    ),
     "rpcsvc_sweeps": Family(
         "counter",
         "Sweeps of deposit addresses that were sent, took their deposits (done) or nothing (void).",

@@ -27,6 +27,8 @@ from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
 from rpcsvc.orders.waits import Waits
 
 METRICS_PATH: Final = "/metrics"
+_DAY_MS: Final = 86_400_000
+_WEI: Final = 10**18
 
 
 class Readout:
@@ -75,6 +77,7 @@ class Readout:
             gauge("rpcsvc_transfers_due_amount", await self._due()),
             gauge("rpcsvc_payments_unmined", await self._unmined()),
             gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
+            gauge("rpcsvc_network_fees_day", await self._fees(now)),
             *self._authorization_gas(),
             *self._rate(now),
             *self._states(),
@@ -88,6 +91,13 @@ class Readout:
     async def _unmined(self) -> list[tuple[Labels, float]]:
         found = await self._books.unmined_payments(sorted(self._readings.networks))
         return [((network,), count) for network, count in found.items()]
+
+    async def _fees(self, now: int) -> list[tuple[Labels, float]]:
+        found = await self._books.network_fees(now - _DAY_MS)
+        return [
+            ((name,), units / (_one(name) if name == MONERO_NETWORK else _WEI))
+            for name, units in found.items()
+        ]
 
     def _states(self) -> Iterator[Metric]:
         states = self._backend.states()

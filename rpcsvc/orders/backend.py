@@ -27,7 +27,7 @@ from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.worker import Loop, Worker
+from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Worker
 from rpcsvc.orders.standby import StandbyVenue
 from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.follower import Follower
@@ -119,7 +119,7 @@ class Gasless(NamedTuple):
 
     store: FundingStore
     wallets: GaslessWallets
-    poll_ms: int = 0
+    poll_ms: int = TICK_MS
 
 
 def wallets_backend(
@@ -189,7 +189,6 @@ async def _local(
     funding = _funding(core, gasless)
     worker = Worker(
         (
-            *([funding.resume] if funding else []),
             watcher.reconcile,
             expired.end,
             published.publish,
@@ -199,8 +198,8 @@ async def _local(
         ),
         quarantine,
         runners=(effects,),
-        loops=loops,
-    )  # fmt: skip
+        loops=(*loops, funding.run) if funding else loops,
+    )
     venue = LocalVenue(
         core, profile, wallets, published, inventory, watcher.progress, worker.wake, funding
     )

@@ -6,12 +6,14 @@ for good, whoever crashes meanwhile; so long the order takes no other.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock, day_of, ms_to_next_day, steady_ms
+from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import DepositState, Order
@@ -43,9 +45,10 @@ class ClientLimit(NamedTuple):
 
 
 class GaslessFunding:
-    """Takes signed authorizations for orders. ``resume`` is a step of the worker.
+    """Takes signed authorizations for orders, and carries on with them beside the worker.
 
-    The worker's passes follow each other faster than a node wants to be asked: ``poll_ms`` apart.
+    Nodes are asked ``poll_ms`` apart. A slow one holds up neither the worker's passes nor the
+    authorizations of other networks.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class GaslessFunding:
         wallets: GaslessWallets,
         clock: Clock,
         limit: ClientLimit,
-        poll_ms: int = 0,
+        poll_ms: int,
     ) -> None:
         self._orders = orders
         self._store = store
@@ -63,7 +66,6 @@ class GaslessFunding:
         self._clock = clock
         self._limit = limit
         self._poll_ms = poll_ms
-        self._next_look = 0
         self._in_hand: set[AuthorizationKey] = set()
 
     async def token(self, order: Order) -> Domain:
@@ -124,16 +126,29 @@ class GaslessFunding:
             retry_after=seconds,
         )
 
-    async def resume(self) -> int:
-        """Carry on with what is unresolved, if that is due; returns how much it is."""
-        if (now := steady_ms()) < self._next_look:
-            return 0
-        self._next_look = now + self._poll_ms
-        found = await self._store.unresolved()
-        for record in found:
+    async def run(self) -> None:
+        """Carry on with what is unresolved, until cancelled: the next start goes on then."""
+        while True:
+            try:
+                await self.resume()
+            except* Unavailable as failures:
+                reason = failures.exceptions[0]
+                log.warning("authorizations_not_read", reason=str(reason))
+            await asyncio.sleep(self._poll_ms / 1000)
+
+    async def resume(self) -> None:
+        """Look once at all that is unresolved: one after the other on each network."""
+        by_network: dict[str, list[FundingRecord]] = {}
+        for record in await self._store.unresolved():
+            by_network.setdefault(record.key.network, []).append(record)
+        async with asyncio.TaskGroup() as group:
+            for records in by_network.values():
+                group.create_task(self._resume_in_turn(records))
+
+    async def _resume_in_turn(self, records: Sequence[FundingRecord]) -> None:
+        for record in records:
             if record.key not in self._in_hand and not await self._credit(record):
                 await self._carry_on(record)
-        return len(found)
 
     async def _carry_on(self, record: FundingRecord) -> FundingRecord:
         """The record after another look at, or try with, the network."""

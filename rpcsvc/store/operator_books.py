@@ -231,6 +231,13 @@ class SqlOperatorBooks:
             found[network] = int(rows[0]["payments"])
         return found
 
+    async def network_fees(self, since: int) -> dict[str, int]:
+        """Piconero or wei, by network, that payments prepared since then took; none: left out."""
+        found: dict[str, int] = defaultdict(int)
+        for row in await self._db.fetch(_FEES_SINCE, since=since):
+            found[row["network"]] += row["units"] * row["price"]
+        return dict(found)
+
     async def unresolved_authorizations(self) -> int:
         """How many signed authorizations have neither paid their order nor failed."""
         return int((await self._db.fetch(_UNRESOLVED))[0]["open"])
@@ -364,6 +371,13 @@ class SqlOperatorBooks:
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
 
 
+# Products of gas and price need not fit an integer of SQLite once they are added up.
+_FEES_SINCE: Final = (
+    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price FROM monero_payments"
+    " WHERE prepared_at >= :since AND state IN ('published', 'settled')"
+    " UNION ALL SELECT network, gas_used AS units, gas_price AS price FROM evm_payments"
+    " WHERE prepared_at >= :since AND mined_txid IS NOT NULL"
+)
 _IS_TRANSACTION: Final = "network = :network AND txid = :txid"
 _PAYMENT_WITH: Final = (
     "SELECT payment_id FROM monero_payments WHERE txid = :txid"

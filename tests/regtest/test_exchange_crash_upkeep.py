@@ -12,7 +12,6 @@ import pytest
 
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Server, until
-from tests.regtest.commands import command
 from tests.regtest.exchange import reaches
 from tests.regtest.ledger_of_chains import xmr_wallet
 from tests.regtest.restoring import count_splits
@@ -52,11 +51,6 @@ async def until_dead(trader: Trader, at: Server, *, evm: bool) -> None:
     await until(is_dead, seconds=DEATH_SECONDS)
 
 
-async def agrees(trader: Trader) -> None:
-    said = await command(trader.stack, "audit")
-    assert said.status == 0, said.out
-
-
 async def test_service_killed_while_it_raises_a_fee_pays_once(trader: Trader) -> None:
     stack = trader.stack
     async with stack.starting(("engine publish", "before", 1)) as at:
@@ -72,7 +66,7 @@ async def test_service_killed_while_it_raises_a_fee_pays_once(trader: Trader) ->
         await reaches(stack, at, deal.order_id, "completed")
         await trader.stop(at)
     await trader.check()
-    await agrees(trader)
+    await trader.audit()
 
 
 @pytest.mark.parametrize(("outputs", "crashes"), SPLITS.values(), ids=SPLITS)
@@ -99,4 +93,4 @@ async def test_service_killed_while_it_splits_outputs_pays_itself_once(
     # Such a transaction reaches no user; nothing else differs.
     left = await trader.differences()
     assert [text for text in left if not text.startswith("transactions of the XMR wallet")] == []
-    await agrees(trader)
+    await trader.audit()

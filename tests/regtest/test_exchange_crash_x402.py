@@ -123,3 +123,4 @@ async def test_a_killed_service_takes_a_signed_payment_once(
     books.deposit_addresses.add(payer.deposit_address)
     books.usdc_in += VALUE
     await trader.check()
+    await trader.audit()

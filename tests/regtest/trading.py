@@ -19,6 +19,7 @@ from rpcsvc.settlement.onchain.evm.keys import EvmSigner
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Crash, Gone, Server, until
+from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc, new_wallet
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches
 from tests.regtest.ledger_of_chains import Books, usdc_received, xmr_payments, xmr_received
@@ -110,6 +111,11 @@ class Trader:
             paid, expected = await self.received(deals[0]), [deal.expected for deal in deals]
             assert sorted(paid) == sorted(expected), (paid, deals)
         assert await self.differences() == []
+
+    async def audit(self) -> None:
+        """The operator's auditor agrees, too."""
+        said = await command(self.stack, "audit")
+        assert said.status == 0, said.out
 
     def _by_payee(self) -> list[list[PaidOrder]]:
         """The deals that are paid to one address, such as two refunds of an order, together."""

@@ -1,30 +1,100 @@
-"""How often the network is asked what became of signed authorizations."""
+"""Carrying on with signed authorizations beside the worker."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
-import pytest
-
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
+from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord, FundingState
+from rpcsvc.orders.ports.wallets import Outcome
+from tests.e2e.processes import until
 from tests.sandbox import ManualClock
+
+SLOW, QUICK = "eip155:1", "eip155:42161"
+
+
+def recorded(network: str, number: int) -> FundingRecord:
+    key = AuthorizationKey(network, "token", "payer", f"{number:064x}")
+    return FundingRecord(key, f"ord_{number}", cast("Any", None), created_at=0)
 
 
 class Store:
-    """Counts how often it is asked for what is unresolved."""
+    """Keeps what is unresolved; ``failures`` looks fail before the first that succeeds."""
 
-    asked = 0
+    def __init__(self, *records: FundingRecord, failures: int = 0) -> None:
+        self.records = {record.key: record for record in records}
+        self.failures = failures
 
-    async def unresolved(self) -> list[Any]:
-        self.asked += 1
-        return []
+    async def unresolved(self) -> list[FundingRecord]:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("the database is away")
+        return [each for each in self.records.values() if each.state is FundingState.RECORDED]
+
+    async def resolve(self, record: FundingRecord) -> None:
+        self.records[record.key] = replace(record)
+
+    async def has_sent(self, *order_ids: str) -> bool:
+        return self.sent() >= set(order_ids)
+
+    def sent(self) -> set[str]:
+        return {each.order_id for each in self.records.values() if each.txid is not None}
 
 
-@pytest.mark.parametrize(("poll_ms", "asked"), [(0, 3), (3_600_000, 1)])
-async def test_authorizations_are_looked_at_once_in_a_while(poll_ms: int, asked: int) -> None:
-    store, nothing = Store(), cast("Any", None)
-    limit = ClientLimit(1, b"")
-    funding = GaslessFunding(nothing, cast("Any", store), nothing, ManualClock(), limit, poll_ms)
-    for _ in range(3):
-        await funding.resume()
-    assert store.asked == asked
+class Wallets:
+    """Carries out at once what is not on SLOW; there it waits for ``answers``."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def carry_out(self, record: FundingRecord) -> Carried:
+        self.asked.append(record.order_id)
+        if record.key.network == SLOW:
+            await self.answers.wait()
+        return Carried(Outcome.SETTLED, "0x" + record.key.nonce)
+
+
+def funding(store: Store, wallets: Wallets) -> GaslessFunding:
+    limit, nothing = ClientLimit(1, b""), cast("Any", None)
+    return GaslessFunding(
+        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), limit, poll_ms=1
+    )
+
+
+async def while_running(gasless: GaslessFunding, check: Callable[[], Awaitable[None]]) -> None:
+    task = asyncio.create_task(gasless.run())
+    try:
+        await check()
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_slow_node_holds_up_its_own_network_only() -> None:
+    store, wallets = Store(recorded(SLOW, 1), recorded(SLOW, 2), recorded(QUICK, 3)), Wallets()
+
+    async def check() -> None:
+        await until(lambda: store.has_sent("ord_3"))
+        assert sorted(wallets.asked) == ["ord_1", "ord_3"]
+        assert store.sent() == {"ord_3"}
+        wallets.answers.set()
+        await until(lambda: store.has_sent("ord_1", "ord_2"))
+
+    await while_running(funding(store, wallets), check)
+    assert sorted(wallets.asked) == ["ord_1", "ord_2", "ord_3"]
+
+
+async def test_a_database_that_comes_back_is_asked_again() -> None:
+    store, wallets = Store(recorded(QUICK, 1), failures=2), Wallets()
+
+    async def check() -> None:
+        await until(lambda: store.has_sent("ord_1"))
+
+    await while_running(funding(store, wallets), check)
+    assert store.failures == 0

@@ -167,8 +167,10 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
     given = await taken(await opened(keys, lost), 20)
 
     newest = await copy.highest_address()
-    last = await skip_evm(keys, copy, 30)
+    said: list[str] = []
+    last = await skip_evm(keys, copy, 30, said.append)
 
+    assert said == ["USDC addresses: 0 of 30"]
     assert newest is not None
     assert last == newest.index + 30
     pool = await opened(keys, copy)
@@ -189,3 +191,14 @@ async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Databas
     with pytest.raises(ChainUnusable, match="another mnemonic"):
         await skip_evm(HdKeys(OTHER), ledger, 5)
     assert await ledger.highest_address() == before
+
+
+async def test_a_person_sees_how_far_the_wallet_is(databases: tuple[Database, Database]) -> None:
+    _, copy = await ledgers(databases)
+    said: list[str] = []
+    connection = cast("MoneroConnection", Link(Wallet()))
+    count = 2 * OPTIONS.addresses_per_call + 1
+    await skip_monero(connection, copy, OPTIONS, count, rescan=True, progress=said.append)
+    steps = range(0, count, OPTIONS.addresses_per_call)
+    assert said[:-1] == [f"XMR subaddresses: {done} of {count}" for done in steps]
+    assert "scans the chain again" in said[-1]

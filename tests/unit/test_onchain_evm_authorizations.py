@@ -245,3 +245,13 @@ async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
     assert await rig.budget.refresh() == spent + 500_000
     assert "1.15 of the 1 USD" in (rig.budget.problem() or "")
     await rig.budget.require(NET, CallCost(1, 0))
+
+
+async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig) -> None:
+    """0.6 of 1 USD each, and neither is on record yet."""
+    rig.clock.now += 48 * 3_600_000  # what is on record counts no more
+    cost = CallCost(3 * 10**14, 0)
+    async with rig.budget.spending(NET, cost):
+        with pytest.raises(Unavailable, match="no more gas"):
+            await rig.budget.require(NET, cost)
+    await rig.budget.require(NET, cost)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from rpcsvc.cli.context import OK, Context, UsageError
-from rpcsvc.cli.operator.service import onchain_settings
+from rpcsvc.cli.operator.service import end_progress, onchain_settings, show_progress
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
@@ -36,7 +36,10 @@ def skip_addresses(context: Context) -> int:
     async def work(database: Database) -> tuple[int, int]:
         return await _skip(settings, database, options.count, rescan=options.rescan)
 
-    xmr, usdc = with_database(settings, work)
+    try:
+        xmr, usdc = with_database(settings, work)
+    finally:
+        end_progress()
     sys.stdout.write(
         f"XMR subaddresses up to {xmr} and USDC addresses up to {usdc} are not handed out any"
         " more. What comes to one without an order is named by: rpcsvc audit\n"
@@ -52,12 +55,15 @@ async def _skip(
         keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
     except (KeyFileRefused, OnchainExtraMissing) as error:
         raise UsageError(str(error)) from error
-    usdc = await skip_evm(keys, SqlEvmDepositLedger(database), count)
+    usdc = await skip_evm(keys, SqlEvmDepositLedger(database), count, show_progress)
     node, wallet = wiring.monero_clients(settings.onchain)
     ledger, options = SqlMoneroLedger(database), wiring.monero_options(settings.onchain)
     async with node, wallet:
         connection = MoneroConnection(node, wallet, ledger, options)
-        return await skip_monero(connection, ledger, options, count, rescan=rescan), usdc
+        xmr = await skip_monero(
+            connection, ledger, options, count, rescan=rescan, progress=show_progress
+        )
+        return xmr, usdc
 
 
 def reread_deposits(context: Context) -> int:

@@ -127,6 +127,10 @@ class OperatorBooks(Protocol):
         """How many signed payments are in no block, by network."""
         ...
 
+    async def network_fees(self, since: int) -> dict[str, int]:
+        """Piconero or wei, by network, that payments prepared since then took; none: left out."""
+        ...
+
     async def unresolved_authorizations(self) -> int:
         """How many signed authorizations have neither paid their order nor failed."""
         ...

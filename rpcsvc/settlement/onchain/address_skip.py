@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
@@ -17,6 +17,9 @@ from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
+
+# Takes what is being done now, for a person to read.
+Progress = Callable[[str], None]
 
 _EVM_AT_ONCE = 500
 
@@ -28,6 +31,7 @@ async def skip_monero(
     count: int,
     *,
     rescan: bool = False,
+    progress: Progress = lambda _text: None,
 ) -> int:
     """Leave out all subaddresses that wallet or database know, and ``count`` after them.
 
@@ -44,7 +48,8 @@ async def skip_monero(
         await ledger.note_rescan_due()
     recorded = await ledger.highest_address()
     after = recorded.index.minor if recorded else 0
-    for size in _batches(count, options.addresses_per_call):
+    for done, size in _batches(count, options.addresses_per_call):
+        progress(f"XMR subaddresses: {done} of {count}")
         made = await connection.wallet.create_addresses(size)
         await connection.wallet.store()
         first, last = made[0].index.minor, made[-1].index.minor
@@ -56,6 +61,7 @@ async def skip_monero(
         await ledger.reserve_addresses(last)
         after = last
     if rescan:
+        progress("the wallet scans the chain again and answers nothing until that is done")
         await connection.wallet.rescan_blockchain()
         await connection.wallet.store()
         await ledger.note_rescanned()
@@ -71,7 +77,9 @@ async def _record_known(
         await ledger.add_addresses(await connection.wallet.addresses(list(some)))
 
 
-async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
+async def skip_evm(
+    keys: HdKeys, ledger: EvmDepositLedger, count: int, progress: Progress = lambda _text: None
+) -> int:
     """Leave out all addresses on record, and ``count`` after them; the last one's index.
 
     Raises ChainUnusable for another mnemonic than that of the first start.
@@ -84,7 +92,8 @@ async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
             f"another mnemonic: its hot wallet is {hot}, and {recorded} is on record"
         )
     after = max(wallet.reserved_to, newest.index if newest else HOT_WALLET_INDEX)
-    for size in _batches(count, _EVM_AT_ONCE):
+    for done, size in _batches(count, _EVM_AT_ONCE):
+        progress(f"USDC addresses: {done} of {count}")
         indices = range(after + 1, after + 1 + size)
         await ledger.add_addresses(await asyncio.to_thread(_derived, keys, indices))
         after = indices[-1]
@@ -95,6 +104,7 @@ def _derived(keys: HdKeys, indices: range) -> list[EvmAddress]:
     return [EvmAddress(index, keys.address(index)) for index in indices]
 
 
-def _batches(count: int, size: int) -> Iterator[int]:
+def _batches(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """How many come before each batch, and how many are in it."""
     for done in range(0, count, size):
-        yield min(size, count - done)
+        yield done, min(size, count - done)

@@ -705,6 +705,7 @@ CREATE TABLE monero_payments (
 CREATE UNIQUE INDEX monero_one_unpublished ON monero_payments (wallet)
     WHERE state IN ('prepared', 'relaying');
 CREATE INDEX monero_payments_by_state ON monero_payments (state, purpose, height);
+CREATE INDEX monero_payments_by_time ON monero_payments (prepared_at);
 
 CREATE TRIGGER monero_payments_keep_what_they_are BEFORE UPDATE ON monero_payments
 WHEN OLD.payment_id IS NOT NEW.payment_id OR OLD.address IS NOT NEW.address
@@ -901,6 +902,7 @@ CREATE TABLE evm_payments (
 -- The last line of defence against paying twice.
 CREATE UNIQUE INDEX evm_payments_one_per_nonce ON evm_payments (network, sender, nonce);
 CREATE INDEX evm_payments_by_state ON evm_payments (network, state, block_number);
+CREATE INDEX evm_payments_by_time ON evm_payments (prepared_at);
 CREATE INDEX evm_payments_of_others ON evm_payments (network, prepared_at)
     WHERE purpose = 'authorization';
 

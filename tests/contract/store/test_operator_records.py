@@ -79,6 +79,8 @@ async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
     assert await books.swept() == {"arbitrum": 5}
     assert await books.gas_fees() == {"arbitrum": {"transfer": 8 * PRICE}}
     assert await books.monero_fees() == {"transfer": 3, "upkeep": 3}
+    assert await books.network_fees(1000) == {"arbitrum": 8 * PRICE, "monero": 6}
+    assert await books.network_fees(1001) == {}
     sent = OnchainBooks(filled)
     assert (await sent.sent_since(XMR, 1000), await sent.sent_since(XMR, 1001)) == (5, 0)
     assert await sent.sent_since(USDC, 0) == 14

@@ -28,6 +28,7 @@ from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentLedger, PaymentOrder, Purpose
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
@@ -108,7 +109,7 @@ class EvmAuthorizations:
         except NodeError as refusal:
             text = f"The token refuses the authorization ({refusal.text[:200]})."
             raise _refused(Reason.SIMULATION, text) from refusal
-        await self._require_affordable(order)
+        await self._budget.require(self._network.name, await self._cost(order))
 
     async def _require_signature(self, record: FundingRecord) -> None:
         """Raise AuthorizationRefused unless its owner signed: a key, or a wallet that is deployed.
@@ -240,8 +241,8 @@ class EvmAuthorizations:
         except NodeError as refusal:
             log.warning("authorization_not_sent", order_id=record.order_id, reason=str(refusal))
             return
-        await self._require_affordable(order)
-        verdict = await self._payments.send(order)
+        async with self._budget.spending(self._network.name, await self._cost(order)):
+            verdict = await self._payments.send(order)
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
@@ -262,11 +263,11 @@ class EvmAuthorizations:
         name = payment_id(record)
         return PaymentOrder(name, Purpose.AUTHORIZATION, given.to, given.units, token, data, gas)
 
-    async def _require_affordable(self, order: PaymentOrder) -> None:
+    async def _cost(self, order: PaymentOrder) -> CallCost:
+        """What it may cost. Raises Unavailable where nothing is sent now."""
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
-        cost = await self._payments.cost(order)
-        await self._budget.require(self._network.name, cost)
+        return await self._payments.cost(order)
 
 
 def payment_id(record: FundingRecord) -> str:

@@ -6,7 +6,9 @@ units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
 from rpcsvc.clock import Clock
@@ -35,6 +37,8 @@ class GasBudget:
         # No receipt's fee for L1 is kept: each payment counts with what the last one may have cost.
         self._l1_fees: dict[str, int] = {}
         self.spent: int | None = None
+        self._deciding = asyncio.Lock()
+        self._held = 0
 
     async def refresh(self) -> int:
         """What the authorizations of the last 24 hours cost, or may. Raises errors.Unavailable."""
@@ -48,13 +52,30 @@ class GasBudget:
 
     async def require(self, network: str, cost: CallCost) -> None:
         """Raise errors.Unavailable when a call would cost more than is left."""
+        async with self.spending(network, cost):
+            pass
+
+    @asynccontextmanager
+    async def spending(self, network: str, cost: CallCost) -> AsyncIterator[None]:
+        """Hold what a call may cost until its payment is on record.
+
+        Raises errors.Unavailable when that is more than is left: calls that are made at the same
+        moment, on any network, never pass the budget together.
+        """
         self._l1_fees[network] = cost.l1_fee
         needed = mul_div_ceil(cost.gas + cost.l1_fee, self._coin_prices[network], _WEI)
-        if await self.refresh() + needed > self._units:
-            raise Unavailable(
-                "The service pays no more gas for signed payments today. Pay the order as its"
-                " fundingInstructions say."
-            )
+        async with self._deciding:
+            held = self._held  # before the look: what comes on record meanwhile counts twice
+            if await self.refresh() + held + needed > self._units:
+                raise Unavailable(
+                    "The service pays no more gas for signed payments today. Pay the order as its"
+                    " fundingInstructions say."
+                )
+            self._held += needed
+        try:
+            yield
+        finally:
+            self._held -= needed
 
     def share(self) -> float | None:
         """What is spent, as a share of the budget; None before the first look."""
