@@ -24,7 +24,7 @@ import asyncio
 import re
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -165,11 +165,11 @@ class JsonRpcServer(Generic[C]):
         self._request_id = request_id
 
     async def answer(
-        self, body: bytes, caller: C, only_waits: Callable[[], None] | None = None
+        self, body: bytes, caller: C, only_waits: Callable[[], None] = lambda: None
     ) -> RpcAnswer:
         """Answer one body: a request, a notification or a batch of them.
 
-        ``only_waits`` is called before the methods are if each of them waits: then the call may be
+        ``only_waits`` is called once nothing but waits is left to do: from then on the call may be
         cancelled without harm.
 
         The status is 200, for faults too, but 413 for a batch that is too long and 204 where
@@ -180,15 +180,16 @@ class JsonRpcServer(Generic[C]):
             message = strict_json.loads(body, max_depth=self._max_depth)
         except InvalidJson as error:
             return self._full_error(caller, error)
-        is_batch = type(message) is list
-        if only_waits is not None and all(map(self._is_wait, message if is_batch else [message])):
+        if type(message) is list:
+            return await self._answer_batch(message, caller, only_waits)
+        if self._is_wait(message):
             only_waits()
-        if is_batch:
-            return await self._answer_batch(message, caller)
         answer = await self._answer_one(message, caller)
         return RpcAnswer(204 if answer is None else 200, answer)
 
-    async def _answer_batch(self, elements: list[Any], caller: C) -> RpcAnswer:
+    async def _answer_batch(
+        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+    ) -> RpcAnswer:
         if not elements:
             empty = InvalidRequest("The batch is empty. Send at least one request in it.")
             return self._full_error(caller, empty)
@@ -198,26 +199,40 @@ class JsonRpcServer(Generic[C]):
                 details={"received": len(elements), "allowed": self._max_batch},
             )
             return self._full_error(caller, too_long, too_long.http_status)
-        answers = [answer for answer in await self._answer_all(elements, caller) if answer]
+        found = await self._answer_all(elements, caller, only_waits)
+        answers = [answer for answer in found if answer]
         return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
 
-    async def _answer_all(self, elements: list[Any], caller: C) -> list[bytes | None]:
+    async def _answer_all(
+        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+    ) -> list[bytes | None]:
         """Answer the elements concurrently; answers keep their order.
 
         Only so many work at once. Those that wait do so together, beside them.
         """
         answers: list[bytes | None] = [None] * len(elements)
         numbered = list(enumerate(elements))
-        waits = [[each] for each in numbered if self._is_wait(each[1])]
-        rest = iter([each for each in numbered if not self._is_wait(each[1])])
+        waits = [each for each in numbered if self._is_wait(each[1])]
+        others = [each for each in numbered if not self._is_wait(each[1])]
+        rest, unanswered = iter(others), len(others)
 
-        async def work(some: Iterable[tuple[int, Any]]) -> None:
-            for index, element in some:
-                answers[index] = await self._answer_one(element, caller)
+        async def work(index: int, element: Any) -> None:
+            answers[index] = await self._answer_one(element, caller)
 
-        workers = min(_CONCURRENT_IN_BATCH, len(elements) - len(waits))
+        async def work_on_rest() -> None:
+            nonlocal unanswered
+            for each in rest:
+                await work(*each)
+                unanswered -= 1
+            if waits and not unanswered:
+                only_waits()
+
+        if not others:
+            only_waits()
+        workers = min(_CONCURRENT_IN_BATCH, len(others))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work(some)) for some in [*waits, *[rest] * workers]]
+            tasks = [group.create_task(work(*each)) for each in waits]
+            tasks += [group.create_task(work_on_rest()) for _ in range(workers)]
         if any(task.cancelled() for task in tasks):
             # The group takes a task's own cancellation for a good end; here an answer is missing.
             raise asyncio.CancelledError

@@ -245,8 +245,10 @@ def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
 
 
 def end_with_caller(request: web.Request) -> None:
-    """Have the handler of a request that only waits cancelled when its caller hangs up."""
+    """Have the handler of a request that only waits by now cancelled when its caller hangs up."""
     request[ENDS_WITH_CALLER] = True
+    if request.transport is None:  # it has
+        request.task.cancel()
 
 
 def numbers_of(model: type[Params]) -> tuple[str, ...]:
