@@ -13,8 +13,10 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.database import Database
 from rpcsvc.store.backends.postgresql.maintenance import check_server
+from rpcsvc.store.backends.postgresql.reader import Reader
 from rpcsvc.store.backends.postgresql.schema import statements, translated
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import (
@@ -62,6 +64,22 @@ async def cut(url: str) -> AsyncIterator[tuple[Proxy, Database]]:
 
 async def names(database: Database) -> list[str]:
     return [row["name"] for row in await database.fetch(ALL)]
+
+
+async def test_reader_closes_what_is_opened_for_a_gone_caller(url: str) -> None:
+    """A read that waits for its first connection is finished before the reader is closed."""
+    opened: list[Connection] = []
+
+    async def opening() -> Connection:
+        opened.append(await connect(url))
+        return opened[-1]
+
+    reader = Reader(opening)
+    caller = asyncio.create_task(reader.fetch(ALL))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await reader.close()
+    assert [each.is_closed() for each in opened] == [True]
 
 
 async def test_nothing_is_prepared_inside_a_transaction(

@@ -300,6 +300,9 @@ async def _new_session(url: str) -> _Session:
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
         connection.terminate()
         raise unavailable(error) from error
+    except BaseException:
+        connection.terminate()
+        raise
     return _Session(connection, pid, started, {})
 
 
@@ -314,4 +317,7 @@ async def _next_session(url: str, before: _Session) -> _Session:
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
         session.connection.terminate()
         raise unavailable(error) from error
+    except BaseException:
+        session.connection.terminate()
+        raise
     return session

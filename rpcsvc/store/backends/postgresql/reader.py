@@ -69,7 +69,9 @@ class Reader:
     async def close(self) -> None:
         """Finish the reads at hand and close the connections. Later reads are refused."""
         self._closing = True
-        while self._lanes:
+        while self._lanes or self._waiting:
+            if not self._lanes:
+                self._open_lane()
             await asyncio.wait(self._lanes)
         for connection in self._idle:
             with suppress(OSError, asyncpg.InterfaceError, asyncpg.PostgresError, TimeoutError):
