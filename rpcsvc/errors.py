@@ -37,12 +37,21 @@
         +-- Unavailable            an engine, node, store or rate source is down
         +-- InternalError          a fault of the service; its message never says which
 Codes, HTTP statuses and JSON-RPC codes are binding: clients are tested against them.
+SettingsError is the operator's, and no caller meets it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+
+
+class SettingsError(Exception):
+    """The settings can't be used; ``problems`` holds one line for each thing to mend."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
 
 
 class ServiceError(Exception):

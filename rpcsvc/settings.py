@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.engines import ENGINES
+from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
 from rpcsvc.settings_onchain import InventorySettings, OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
@@ -47,7 +48,6 @@ from rpcsvc.settings_sources import (
     Networks,
     Origins,
     RatePath,
-    SettingsError,
     SiteUrl,
     Tokens,
     decimal,

@@ -12,12 +12,12 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, SecretStr
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.errors import SettingsError
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     FilePath,
     Flag,
     Group,
-    SettingsError,
     decimal,
     folders,
     integer_in,

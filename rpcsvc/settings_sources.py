@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -46,14 +46,6 @@ _BOOLEAN: Final = TypeAdapter(bool)
 Network = IPv4Network | IPv6Network
 
 # Up to the last @: a password may hold what ends the host of a URL, such as a slash.
-
-
-class SettingsError(Exception):
-    """The settings can't be used; ``problems`` holds one line for each thing to mend."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
 
 
 class Group(BaseModel):

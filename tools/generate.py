@@ -4,6 +4,7 @@ docs/lifecycle.md         the diagram and the table, between their markers
 docs/operations.md        the families of /metrics, between their markers
 docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
+rpcsvc/cli/agent/commands.json    the commands of the operations, for that parser
 docs/generated/modules.md     what each module holds, from its docstring
 docs/generated/           the documents of a service with default settings
 config/grafana/rpcsvc.json    the dashboard of the metrics
@@ -26,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rpcsvc.app import Running, running
+from rpcsvc.cli.agent.commands import FILE as COMMANDS
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
@@ -39,6 +41,8 @@ from rpcsvc.http.site import Site, site_of
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.operations.params import plain_types
+from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from tools.dashboard import dashboard
@@ -75,6 +79,40 @@ def schemas(site: Site) -> str:
     """The schemas of every operation, as service.schemas answers them."""
     described = {op.name: schemas_of(op, site.networks) for op in OPERATIONS}
     return _readable(json.dumps({"envelope": ENVELOPE_SCHEMA, "operations": described}))
+
+
+def commands() -> str:
+    """The command of each operation with its inputs, as cli/agent/commands.py reads them."""
+    rows = [
+        {
+            "operation": operation.name,
+            "name": operation.command,
+            "summary": operation.summary,
+            "idempotent": operation.idempotent,
+            "creates": operation.creates,
+            "sandbox_only": operation.sandbox_only,
+            "inputs": [
+                {
+                    "name": wire_name,
+                    "option": option_of(wire_name),
+                    "kind": _kind(info.annotation),
+                    "help": info.description,
+                }
+                for name, info in operation.params.model_fields.items()
+                for wire_name in [info.alias or name]
+            ],
+        }
+        for operation in OPERATIONS
+    ]
+    return json.dumps(rows, indent=2) + "\n"
+
+
+def _kind(annotation: object) -> str:
+    """How an input is typed on the command line."""
+    types = set(plain_types(annotation))
+    if bool in types:
+        return "boolean"
+    return "integer" if int in types and str not in types else "text"
 
 
 _CLI_INTRO = """\
@@ -221,9 +259,11 @@ def main() -> int:
     """Write the files, or check them."""
     checking = "--check" in sys.argv[1:]
     configure_logging("json", "critical")
-    # The API descriptions show answers of the recording: it comes first.
+    # The API descriptions show answers of the recording, and the parser reads the commands: these
+    # come first.
     recorded = ROOT / "rpcsvc" / "http" / "documents" / "recording.json"
-    stale = _bring_up({recorded: asyncio.run(_recorded())}, checking=checking)
+    first = {recorded: asyncio.run(_recorded()), COMMANDS: commands()}
+    stale = _bring_up(first, checking=checking)
     stale += _bring_up(generated(), checking=checking)
     for name in stale:
         sys.stdout.write(f"{'stale' if checking else 'written'}: {name}\n")

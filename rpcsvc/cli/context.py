@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import sqlite3
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rpcsvc.client.errors import Unreachable
-from rpcsvc.engines import ENGINES
-from rpcsvc.settings import LoadedSettings, Settings, load_settings
-from rpcsvc.signing.keys import SigningKeyError
-from rpcsvc.store.backends.sqlite.database import DataDirInUse
-from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
-from rpcsvc.store.schema import UnknownSchema
+from rpcsvc.health_probe import DEFAULT_DATA_DIR
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+    from contextlib import AbstractAsyncContextManager
+
     from rpcsvc.operations.dispatch import LocalService
+    from rpcsvc.settings import LoadedSettings, Settings
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -29,6 +25,9 @@ Local: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[LocalServic
 Private: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[asyncio.Event]]"
 Json = dict[str, Any]
 
+_DATA_DIR: Final = "RPCSVC_DATA_DIR"
+# What the variables of settings begin with, in whatever case they are mistyped.
+_SETTINGS: Final = ("RPCSVC_", "AGENT_RPC_TOKEN")
 SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
 
 
@@ -66,6 +65,7 @@ class Context:
 
     def loaded(self) -> LoadedSettings:
         """The settings with this command's flags on top, with origins. Raises SettingsError."""
+        from rpcsvc.settings import load_settings  # noqa: PLC0415 - half of a call's time
 
         flags = {name: getattr(self.options, name, None) for name in (*SERVE_FLAGS, "data_dir")}
         return load_settings(config_file=self.options.config, environ=self.environ, flags=flags)
@@ -73,6 +73,16 @@ class Context:
     def settings(self) -> Settings:
         """The settings with this command's flags on top. Raises SettingsError."""
         return self.loaded().settings
+
+    def data_dir_alone(self) -> Path | None:
+        """The data directory, if every other setting has its default; else None."""
+        known = {_DATA_DIR, "RPCSVC_URL"}
+        others = (name for name in self.environ if name not in known)
+        if self.options.config or any(name.upper().startswith(_SETTINGS) for name in others):
+            return None
+        given: str | None = self.options.data_dir
+        name = self.environ.get(_DATA_DIR, DEFAULT_DATA_DIR) if given is None else given
+        return Path(name) if name else None
 
     def url(self) -> str | None:
         """The service that was named, if one was."""
@@ -89,55 +99,6 @@ class Context:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UsageError("--token must be printable ASCII, as the server's AGENT_RPC_TOKEN is.")
         return token or None
-
-
-@contextmanager
-def in_process(settings: Settings) -> Iterator[None]:
-    """For a command that runs the whole service itself, as if it were the server.
-
-    Raises Unreachable with an engine that signs: the service pays at its start what is due, which
-    nobody expects of a command. Else as ``opening``.
-    """
-    if ENGINES[settings.engine].signs:
-        raise Unreachable(
-            f"No service answers on the data directory {settings.data_dir}. With engine"
-            f" {settings.engine} only the service itself moves money: start it with rpcsvc serve,"
-            " or give --url."
-        )
-    with opening(settings):
-        yield
-
-
-@contextmanager
-def opening(settings: Settings) -> Iterator[None]:
-    """Say in one line why the service can't be run in this process.
-
-    Raises Unreachable when another process has the data directory, else UsageError.
-    """
-    try:
-        yield
-    except DataDirInUse as error:
-        raise Unreachable(
-            f"Another process has the data directory {settings.data_dir}, but does not answer on"
-            " its socket. Wait until it has started or stopped, or give --url."
-        ) from error
-    except DatabaseInUse as error:
-        raise Unreachable(str(error)) from error
-    except (DatabaseUnusable, UnknownSchema, SigningKeyError) as error:
-        if isinstance(error, DatabaseUnusable) and settings.database_url is None:
-            raise UsageError(_unusable(settings, error)) from error
-        raise UsageError(str(error)) from error
-    except BrokenPipeError:
-        raise  # stdout's, not the data directory's
-    except (OSError, sqlite3.Error) as error:
-        raise UsageError(_unusable(settings, error)) from error
-
-
-def _unusable(settings: Settings, error: Exception) -> str:
-    return (
-        f"The data directory {settings.data_dir} can't be used: {error}."
-        " Give another one with --data-dir, or look at it with: rpcsvc db check"
-    )
 
 
 class Once(argparse.Action):

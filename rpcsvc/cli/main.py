@@ -32,8 +32,8 @@ from rpcsvc.cli.context import (
 )
 from rpcsvc.client.endpoint import BadUrl
 from rpcsvc.client.errors import Unreachable
+from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import UntrustedSocket
-from rpcsvc.settings import SettingsError
 
 _OPTION: Final = re.compile(r"--[a-z][a-z-]*")
 _KEY: Final = "--idempotency-key"
@@ -107,7 +107,7 @@ def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace],
     if command in _UNCHECKED:
         sys.stdout.write(json.dumps(_UNCHECKED[command](argv, failed), indent=2) + "\n")
     elif _module_of(command) in _WITH_ENVELOPE:
-        import_module("rpcsvc.cli.agent.call").print_failure(argv, options, failed)
+        import_module("rpcsvc.cli.agent.local").print_failure(argv, options, failed)
     return status
 
 

@@ -932,12 +932,6 @@ def test_asking_a_server_loads_no_server() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_command_that_calls_a_service_loads_no_aiohttp() -> None:
-    code = "import sys, rpcsvc.cli.agent.operations; print('aiohttp' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 # --- engine onchain --------------------------------------------------------------------------
 
 

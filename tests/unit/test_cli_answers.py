@@ -6,6 +6,8 @@ The other side is an HTTP server that answers as each test wants, in turn.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,12 +18,14 @@ import pytest
 
 from rpcsvc.cli.agent import call
 from rpcsvc.cli.agent.call import CliState, load_state
-from rpcsvc.cli.main import run
+from rpcsvc.cli.context import Context
+from rpcsvc.cli.main import build_parser, run
 from rpcsvc.client import blocking
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
+from tests.command_line import clean_environ
 from tests.operator_cli import Envelopes
 
 SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0xabc"]
@@ -233,6 +237,62 @@ def test_server_of_the_data_directory_uses_its_network(
     monkeypatch.setattr(call, "find_endpoint", lambda *_: by_socket)
     assert cli("agent:capabilities", **settings) == 1
     assert cli.answer["data"]["network"] == network
+
+
+# --- what a call loads ------------------------------------------------------------------------
+
+HEAVY = {
+    "Cryptodome", "aiohttp", "aiosqlite", "asyncio", "jinja2", "jsonrpcserver", "monero", "nacl",
+    "pydantic", "sqlite3", "structlog", "rpcsvc.domain", "rpcsvc.operations", "rpcsvc.orders",
+    "rpcsvc.settings", "rpcsvc.signing", "rpcsvc.store",
+}  # fmt: skip
+
+
+def test_call_loads_no_module_that_only_the_service_needs(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    """Each of them takes longer to import than the call takes."""
+    upstream.answer(result({}))
+    words = ["agent:swap:plan", "--direction", "x2u", "--url", upstream.url]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "rpcsvc", *words],
+        env={**clean_environ(), "RPCSVC_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "rpcsvc.cli.agent.call" in loaded
+    assert HEAVY & loaded == set()
+
+
+@pytest.mark.parametrize("url", [(), ("--url", "http://127.0.0.1:1")], ids=["socket", "url"])
+def test_service_without_settings_is_that_of_the_defaults(
+    url: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = build_parser().parse_args(["agent:swap:plan", *url])
+    context = Context(options, {}, _never, _never, _never)
+    assumed = call.service_of(context)
+    monkeypatch.setattr(Context, "data_dir_alone", lambda _self: None)
+    assert assumed == call.service_of(context)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"RPCSVC_PORT": "no"},
+        {"RPCSVC_PROT": "1"},
+        {"rpcsvc_data_dir": "d"},
+        {"RPCSVC_DATA_DIR": ""},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_call_with_a_bad_setting_sends_nothing(
+    cli: Cli, upstream: Upstream, settings: dict[str, str]
+) -> None:
+    upstream.answer(result({}))
+    assert cli("agent:swap:plan", "--url", upstream.url, **settings) == 2
+    assert upstream.asked == []
 
 
 # --- what goes out ---------------------------------------------------------------------------

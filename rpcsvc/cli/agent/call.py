@@ -7,40 +7,23 @@ the owner's secret, which no other service is to learn.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpcsvc import strict_json
-from rpcsvc.cli.context import (
-    FAILED,
-    OK,
-    AnswerUnwritten,
-    Context,
-    Json,
-    UsageError,
-    in_process,
-)
+from rpcsvc.cli.agent.commands import Command
+from rpcsvc.cli.context import FAILED, OK, AnswerUnwritten, Context, Json, UsageError
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.endpoint import endpoint_of, find_endpoint
-from rpcsvc.client.errors import Refused, Unreachable
+from rpcsvc.client.errors import Refused
 from rpcsvc.client.transport import MAYBE_DONE
 from rpcsvc.engines import ENGINES
-from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
-from rpcsvc.ids import request_id, system_random
-from rpcsvc.logs import configure_logging
-from rpcsvc.operations.envelope import failure
-from rpcsvc.operations.inputs import is_session_id
-from rpcsvc.operations.service import Operation
-from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.settings import Settings
+from rpcsvc.errors import InvalidJson
 
 STATE_NAME = "cli-state.json"
 KEPT_SERVICES = 20
@@ -121,8 +104,10 @@ def _is_plain(text: Any) -> bool:
 
 
 FIELD: Final = "field_"
+# The defaults of the settings brand.slug and engine.
+_SLUG: Final = "service"
+_NETWORK: Final = "sandbox"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def run_operation(context: Context) -> int:
@@ -131,60 +116,25 @@ def run_operation(context: Context) -> int:
     Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable, before it has printed.
     Raises AnswerUnwritten and BrokenPipeError after the call.
     """
-    options, operation = context.options, context.options.operation
-    settings = context.settings()
+    options = context.options
+    command: Command = options.called
+    service = service_of(context)
     params = read_params(options)
-    key = _take_key(options, operation, params)
-    memory = _Memory(settings.data_dir, _service(context))
+    key = _take_key(options, command, params)
+    memory = _Memory(service.data_dir, _name_of(context))
     state = CliState() if options.stateless else memory.load()
-    if "orderId" in wire_names(operation) and state.order_id:
+    if state.order_id and command.takes("orderId"):
         params.setdefault("orderId", state.order_id)
-    envelope = _send(context, settings, params, key, state.session_id)
+    envelope = _send(context, service, params, key, state.session_id)
     try:
-        _print(envelope, pretty=options.pretty)
+        print_envelope(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
-            _remember(memory, state, operation, envelope)
+            _remember(memory, state, command, envelope)
     return OK if envelope["ok"] else FAILED
 
 
-def print_failure(
-    argv: Sequence[str], options: argparse.Namespace | None, error: BaseException
-) -> None:
-    """Print the envelope of a call that got no answer; ``options`` are None if it was not read.
-
-    Raises as ``run_operation`` does after the call.
-    """
-    names = {operation.command: operation.name for operation in OPERATIONS}
-    reported = (
-        Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
-    )
-    given = _option(argv, "--request-id")
-    call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
-    session = _option(argv, "--session-id")
-    data: Json = {"network": None, "sessionId": None, "sessionSource": "none"}
-    if session is not None and is_session_id(session):
-        data |= {"sessionId": session.lower(), "sessionSource": "request"}
-    body = failure(names.get("".join(argv[:1]), "unknown"), reported, call_id, data)
-    _print(json.loads(body), pretty=getattr(options, "pretty", None))
-
-
-def _option(argv: Sequence[str], name: str) -> str | None:
-    """The value of an option on a command line that could not be read."""
-    for word, following in pairwise([*argv, ""]):
-        if word == name:
-            return following
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
-
-
 # --- inputs ----------------------------------------------------------------------------------
-
-
-def wire_names(operation: Operation) -> set[str]:
-    """The names of an operation's inputs."""
-    return {info.alias or name for name, info in operation.params.model_fields.items()}
 
 
 def read_params(options: argparse.Namespace) -> Json:
@@ -215,12 +165,12 @@ def _all_params(text: str | None) -> Json:
     return params
 
 
-def _take_key(options: argparse.Namespace, operation: Operation, params: Json) -> Any:
+def _take_key(options: argparse.Namespace, command: Command, params: Json) -> Any:
     """The idempotency key; in ``--params`` it has the place that it has over JSON-RPC.
 
     Raises UsageError for null.
     """
-    if not operation.idempotent:
+    if not command.idempotent:
         return None
     given = options.idempotency_key
     if IDEMPOTENCY_KEY not in params:
@@ -252,15 +202,15 @@ class _Memory(NamedTuple):
         save_state(self.data_dir, state, self.service)
 
 
-def _service(context: Context) -> str:
+def _name_of(context: Context) -> str:
     """The service that is called, as it is remembered. Raises BadUrl."""
     url = context.url()
     return endpoint_of(url).url if url else HERE
 
 
-def _remember(memory: _Memory, before: CliState, operation: Operation, envelope: Json) -> None:
+def _remember(memory: _Memory, before: CliState, command: Command, envelope: Json) -> None:
     """Keep the order that was made, and its session. The answer is out: only warn if that fails."""
-    if not operation.creates:
+    if not command.creates:
         return
     match envelope:
         case {"ok": True, "data": {"order": {"orderId": str(order_id)}, "sessionId": str(session)}}:
@@ -278,52 +228,51 @@ def _remember(memory: _Memory, before: CliState, operation: Operation, envelope:
 # --- the call --------------------------------------------------------------------------------
 
 
-def _send(
-    context: Context, settings: Settings, params: Json, key: Any, session: str | None
-) -> Json:
+class Service(NamedTuple):
+    """What the settings say of the service that is called; ``network`` is None for a URL's.
+
+    What a URL leads to may be configured otherwise than this command is.
+    """
+
+    data_dir: Path
+    slug: str
+    network: str | None
+    token: str | None
+
+
+def service_of(context: Context) -> Service:
+    """Without loading the settings, where they are the defaults. Raises SettingsError."""
+    data_dir = context.data_dir_alone()
+    if data_dir is not None:
+        network = None if context.url() else _NETWORK
+        return Service(data_dir, _SLUG, network, context.given_token())
+    settings = context.settings()
+    network = None if context.url() else ENGINES[settings.engine].network(settings)
+    return Service(settings.data_dir, settings.brand.slug, network, context.token(settings))
+
+
+def _send(context: Context, service: Service, params: Json, key: Any, session: str | None) -> Json:
     """The envelope of one call: to the endpoint, or in this process where there is none.
 
     ``session`` is the one remembered, for a call that names none.
     """
-    options, operation = context.options, context.options.operation
-    endpoint = find_endpoint(context.url(), settings.data_dir)
-    token = context.token(settings)
+    endpoint = find_endpoint(context.url(), service.data_dir)
     if endpoint is None:
-        return _call_in_process(context, settings, params, key, session)
-    # What a URL leads to may be configured otherwise than this command is.
-    network = None if context.url() else ENGINES[settings.engine].network(settings)
-    slug = settings.brand.slug
-    calls = rpc_calls(endpoint, token, slug, network=network, local_session=session)
-    call = calls.call(operation.name, params, key=key, request_id=options.request_id)
+        from rpcsvc.cli.agent.local import call_in_process  # noqa: PLC0415 - the whole service
+
+        return call_in_process(context, params, key, session)
+    calls = rpc_calls(
+        endpoint, service.token, service.slug, network=service.network, local_session=session
+    )
+    options = context.options
+    call = calls.call(options.called.operation, params, key=key, request_id=options.request_id)
     try:
         return finished(call)
     except Refused as refused:
         return refused.envelope
 
 
-def _call_in_process(
-    context: Context, settings: Settings, params: Json, key: Any, session: str | None
-) -> Json:
-    # What an order needs is in the answer; a log line of it would only mix with that.
-    configure_logging(settings.log.format, "error")
-    operation: Operation = context.options.operation
-    given = context.options.request_id
-    call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
-
-    async def call() -> bytes:
-        async with context.local(settings) as service:
-            try:
-                return await service.call(operation, params, call_id, key, session)
-            except ServiceError as error:  # settling what was due before the call
-                network = ENGINES[settings.engine].network(settings)
-                data = {"network": network, "sessionId": None, "sessionSource": "none"}
-                return failure(operation.name, error, call_id, data)
-
-    with in_process(settings):
-        return dict(json.loads(asyncio.run(call())))
-
-
-def _print(envelope: Json, *, pretty: bool | None) -> None:
+def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
     """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program.
 
     Raises AnswerUnwritten, and BrokenPipeError where nobody reads it any more.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target, in_process, opening
+from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target
+from rpcsvc.cli.opening import in_process, opening
 from rpcsvc.client.blocking import rpc_calls
 from rpcsvc.client.calls import Calls
 from rpcsvc.client.endpoint import find_endpoint

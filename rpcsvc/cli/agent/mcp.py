@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, BinaryIO, Final
 
-from rpcsvc.cli.context import OK, Context, Json, add_common, add_target, in_process
+from rpcsvc.cli.context import OK, Context, Json, add_common, add_target
+from rpcsvc.cli.opening import in_process
 from rpcsvc.client.aio import AioTransport
 from rpcsvc.client.endpoint import Endpoint, find_endpoint
 from rpcsvc.client.errors import Unreachable

@@ -7,48 +7,42 @@ import re
 from typing import Any, Final
 
 from rpcsvc.cli.agent.call import FIELD, run_operation
+from rpcsvc.cli.agent.commands import Command, Input, commands
 from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
-from rpcsvc.operations.params import plain_types
-from rpcsvc.operations.service import Operation, option_of
-from rpcsvc.operations.table import OPERATIONS
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(parsers: Any) -> None:
     """Add the commands to the parser."""
-    for operation in OPERATIONS:
-        _add_operation(commands, operation)
+    for command in commands():
+        _add_command(parsers, command)
 
 
-def _add_operation(commands: Any, operation: Operation) -> None:
-    parser = commands.add_parser(
-        operation.command, help=operation.summary, description=operation.summary
-    )
+def _add_command(parsers: Any, command: Command) -> None:
+    parser = parsers.add_parser(command.name, help=command.summary, description=command.summary)
     add_common(parser)
     fields = parser.add_argument_group("inputs")
-    for name, info in operation.params.model_fields.items():
-        _add_field(fields, info.alias or name, info.annotation, info.description)
+    for each in command.inputs:
+        _add_input(fields, each)
     fields.add_argument(
         "--params", action=Once, metavar="JSON|-", help="all inputs as one JSON object"
     )
-    if operation.sandbox_only:
+    if command.sandbox_only:
         parser.add_argument(
             "order", action=Text, nargs="?", metavar="ORDER", help="the same as --order-id"
         )
-    _add_call_options(parser, operation)
-    parser.set_defaults(command=run_operation, operation=operation)
+    _add_call_options(parser, command)
+    parser.set_defaults(command=run_operation, called=command)
 
 
-def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
-    flag = option_of(wire_name)
-    extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
-    types = set(plain_types(annotation))
-    if bool in types:
+def _add_input(group: Any, each: Input) -> None:
+    extra: Json = {"dest": FIELD + each.name, "help": each.help, "metavar": "VALUE"}
+    if each.kind == "boolean":
         extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
-    elif int in types and str not in types:
+    elif each.kind == "integer":
         extra["type"] = _integer
-    group.add_argument(flag, action=Text, **extra)
+    group.add_argument(each.option, action=Text, **extra)
 
 
 def _boolean(text: str) -> bool:
@@ -63,14 +57,14 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> None:
+def _add_call_options(parser: argparse.ArgumentParser, command: Command) -> None:
     group = parser.add_argument_group("the call")
     group.add_argument("--request-id", action=Text, metavar="ID", help="echoed in the answer")
     group.add_argument(
         "--stateless", action="store_true", help="neither read nor write local state"
     )
     add_target(group)
-    if operation.idempotent:
+    if command.idempotent:
         group.add_argument(
             "--idempotency-key", action=Text, metavar="KEY", help="makes a retry safe"
         )

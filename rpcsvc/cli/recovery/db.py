@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common, opening
+from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common
+from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
 from rpcsvc.client.errors import Unreachable

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rpcsvc.audit.auditor import NOT_MADE
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common, opening
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common
+from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.audit import audited, report_as_json
 from rpcsvc.cli.operator.service import print_json
 from rpcsvc.cli.recovery.db import check_books

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, UsageError, opening
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import is_running
 from rpcsvc.clock import SystemClock
 from rpcsvc.durable_files import sync_directory

@@ -1,0 +1,83 @@
+"""What a command does with the operations' own code: a call in its own process, and the envelope
+of a call that got no answer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from rpcsvc.cli.agent.call import print_envelope
+from rpcsvc.cli.agent.commands import commands
+from rpcsvc.cli.context import Context, Json
+from rpcsvc.cli.opening import in_process
+from rpcsvc.client.errors import Unreachable
+from rpcsvc.engines import ENGINES
+from rpcsvc.errors import InvalidRequest, ServiceError, Unavailable
+from rpcsvc.ids import request_id, system_random
+from rpcsvc.logs import configure_logging
+from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.inputs import is_session_id
+from rpcsvc.operations.table import OPERATIONS
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def call_in_process(context: Context, params: Json, key: Any, session: str | None) -> Json:
+    """The envelope of one call of a service that this process runs. Raises as ``in_process``."""
+    settings = context.settings()
+    # What an order needs is in the answer; a log line of it would only mix with that.
+    configure_logging(settings.log.format, "error")
+    name = context.options.called.operation
+    operation = next(each for each in OPERATIONS if each.name == name)
+    call_id = _call_id(context.options.request_id)
+
+    async def call() -> bytes:
+        async with context.local(settings) as service:
+            try:
+                return await service.call(operation, params, call_id, key, session)
+            except ServiceError as error:  # settling what was due before the call
+                network = ENGINES[settings.engine].network(settings)
+                data = {"network": network, "sessionId": None, "sessionSource": "none"}
+                return failure(name, error, call_id, data)
+
+    with in_process(settings):
+        return dict(json.loads(asyncio.run(call())))
+
+
+def _call_id(given: str | None) -> str:
+    return given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
+
+
+def print_failure(
+    argv: Sequence[str], options: argparse.Namespace | None, error: BaseException
+) -> None:
+    """Print the envelope of a call that got no answer; ``options`` are None if it was not read.
+
+    Raises as ``run_operation`` does after the call.
+    """
+    names = {command.name: command.operation for command in commands()}
+    reported = (
+        Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
+    )
+    call_id = _call_id(_option(argv, "--request-id"))
+    session = _option(argv, "--session-id")
+    data: Json = {"network": None, "sessionId": None, "sessionSource": "none"}
+    if session is not None and is_session_id(session):
+        data |= {"sessionId": session.lower(), "sessionSource": "request"}
+    body = failure(names.get("".join(argv[:1]), "unknown"), reported, call_id, data)
+    print_envelope(json.loads(body), pretty=getattr(options, "pretty", None))
+
+
+def _option(argv: Sequence[str], name: str) -> str | None:
+    """The value of an option on a command line that could not be read."""
+    for word, following in pairwise([*argv, ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None

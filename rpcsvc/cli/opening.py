@@ -1,0 +1,65 @@
+"""Says why a command can't open the data directory, or run the service itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rpcsvc.cli.context import UsageError
+from rpcsvc.client.errors import Unreachable
+from rpcsvc.engines import ENGINES
+from rpcsvc.settings import Settings
+from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.store.backends.sqlite.database import DataDirInUse
+from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
+from rpcsvc.store.schema import UnknownSchema
+
+
+@contextmanager
+def in_process(settings: Settings) -> Iterator[None]:
+    """For a command that runs the whole service itself, as if it were the server.
+
+    Raises Unreachable with an engine that signs: the service pays at its start what is due, which
+    nobody expects of a command. Else as ``opening``.
+    """
+    if ENGINES[settings.engine].signs:
+        raise Unreachable(
+            f"No service answers on the data directory {settings.data_dir}. With engine"
+            f" {settings.engine} only the service itself moves money: start it with rpcsvc serve,"
+            " or give --url."
+        )
+    with opening(settings):
+        yield
+
+
+@contextmanager
+def opening(settings: Settings) -> Iterator[None]:
+    """Say in one line why the service can't be run in this process.
+
+    Raises Unreachable when another process has the data directory, else UsageError.
+    """
+    try:
+        yield
+    except DataDirInUse as error:
+        raise Unreachable(
+            f"Another process has the data directory {settings.data_dir}, but does not answer on"
+            " its socket. Wait until it has started or stopped, or give --url."
+        ) from error
+    except DatabaseInUse as error:
+        raise Unreachable(str(error)) from error
+    except (DatabaseUnusable, UnknownSchema, SigningKeyError) as error:
+        if isinstance(error, DatabaseUnusable) and settings.database_url is None:
+            raise UsageError(_unusable(settings, error)) from error
+        raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise  # stdout's, not the data directory's
+    except (OSError, sqlite3.Error) as error:
+        raise UsageError(_unusable(settings, error)) from error
+
+
+def _unusable(settings: Settings, error: Exception) -> str:
+    return (
+        f"The data directory {settings.data_dir} can't be used: {error}."
+        " Give another one with --data-dir, or look at it with: rpcsvc db check"
+    )
