@@ -17,10 +17,10 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from aiohttp import web
@@ -55,7 +55,9 @@ from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes
 from rpcsvc.logs import tell_person
-from rpcsvc.operations.dispatch import flat_dispatcher
+from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
+from rpcsvc.operations.envelope import Reply
+from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.waits import Waits
@@ -65,6 +67,9 @@ from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.webhooks import SqlWebhooks
+
+if TYPE_CHECKING:
+    from rpcsvc.http.tracing import OrderTraces
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +99,7 @@ async def serve(settings: Settings) -> None:
         async with running(settings, stop=stop, standby=standby) as up:
             # Neither a database that is down nor a daemon would come back by a restart.
             up.worker.beside(partial(manager.ping, up.worker.stall))
-            async with _working(up, stop), listening(up):
+            async with _traces(up) as traces, _working(up, stop), listening(up, traces=traces):
                 _settle_garbage_collector()
                 tell_person(settings.log.format, _greeting(settings, Path(sys.argv[0]).as_posix()))
                 manager.notify(READY, f"STATUS=Serving {settings.effective_site_url}")
@@ -108,6 +113,16 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
     if up.lease.lost.is_set():
         raise LeaseLost
+
+
+def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
+    """Where spans go while a block runs; None where no collector is configured."""
+    endpoint = up.settings.telemetry.otlp_endpoint
+    if not endpoint:
+        return nullcontext()
+    from rpcsvc.http.tracing import exporting  # noqa: PLC0415 - of the extra "otel"
+
+    return exporting(endpoint, up.settings.engine, up.service.clock, up.service.random)
 
 
 def _greeting(settings: Settings, program: str) -> str:
@@ -171,11 +186,16 @@ def _settle_garbage_collector() -> None:
 
 @asynccontextmanager
 async def listening(
-    up: Running, *, tcp: bool = True, graceful_seconds: int | None = None
+    up: Running,
+    *,
+    tcp: bool = True,
+    graceful_seconds: int | None = None,
+    traces: OrderTraces | None = None,
 ) -> AsyncIterator[None]:
     """Take requests over TCP, if wanted, and the UNIX socket; at the end, finish what is in hand.
 
-    That takes ``graceful_seconds`` at most, by default those of the settings.
+    That takes ``graceful_seconds`` at most, by default those of the settings. ``traces`` gets the
+    calls and the orders' events.
     Raises OSError when the address can't be bound, and SettingsError for a certificate.
     """
     settings = up.settings
@@ -187,7 +207,7 @@ async def listening(
         now=time.monotonic,
     )
     runner = EdgeRunner(
-        web_app(up),
+        web_app(up, traces),
         connections=connections,
         access_log=None,
         shutdown_timeout=graceful_seconds or settings.graceful_seconds,
@@ -263,7 +283,26 @@ async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
         os.umask(before)
 
 
-def web_app(up: Running) -> Edge:
+def _observe(up: Running, flat: Dispatcher, metrics: Metrics, traces: OrderTraces | None) -> None:
+    """Have calls, the orders' events and commits counted, and traced where that is wanted."""
+    calls: Observer = metrics.call
+    up.service.processor.on_commit(metrics.order)
+    up.database.on_commit(metrics.committed)
+    if traces is not None:
+        up.service.processor.on_commit(traces.order)
+        calls = _both(metrics.call, traces.call)
+    up.dispatcher.observe = flat.observe = calls
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(operation: str, call: Call, reply: Reply, seconds: float | None) -> None:
+        first(operation, call, reply, seconds)
+        second(operation, call, reply, seconds)
+
+    return observe
+
+
+def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
     settings = up.settings
     gate = Gate(settings, up.service.random, time.monotonic)
@@ -272,9 +311,7 @@ def web_app(up: Running) -> Edge:
     site = site_of(settings, up.service)
     sources = _sources(site, up.signer, up.service.random)
     flat, metrics = flat_dispatcher(up.service), Metrics()
-    up.dispatcher.observe = flat.observe = metrics.call
-    up.service.processor.on_commit(metrics.order)
-    up.database.on_commit(metrics.committed)
+    _observe(up, flat, metrics, traces)
     rpc = RpcHttp(
         gate,
         Methods(up.dispatcher, operations, f"{settings.brand.slug}."),

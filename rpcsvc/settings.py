@@ -232,6 +232,22 @@ class WebhookSettings(Group):
     onion_proxy: Annotated[str, AfterValidator(_socks_proxy)] = ""
 
 
+def _otlp_endpoint(url: str) -> str:
+    if url and not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
+        raise ValueError(
+            'the URL of an OTLP/HTTP collector, such as "http://127.0.0.1:4318/v1/traces"'
+        )
+    if url and find_spec("opentelemetry") is None:
+        raise ValueError("nothing, unless the extra otel is installed: pip install 'rpcsvc[otel]'")
+    return url
+
+
+class TelemetrySettings(Group):
+    """Where OpenTelemetry traces of orders are sent; empty: nowhere."""
+
+    otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = ""
+
+
 class SigningSettings(Group):
     """Whether responses and orders are signed, with keys made in the data directory."""
 
@@ -284,6 +300,7 @@ class Settings(Group):
     support: SupportSettings = SupportSettings()
     webhooks: WebhookSettings = WebhookSettings()
     signing: SigningSettings = SigningSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @field_validator("tls_key")
@@ -381,6 +398,7 @@ _URLS_WITH_KEYS: Final = frozenset(
         "onchain.wallet_url",
         "onchain.nodes",
         "rates.sources",
+        "telemetry.otlp_endpoint",
         "upstream.url",
     }
 )
