@@ -6,6 +6,7 @@ import os
 import sys
 
 from rpcsvc.health_probe import probe
+from rpcsvc.importing import Importing
 
 TYPE_CHECKING = False  # as in typing, whose import costs a probe too much
 if TYPE_CHECKING:
@@ -28,19 +29,22 @@ def _open_standard_streams() -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    from rpcsvc.serving import serve  # noqa: PLC0415 - most commands do without
+    with Importing():
+        from rpcsvc.serving import serve  # noqa: PLC0415 - most commands do without
 
     await serve(settings)
 
 
 def _local(settings: Settings) -> AbstractAsyncContextManager[LocalService]:
-    from rpcsvc.app import local_service  # noqa: PLC0415 - as above
+    with Importing():
+        from rpcsvc.app import local_service  # noqa: PLC0415 - as above
 
     return local_service(settings)
 
 
 def _private(settings: Settings) -> AbstractAsyncContextManager[Event]:
-    from rpcsvc.serving import serving_privately  # noqa: PLC0415 - as above
+    with Importing():
+        from rpcsvc.serving import serving_privately  # noqa: PLC0415 - as above
 
     return serving_privately(settings)
 
@@ -51,7 +55,8 @@ def main() -> None:
     words = sys.argv[1:]
     status = probe(words[1:], os.environ) if words[:1] == ["health"] else None
     if status is None:
-        from rpcsvc.cli.main import run  # noqa: PLC0415 - a probe does without
+        with Importing():
+            from rpcsvc.cli.main import run  # noqa: PLC0415 - a probe does without
 
         status = run(words, os.environ, serve=_serve, local=_local, private=_private)
     sys.exit(status)

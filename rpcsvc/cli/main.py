@@ -34,6 +34,7 @@ from rpcsvc.client.endpoint import BadUrl
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import UntrustedSocket
+from rpcsvc.importing import Importing
 
 _OPTION: Final = re.compile(r"--[a-z][a-z-]*")
 _KEY: Final = "--idempotency-key"
@@ -207,6 +208,8 @@ def build_parser(word: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rpcsvc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     branch = _module_of(word or "")
-    for module in dict.fromkeys(_MODULES.values()) if branch is None else (branch,):
-        import_module(module).add_commands(commands)
+    for name in dict.fromkeys(_MODULES.values()) if branch is None else (branch,):
+        with Importing():
+            module = import_module(name)
+        module.add_commands(commands)
     return parser

@@ -87,7 +87,9 @@ class TransactionParams(Params):
 class AdminResult(BaseModel):
     """A part of an answer. Names are camelCase on the wire."""
 
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", alias_generator=to_camel, populate_by_name=True, defer_build=True
+    )
 
     def flat(self) -> Flat:
         """The answer."""

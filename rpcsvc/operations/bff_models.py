@@ -262,7 +262,7 @@ class BffOrder(View):
 class BffListItem(BaseModel):
     """An order in a list; its names are in snake_case (spec 2.4)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     id: str
     from_chain_id: ChainNumber
@@ -362,7 +362,7 @@ class BridgeOpened(View):
 class BridgeOrderView(BaseModel):
     """A bridge order's current state."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     id: str
     type: BridgeKind

@@ -23,7 +23,7 @@ from rpcsvc.operations.params import AMOUNT_PATTERN, Destination, Direction, Ord
 class View(BaseModel):
     """A part of a result. Names are camelCase on the wire."""
 
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, defer_build=True)
 
 
 Time = Annotated[

@@ -20,7 +20,7 @@ from rpcsvc.domain.webhooks import LONGEST_URL, SECRET_PATTERN, URL_PATTERN
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import WHOLE, Networks
-from rpcsvc.operations.x402 import payment_schema
+from rpcsvc.operations.x402 import describe_payment
 from rpcsvc.orders.ports.venue import NEEDED, RATE_PATTERN, FaultKind
 from rpcsvc.orders.quoted import PATTERN as DIGEST_PATTERN
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
@@ -112,7 +112,9 @@ WaitSec = Annotated[
 class Params(BaseModel):
     """Params of an operation."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True
+    )
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - subclasses use it
@@ -384,7 +386,7 @@ class FundingParams(Params):
 
     order_id: OrderId
     payment: Annotated[
-        Annotated[dict[str, Any], Field(json_schema_extra=payment_schema())] | str | None,
+        Annotated[dict[str, Any], Field(json_schema_extra=describe_payment)] | str | None,
         Field(
             description="PaymentPayload of x402, version 2, scheme exact by EIP-3009: as an"
             " object, or as the header PAYMENT-SIGNATURE has it."

@@ -38,7 +38,9 @@ Uint = Annotated[str, Field(pattern=_UINT)]
 class X402(BaseModel):
     """A part of an x402 object: no coercion, no unknown properties."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True
+    )
 
 
 class Extra(X402):
@@ -113,8 +115,8 @@ def _uint(text: str, name: str) -> int:
     return number
 
 
-def payment_schema() -> Json:
-    """The JSON Schema of a payment, its parts in their places."""
+def describe_payment(described: Json) -> None:
+    """Add the JSON Schema of a payment, its parts in their places."""
     schema = PaymentPayload.model_json_schema(by_alias=True)
     parts = schema.pop("$defs")
 
@@ -127,8 +129,7 @@ def payment_schema() -> Json:
             return whole(parts[value["$ref"].rpartition("/")[2]])
         return {key: whole(each) for key, each in value.items() if key != "title"}
 
-    found: Json = whole(schema)
-    return found
+    described.update(whole(schema))
 
 
 def read_payment(given: Json | str) -> PaymentPayload:

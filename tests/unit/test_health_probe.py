@@ -125,6 +125,19 @@ def test_command_that_asks_a_service_imports_none(tmp_path: Path, words: list[st
     assert named(modules, "aiohttp", "jsonrpcserver", "rpcsvc.app", "rpcsvc.audit") == set()
 
 
+def test_start_builds_no_model_of_an_operation() -> None:
+    """The first call of each does; and the collector is on again once all is imported."""
+    code = (
+        "import gc, rpcsvc.importing\n"
+        "with rpcsvc.importing.Importing(): import rpcsvc.serving\n"
+        "from rpcsvc.operations.table import OPERATIONS\n"
+        "models = [m for each in OPERATIONS for m in (each.params, each.result)]\n"
+        "print(gc.isenabled(), sum(m.__pydantic_complete__ for m in models))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True 0\n"
+
+
 def test_probe_leaves_options_it_does_not_read_to_the_cli(tmp_path: Path) -> None:
     data_dir = tmp_path / "d"
     (tmp_path / "rpcsvc.toml").write_text(f'data_dir = "{data_dir}"\n')
