@@ -9,7 +9,7 @@ PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-ve
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster spectral alerts conformance clean
+.PHONY: cluster container spectral alerts conformance clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,10 +39,10 @@ demo: $(LIGHT) ## run a whole swap each way and print every step
 # begun as they are listed: sorted by the number of tests, the slow ones of e2e would come last.
 test: export PYTHONDONTWRITEBYTECODE =
 test: install ## the quick tests; those of real daemons too, where these are installed
-	$(BIN)/python -m pytest -m 'not slow' --ignore tests/browser -n 4 --dist loadfile --no-loadscope-reorder -rs
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/browser --ignore tests/container -n 4 --dist loadfile --no-loadscope-reorder -rs
 
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 2 --dist loadfile
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
@@ -63,6 +63,10 @@ cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over i
 browser: install ## the pages in a real Chromium: whole swaps, each state, accessibility
 	tools/browser/install
 	BROWSER_REQUIRED=1 $(BIN)/python -m pytest tests/browser -n 2
+
+container: install ## build the container without a daemon, swap in it and stop it (as root)
+	tools/container/install
+	CONTAINER_REQUIRED=1 $(BIN)/python -m pytest tests/container
 
 screenshots: install ## write a picture of each state of an order to docs/screenshots
 	tools/browser/install

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,8 @@ def asked_for(name: str) -> list[str]:
     if name == "requirements-build.txt":
         return list(project["build-system"]["requires"])
     extras = project["project"]["optional-dependencies"]
-    return [*project["project"]["dependencies"], *extras["onchain"]]
+    served = (extras[name] for name in extras if name != "dev")
+    return [*project["project"]["dependencies"], *chain.from_iterable(served)]
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
