@@ -14,8 +14,17 @@ from rpcsvc.http.pages import routes
 from rpcsvc.http.pages.texts import FOLDER, Catalogues
 from tests.browser.browsing import findings, is_too_wide, reading
 from tests.browser.states import moving_states, settled_states
-from tests.contract.checkout import U2X, X2U, awaiting_refund_address, fund, make_order, until
+from tests.contract.checkout import (
+    U2X,
+    X2U,
+    Ordered,
+    awaiting_refund_address,
+    fund,
+    make_order,
+    until,
+)
 from tests.contract.serving import MONERO, Served
+from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.rows import set_rates
 
 SAY = Catalogues().choose("en").say
@@ -166,6 +175,23 @@ async def test_refund_address_is_named_on_the_page(
         found = await until(served, order, status="refunded")
         assert [each["address"] for each in found["transfers"]] == [MONERO]
         await heading(page, "refunded")
+
+
+@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
+async def test_page_of_an_upstream_order_is_accessible(
+    browser: Browser, served: Served, tmp_path: Path, swap: Any
+) -> None:
+    async with beside(served, tmp_path / "sidecar") as sidecar:
+        order = await make_order(sidecar, swap)
+        await check_screens(browser, sidecar, order.path, "awaiting")
+        async with reading(browser, sidecar.url) as page:
+            await page.goto(sidecar.url + order.path)
+            await heading(page, "awaiting_deposit")
+            await expect(page.locator("#cases")).to_contain_text(SAY("checkout.case_upstream_says"))
+            central = Ordered(await upstream_id(sidecar, order.order_id), "")
+            await fund(served, central)
+            await heading(page, "completed")
+        await check_screens(browser, sidecar, order.path, "completed")
 
 
 async def test_page_counts_down_without_a_script(browser: Browser, served: Served) -> None:
