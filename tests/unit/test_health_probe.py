@@ -125,6 +125,14 @@ def test_command_that_asks_a_service_imports_none(tmp_path: Path, words: list[st
     assert named(modules, "aiohttp", "jsonrpcserver", "rpcsvc.app", "rpcsvc.audit") == set()
 
 
+def test_verify_imports_no_library_and_no_service(tmp_path: Path) -> None:
+    status, _, modules = carried_out(tmp_path, "verify", "attestation", "--help")
+
+    assert status == 0
+    assert foreign(modules) == set()
+    assert named(modules, "asyncio", "rpcsvc.settings", "rpcsvc.domain") == set()
+
+
 def test_start_builds_no_model_of_an_operation() -> None:
     """The first call of each does; and the collector is on again once all is imported."""
     code = (
