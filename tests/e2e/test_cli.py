@@ -81,6 +81,17 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
         yield Cli(tmp_path / "data")
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for tests that change nothing of it."""
+    up = Server(tmp_path_factory.mktemp("shared") / "data")
+    try:
+        assert asyncio.run(up.ready())
+        yield up
+    finally:
+        up.kill()
+
+
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
     """Another process that has the data directory, but has not begun to listen."""
@@ -189,12 +200,11 @@ async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
     assert state["elsewhere"][up.url]["order_id"] == made["data"]["order"]["orderId"]
 
 
-async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:
+async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli, shared: Server) -> None:
     words = ["agent:swap:plan", *SWAP, "--request-id", "same", "--compact"]
     in_process = await cli.process(*words)
-    async with server(cli.data_dir) as up:
-        over_socket = await cli.process(*words)
-        over_url = await cli.process(*words, "--url", up.url)
+    over_socket = await Cli(shared.data_dir).process(*words)
+    over_url = await cli.process(*words, "--url", shared.url)
     assert in_process.stdout == over_socket.stdout == over_url.stdout
 
 
@@ -318,13 +328,11 @@ def _names() -> list[str]:
     return [flag.removeprefix("--") for flag in SWAP[::2]]
 
 
-async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    async with server(cli.data_dir) as up:
-        second = Cli(tmp_path / "second")
-        done = await second.process("serve", "--port", str(up.port))
+async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, shared: Server) -> None:
+    done = await cli.process("serve", "--port", str(shared.port))
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"rpcsvc: can't serve on 127.0.0.1:{up.port}")
+    assert last.startswith(f"rpcsvc: can't serve on 127.0.0.1:{shared.port}")
     assert "Traceback" not in done.stderr
 
 
@@ -459,15 +467,16 @@ async def test_a_closed_stream_is_an_empty_one(
     assert "Traceback" not in done.stderr
 
 
-async def test_health_asks_a_running_server_and_never_becomes_one(tmp_path: Path) -> None:
+async def test_health_asks_a_running_server_and_never_becomes_one(
+    tmp_path: Path, shared: Server
+) -> None:
     cli = Cli(tmp_path / "data")
 
     without = await cli.process("health")
     assert (without.returncode, without.stdout) == (3, "")
     assert not cli.data_dir.exists()
 
-    async with server(cli.data_dir):
-        for check in ("health", "ready", "live"):
-            answer = await cli.process("health", "--check", check)
-            assert answer.returncode == 0, answer.stderr
-            assert json.loads(answer.stdout)["status"] == "ok"
+    for check in ("health", "ready", "live"):
+        answer = await Cli(shared.data_dir).process("health", "--check", check)
+        assert answer.returncode == 0, answer.stderr
+        assert json.loads(answer.stdout)["status"] == "ok"

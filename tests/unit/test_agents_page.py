@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,15 @@ def blocks(language: str, heading: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    found = Server(tmp_path / "data")
-    assert await found.ready()
-    yield found
-    found.kill()
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all ways: each of them makes an order of its own."""
+    found = Server(tmp_path_factory.mktemp("server") / "data")
+    try:
+        assert asyncio.run(found.ready())
+        yield found
+    finally:
+        found.kill()
 
 
 async def output(*command: str) -> list[str]:
