@@ -42,6 +42,7 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
 from rpcsvc.operations.webhooks import event_body, webhook_operations
+from rpcsvc.operations.withdrawals import withdrawal_operations
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken
@@ -255,7 +256,8 @@ async def _compose(
     core = Core(
         store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
     )
-    venue, worker, readings = backend.stand_by(core) if stands_by else await backend.open(core)
+    settlement = backend.stand_by(core) if stands_by else await backend.open(core)
+    venue, worker = settlement.venue, settlement.worker
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
     messages = SqlWebhooks(tables)
     deliverer = Deliverer(
@@ -267,6 +269,8 @@ async def _compose(
     admin += webhook_operations()
     if backend.treasury is not None:
         admin += treasury_operations(backend.treasury)
+    if settlement.withdrawals is not None:
+        admin += withdrawal_operations(settlement.withdrawals)
     support = settings.support
     budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
     limits = settings.limits
@@ -308,7 +312,7 @@ async def _compose(
         backend,
         database,
         signer,
-        readings,
+        settlement.readings,
         parts.lease,
     )
 

@@ -15,8 +15,9 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.engines import EngineParts
 from rpcsvc.ids import system_random
-from rpcsvc.orders.backend import Backend, Gasless, stocked, wallets_backend
+from rpcsvc.orders.backend import Backend, Gasless, Outlet, stocked, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.withdrawals import read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
@@ -35,6 +36,7 @@ from rpcsvc.store.journal_replay import (
     open_journal,
 )
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
 
@@ -70,9 +72,10 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         journal=journal,
     )
     treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
-    name = settings.onchain.monero_network
-    # Addresses of a regtest chain are those of mainnet.
-    monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
+    name, monero = settings.onchain.monero_network, _monero_networks(settings)
+    outlet = Outlet(
+        SqlWithdrawals(database), read_allow_list(settings.inventory.withdraw_to, served, monero)
+    )
     async with (
         AsyncExitStack() as after,
         wiring.onchain_engine(settings.onchain, parts) as onchain,
@@ -87,13 +90,14 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                     engine="onchain",
                     network=name,
                     chains=served,
-                    monero_networks=frozenset({monero}),
+                    monero_networks=monero,
                     names=engine.names,
                 ),
                 engine,
                 rates.source,
                 clock,
                 stocked(engine.holdings),
+                outlet,
                 beside,
                 Gasless(SqlFundingStore(database), onchain.authorizations, engine.poll_ms),
             )
@@ -108,6 +112,12 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found
+
+
+def _monero_networks(settings: Settings) -> frozenset[MoneroNetwork]:
+    """Whose addresses are good. Those of a regtest chain are those of mainnet."""
+    name = settings.onchain.monero_network
+    return frozenset({MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)})
 
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
@@ -125,4 +135,5 @@ def check(settings: Settings, chains: ChainRegistry) -> None:
     served = wiring.served_chains(onchain, chains)
     wiring.evm_nodes(onchain, served)
     read_targets(settings.inventory, served)
+    read_allow_list(settings.inventory.withdraw_to, served, _monero_networks(settings))
     rate_source(settings.rates, SystemClock())

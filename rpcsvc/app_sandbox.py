@@ -12,14 +12,16 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.engines import EngineParts
-from rpcsvc.orders.backend import Backend, Gasless, unlimited, wallets_backend
+from rpcsvc.orders.backend import Backend, Gasless, Outlet, unlimited, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.withdrawals import read_allow_list
 from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.sandbox import SqlSandboxLedger
+from rpcsvc.store.withdrawals import SqlWithdrawals
 
 
 @asynccontextmanager
@@ -41,13 +43,19 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     gasless = Gasless(
         SqlFundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock)
     )
-    backend = wallets_backend(profile, engine, engine, clock, unlimited(), gasless=gasless)
+    outlet = Outlet(SqlWithdrawals(parts.database), _withdraw_to(parts.settings, parts.chains))
+    backend = wallets_backend(profile, engine, engine, clock, unlimited(), outlet, gasless=gasless)
     yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
 
 
-def check(settings: Settings, _chains: ChainRegistry) -> None:
-    """Nothing is refused that ``settings`` has let pass."""
+def check(settings: Settings, chains: ChainRegistry) -> None:
+    """Raise SettingsError for addresses that withdrawals can't pay."""
     _options(settings.sandbox)
+    _withdraw_to(settings, chains)
+
+
+def _withdraw_to(settings: Settings, chains: ChainRegistry) -> dict[str, tuple[str, ...]]:
+    return read_allow_list(settings.inventory.withdraw_to, chains, frozenset(MoneroNetwork))
 
 
 def _options(sandbox: SandboxSettings) -> SandboxOptions:

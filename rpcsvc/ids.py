@@ -1,4 +1,4 @@
-"""Random ids: orders, tickets, sessions, requests. Randomness is passed in.
+"""Random ids: orders, tickets, withdrawals, sessions, requests. Randomness is passed in.
 
 ``ord_`` + 26 characters of Crockford base32 (128 random bits): an order id is half of its owner's
 secret, so it can't be guessed or counted.
@@ -29,6 +29,11 @@ def order_id(random: RandomBytes) -> str:
 def ticket_id(random: RandomBytes) -> str:
     """A new support ticket id."""
     return "tkt_" + _base32(int.from_bytes(random(16)), 13)
+
+
+def withdrawal_id(random: RandomBytes) -> str:
+    """A new id of a withdrawal."""
+    return "wd_" + _base32(int.from_bytes(random(16)), 13)
 
 
 def request_id(random: RandomBytes) -> str:

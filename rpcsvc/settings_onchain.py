@@ -40,6 +40,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Nodes = Annotated[tuple[str, ...], pairs(r"https?://[!-~]{1,290}", "arbitrum=http://10.0.0.5:8545")]
 CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
 Targets = Annotated[tuple[str, ...], pairs(r"(0|[1-9][0-9]{0,9})(\.[0-9]{1,12})?", "monero=250")]
+WithdrawTo = Annotated[tuple[str, ...], pairs(r"[0-9A-Za-z]{1,128}", "monero=4...", repeats=True)]
 Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
 
@@ -93,16 +94,19 @@ class OnchainSettings(Group):
 
 
 class InventorySettings(Group):
-    """What ``rpcsvc treasury plan`` proposes moves by (domain/inventory_plan.py).
+    """What ``rpcsvc treasury plan`` proposes moves by (domain/inventory_plan.py), and where
+    ``rpcsvc treasury withdraw`` may send.
 
     ``targets``: network=amount, whole XMR or USDC that is to be free there; a network without one
     is left as it is. ``days``: of how many the flows are taken. ``band_percent``: a network that is
-    less than this below its target is not filled up.
+    less than this below its target is not filled up. ``withdraw_to``: network=address, the only
+    addresses that a withdrawal may pay; a network may come several times.
     """
 
     targets: Targets = ()
     days: Annotated[int, integer_in(1, 365)] = 7
     band_percent: Annotated[int, integer_in(0, 99)] = 10
+    withdraw_to: WithdrawTo = ()
 
 
 class RatesSettings(Group):

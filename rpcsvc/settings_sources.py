@@ -252,17 +252,20 @@ def line(low: int, high: int) -> AfterValidator:
     return AfterValidator(check)
 
 
-def pairs(form: str, example: str) -> BeforeValidator:
-    """``name=value`` pairs, as a list or with commas; ``form`` is a pattern of the values."""
+def pairs(form: str, example: str, *, repeats: bool = False) -> BeforeValidator:
+    """``name=value`` pairs, as a list or with commas; ``form`` is a pattern of the values.
+
+    ``repeats``: a name may come with several values.
+    """
     pair = re.compile(rf"[A-Za-z][A-Za-z0-9_-]{{0,30}}={form}")
 
     def check(value: object) -> tuple[str, ...]:
         parts = [str(part) for part in _parts(value)]
         names = [part.partition("=")[0].lower() for part in parts]
-        if not all(pair.fullmatch(part) for part in parts) or len(set(names)) < len(names):
-            raise ValueError(
-                f'name=value, each name once, such as "{example}", with commas or as a list'
-            )
+        is_twice = not repeats and len(set(names)) < len(names)
+        if is_twice or not all(pair.fullmatch(part) for part in parts):
+            once = "" if repeats else ", each name once"
+            raise ValueError(f'name=value{once}, such as "{example}", with commas or as a list')
         return tuple(parts)
 
     return BeforeValidator(check)

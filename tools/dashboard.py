@@ -73,6 +73,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         Panel("Sweeps per hour", "none", _increase("rpcsvc_sweeps", "network", "outcome")),
         Panel(
+            "Withdrawals per hour", "none", _increase("rpcsvc_withdrawals", "network", "outcome")
+        ),
+        Panel(
             "Network fees of 24 hours (whole coins)",
             "none",
             (("rpcsvc_network_fees_day", "{{network}}"),),

@@ -50,6 +50,10 @@ _TRANSFERS = (
     "SELECT order_id, transfer_id, kind, network, address, units, fee, integrator_fee, state, txid"
     " FROM transfers ORDER BY order_id, transfer_id"
 )
+_WITHDRAWALS = (
+    "SELECT withdrawal_id, 'payout', network, address, units, fee, 0, state, txid"
+    " FROM withdrawals ORDER BY seq"
+)
 _FILLS = "SELECT order_id, units, output, integrator_fee, rate FROM fills ORDER BY order_id, chunk"
 _EVENTS = (
     "SELECT order_id, event, details FROM order_events"
@@ -96,9 +100,9 @@ _HOT = "SELECT hot_address FROM evm_wallet"
 _EVM_ADDRESSES = "SELECT address FROM evm_addresses"
 _PRIMARY = "SELECT primary_address FROM monero_wallet"
 _ALL: Final = (
-    _ORDERS, _DEPOSITS, _TRANSFERS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _EXPLAINED, _OPENINGS,
-    _EVM_PAYMENTS, _EVM_ATTEMPTS, _SWEEPS, _MONERO_WATCHED, _EVM_WATCHED, _HOT, _EVM_ADDRESSES,
-    _PRIMARY, _FROM_JOURNAL, _CLOSED,
+    _ORDERS, _DEPOSITS, _TRANSFERS, _WITHDRAWALS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _EXPLAINED,
+    _OPENINGS, _EVM_PAYMENTS, _EVM_ATTEMPTS, _SWEEPS, _MONERO_WATCHED, _EVM_WATCHED, _HOT,
+    _EVM_ADDRESSES, _PRIMARY, _FROM_JOURNAL, _CLOSED,
 )  # fmt: skip
 
 Row = tuple[Any, ...]
@@ -144,6 +148,7 @@ def _books(rows: Rows) -> Books:
         evm_hot=_one(rows[_HOT]),
         evm_addresses=frozenset(str(address) for (address,) in rows[_EVM_ADDRESSES]),
         monero_primary=_one(rows[_PRIMARY]),
+        withdrawals=tuple(_transfer(*row) for row in rows[_WITHDRAWALS]),
         closed=frozenset(str(name) for (name,) in rows[_CLOSED]),
         from_journal=frozenset(str(txid) for (txid,) in rows[_FROM_JOURNAL]),
         annotations=tuple(

@@ -286,11 +286,15 @@ class _Work:
             written_off = self.books.annotations_on(order.deposit_network)
             self.differences += order_differences(order, written_off)
             self.differences += transfer_differences(
-                order, payments, self.seen, asked, self.pending
+                order.order_id, order.transfers, payments, self.seen, asked, self.pending
             )
             chain = self.chains.get(order.deposit_network)
             if chain is not None:
                 self.differences += deposit_differences(order, chain, self.pending, written_off)
+        for item in self.books.withdrawals:
+            self.differences += transfer_differences(
+                item.transfer_id, (item,), payments, self.seen, asked, self.pending
+            )
         self._note_unasked(looked_at)
 
     def _unattributed(
@@ -324,8 +328,9 @@ class _Work:
                 yield Difference("deposit_address", address, "1 order", f"{count} orders")
 
     def _orphans(self, payments: dict[str, PaymentEntry]) -> Iterator[Difference]:
-        """A payment for an order's transfer that no order has."""
+        """A payment for an order's transfer that no order has, or for no known withdrawal."""
         known = {t.transfer_id for order in self.books.orders for t in order.transfers}
+        known.update(item.transfer_id for item in self.books.withdrawals)
         for payment in payments.values():
             if not payment.is_transfer or payment.payment_id in known:
                 continue

@@ -7,7 +7,7 @@ payout at most; every transfer to whom the order names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -252,18 +252,19 @@ class ChainCoverage:
 
 
 def transfer_differences(
-    order: OrderEntry,
+    subject: str,
+    transfers: Sequence[TransferEntry],
     payments: Mapping[str, PaymentEntry],
     seen: Mapping[str, Sighting],
     asked: ChainCoverage,
     pending: list[str],
 ) -> Iterator[Difference]:
-    """What the wallets and chains say otherwise of an order's transfers.
+    """What the wallets and chains say otherwise of the transfers of an order, or of a withdrawal.
 
     What the chain may yet change is appended to ``pending``.
     """
     mined_payouts = 0
-    for transfer in order.transfers:
+    for transfer in transfers:
         if transfer.network not in asked.networks:
             continue
         payment = payments.get(transfer.transfer_id)
@@ -282,7 +283,7 @@ def transfer_differences(
         is_mined = found is not None and found.block is not None and found.paid > 0
         mined_payouts += transfer.kind is TransferKind.PAYOUT and is_mined
     if mined_payouts > 1:
-        yield Difference("paid_twice", order.order_id, "at most 1", str(mined_payouts))
+        yield Difference("paid_twice", subject, "at most 1", str(mined_payouts))
 
 
 def _closed(transfer: TransferEntry, found: Sighting | None) -> Iterator[Difference]:

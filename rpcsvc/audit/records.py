@@ -40,7 +40,9 @@ class DepositEntry:
 
 @dataclass(frozen=True, slots=True)
 class TransferEntry:
-    """A payout or refund of an order. ``fee``: what the order bears for the network."""
+    """A payout or refund of an order, or a withdrawal. ``fee``: what the order bears for the
+    network, or what is reserved for it.
+    """
 
     transfer_id: str
     kind: TransferKind
@@ -117,7 +119,7 @@ class PaymentEntry:
 
     @property
     def is_transfer(self) -> bool:
-        """Whether it belongs to an order."""
+        """Whether it belongs to an order or is a withdrawal."""
         return self.purpose == "transfer"
 
 
@@ -177,7 +179,8 @@ class Books:
     """The database at one moment. ``evm_addresses``: all that deposits may come to.
 
     ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
-    ``closed``: transfers that were paid by the operator's word alone.
+    ``closed``: transfers that were paid by the operator's word alone. ``withdrawals``: the
+    operator's own transfers, of no order.
     """
 
     orders: tuple[OrderEntry, ...] = ()
@@ -191,6 +194,7 @@ class Books:
     openings: Mapping[str, Opening] = field(default_factory=dict)
     from_journal: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
+    withdrawals: tuple[TransferEntry, ...] = ()
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""

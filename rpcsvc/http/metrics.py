@@ -89,6 +89,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Sweeps of deposit addresses that were sent, took their deposits (done) or nothing (void).",
         ("network", "outcome"),
     ),
+    "rpcsvc_withdrawals": Family(
+        "counter",
+        "The operator's withdrawals that were settled, failed or cancelled.",
+        ("network", "outcome"),
+    ),
     "rpcsvc_commit_seconds": Family("histogram", "Time of a commit of the database."),
     "rpcsvc_commit_writes": Family("histogram", "Writes that shared a commit."),
     "rpcsvc_check_ok": Family("gauge", "1 while a check of /health is well, else 0.", ("check",)),

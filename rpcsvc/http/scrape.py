@@ -78,6 +78,7 @@ class Readout:
             gauge("rpcsvc_payments_unmined", await self._unmined()),
             gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
             gauge("rpcsvc_network_fees_day", await self._fees(now)),
+            counter("rpcsvc_withdrawals", list((await self._books.withdrawals_over()).items())),
             *self._authorization_gas(),
             *self._rate(now),
             *self._states(),

@@ -26,6 +26,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.domain.refunds import waiting_units
+from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InputError, InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import support
@@ -208,6 +209,12 @@ class Admin:
         found = await self._books.transfer(wanted)
         if found is not None:
             return found
+        if is_withdrawal(wanted):
+            raise InvalidInput(
+                f"{wanted[:80]} is the id of a withdrawal, which the service carries out by itself:"
+                " rpcsvc treasury withdrawals",
+                field="transferId",
+            )
         order = await service.store.order(wanted)
         if order is None:
             raise InvalidInput(

@@ -81,6 +81,21 @@ class TransactionParams(Params):
     txid: str
 
 
+class WithdrawalParams(Params):
+    """A withdrawal: ``amount`` in whole coins; ``to``: one of ``inventory.withdraw_to``."""
+
+    withdrawal_id: str
+    network: str
+    amount: str
+    to: str
+
+
+class WithdrawalsParams(Params):
+    """How many withdrawals to list."""
+
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 100
+
+
 # --- results -----------------------------------------------------------------------------------
 
 
@@ -329,3 +344,38 @@ class AnnotationResult(AdminResult):
     moved: str | None = None
     recorded: str | None = None
     refused: str | None = None
+
+
+class WithdrawalView(AdminResult):
+    """A withdrawal. ``fee``: what is reserved for the network besides. ``waits_for``: why it was
+    not signed at the last try. Amounts are in whole coins.
+    """
+
+    withdrawal_id: str
+    network: str
+    asset: str
+    amount: str
+    fee: str
+    address: str
+    state: str
+    txid: str | None
+    created_at: str
+    since: str
+    reason: str | None
+    waits_for: str | None
+    receipt: Json | None
+
+
+class WithdrawalResult(AdminResult):
+    """A withdrawal, or why there is none. ``is_made``: it is on record, and carried out."""
+
+    is_made: bool
+    withdrawal: WithdrawalView | None = None
+    refused: str | None = None
+
+
+class WithdrawalList(AdminResult):
+    """Withdrawals, the newest first, and the addresses that may be paid, by network."""
+
+    withdrawals: list[WithdrawalView]
+    allowed: dict[str, list[str]]

@@ -22,7 +22,8 @@ from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, Wallets
-from rpcsvc.orders.processor import Quarantine
+from rpcsvc.orders.ports.withdrawals import WithdrawalStore
+from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
@@ -33,6 +34,7 @@ from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.orders.upstream.venue import UpstreamVenue
+from rpcsvc.orders.withdrawals import AllowList, Wallet, Withdrawals
 
 
 class Readings(NamedTuple):
@@ -50,11 +52,12 @@ class Readings(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The venue, its worker, and the readings of both."""
+    """The venue, its worker, the readings of both, and the operator's own transfers."""
 
     venue: Venue
     worker: Worker
     readings: Readings = Readings()
+    withdrawals: Withdrawals | None = None
 
 
 class LastAudit(NamedTuple):
@@ -122,12 +125,20 @@ class Gasless(NamedTuple):
     poll_ms: int = TICK_MS
 
 
+class Outlet(NamedTuple):
+    """Who keeps withdrawals, and the addresses that they may pay."""
+
+    store: WithdrawalStore
+    allowed: AllowList
+
+
 def wallets_backend(
     profile: VenueProfile,
     wallets: Wallets,
     rates: RateSource,
     clock: Clock,
     stock: Stock,
+    outlet: Outlet,
     loops: Sequence[Loop] = (),
     gasless: Gasless | None = None,
 ) -> Backend:
@@ -136,10 +147,12 @@ def wallets_backend(
 
     async def open_(core: Core) -> Settlement:
         await wallets.start()
-        return await _local(core, profile, wallets, rates, stock, loops, gasless)
+        return await _local(core, profile, wallets, rates, stock, outlet, loops, gasless)
 
     def stand_by(core: Core) -> Settlement:
-        return _waiting(StandbyVenue(profile, core.policy.price_lock, _funding(core, gasless)))
+        venue = StandbyVenue(profile, core.policy.price_lock, _funding(core, gasless))
+        withdrawals = _withdrawals(core, profile, wallets, stock, outlet, KeyedLocks())
+        return _waiting(venue)._replace(withdrawals=withdrawals)
 
     return Backend(profile, wallets, clock, open_, stand_by, stock.counting)
 
@@ -158,12 +171,26 @@ def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
     )
 
 
+def _withdrawals(
+    core: Core,
+    profile: VenueProfile,
+    wallets: Wallets,
+    stock: Stock,
+    outlet: Outlet,
+    writers: KeyedLocks,
+) -> Withdrawals:
+    chain = profile.chains.all()[0].name
+    wallet = Wallet(wallets, outlet.allowed, stock.holdings, chain, writers)
+    return Withdrawals(outlet.store, core.store, wallet, core.clock, core.lease)
+
+
 async def _local(
     core: Core,
     profile: VenueProfile,
     wallets: Wallets,
     rates: RateSource,
     stock: Stock,
+    outlet: Outlet,
     loops: Sequence[Loop],
     gasless: Gasless | None,
 ) -> Settlement:
@@ -172,10 +199,12 @@ async def _local(
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock)
     inventory = stock.inventory(core)
     published = PublishedRates(core.rates, rates, policy.rate_rule, core.lease)
+    payouts = Payouts(store, wallets, processor, clock, quarantine, core.lease)
+    withdrawals = _withdrawals(core, profile, wallets, stock, outlet, payouts.writers)
     effects = EffectRunner(
         store,
         processor,
-        Payouts(store, wallets, processor, clock, quarantine, core.lease),
+        payouts,
         rates,
         clock,
         poll_ms=wallets.poll_ms,
@@ -198,7 +227,7 @@ async def _local(
         ),
         quarantine,
         runners=(effects,),
-        loops=(*loops, funding.run) if funding else loops,
+        loops=(*loops, withdrawals.run, *((funding.run,) if funding else ())),
     )
     venue = LocalVenue(
         core, profile, wallets, published, inventory, watcher.progress, worker.wake, funding
@@ -210,7 +239,7 @@ async def _local(
         None if stock.holdings is None else store.reserved,
         stock.holdings,
     )
-    return Settlement(venue, worker, readings)
+    return Settlement(venue, worker, readings, withdrawals)
 
 
 def upstream_backend(profile: VenueProfile, upstream: UpstreamPort, clock: Clock) -> Backend:

@@ -72,7 +72,8 @@ class Payouts:
         self._clock = clock
         self._quarantine = quarantine
         self._lease = lease
-        self._wallets = KeyedLocks()
+        # Held by network: a wallet has one writer.
+        self.writers = KeyedLocks()
         # Transfers that could not be recorded together with others, one of which may be to blame.
         self._alone: set[str] = set()
 
@@ -83,7 +84,7 @@ class Payouts:
         done, and the effect is still pending.
         """
         network = (await self._find(order_id, effect.transfer_id))[1].network
-        async with self._wallets.hold(network):
+        async with self.writers.hold(network):
             order, transfer = await self._find(order_id, effect.transfer_id)
             if transfer.state is TransferState.PLANNED:
                 await self._prepare(order, transfer, effect)
@@ -199,24 +200,25 @@ class Payouts:
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer
     ) -> bool:
-        verdict = await self._ask(transfer)
+        verdict = await published_verdict(self._engine, self._lease, transfer)
         event = _event_of(transfer, verdict)
         ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)
         if event is not None:
             await self._processor.apply(order_id, event, done=(effect,) if ended else ())
         return ended
 
-    async def _ask(self, transfer: Transfer) -> Verdict:
-        """Look for our own transaction id first; publish the same bytes if it is not there."""
-        try:
-            async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
-                verdict = await self._engine.look_up(transfer)
-                if verdict.outcome is Outcome.ABSENT and self._lease.has_time():
-                    verdict = await self._engine.publish(transfer)
-        except Exception as error:
-            log.warning("transfer_outcome_unknown", transfer_id=transfer.transfer_id, exc_info=True)
-            return Verdict(Outcome.UNKNOWN, type(error).__name__)
-        return verdict
+
+async def published_verdict(wallets: Wallets, lease: Lease, transfer: Transfer) -> Verdict:
+    """Look for our own transaction id first; publish the same bytes if it is not there."""
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
+            verdict = await wallets.look_up(transfer)
+            if verdict.outcome is Outcome.ABSENT and lease.has_time():
+                verdict = await wallets.publish(transfer)
+    except Exception as error:
+        log.warning("transfer_outcome_unknown", transfer_id=transfer.transfer_id, exc_info=True)
+        return Verdict(Outcome.UNKNOWN, type(error).__name__)
+    return verdict
 
 
 def _is_agreed(order: Order, transfer: Transfer) -> bool:

@@ -96,4 +96,27 @@ BOOKS: Final[tuple[tuple[str, str], ...]] = (
         "SELECT transfer_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')"
         " AND transfer_id NOT IN (SELECT subject FROM effects)",
     ),
+    (
+        "a withdrawal reserves another amount than it takes, or is over and reserves some",
+        "SELECT w.withdrawal_id FROM withdrawals w LEFT JOIN reservations r"
+        " ON r.order_id = w.withdrawal_id AND r.kind = 'funded' AND r.network = w.network"
+        " WHERE coalesce(r.units, 0) <> CASE WHEN w.state IN ('settled', 'failed', 'cancelled')"
+        " THEN 0 ELSE w.units + w.fee END",
+    ),
+    (
+        "something is reserved for a withdrawal that does not exist",
+        "SELECT order_id FROM reservations WHERE order_id LIKE 'wd_%'"
+        " AND order_id NOT IN (SELECT withdrawal_id FROM withdrawals)",
+    ),
+    (
+        "the payment of a withdrawal is another one, or pays something else",
+        "SELECT w.withdrawal_id FROM withdrawals w JOIN monero_payments p"
+        " ON p.payment_id = w.withdrawal_id WHERE w.network <> 'monero'"
+        " OR p.address <> w.address OR p.units <> w.units OR p.txid <> coalesce(w.txid, p.txid)"
+        " UNION ALL SELECT w.withdrawal_id FROM withdrawals w JOIN evm_payments p"
+        " ON p.payment_id = w.withdrawal_id"
+        " JOIN evm_attempts a ON a.payment_id = p.payment_id AND a.number = 1"
+        " WHERE p.network <> w.network OR lower(p.recipient) <> lower(w.address)"
+        " OR p.units <> w.units OR a.txid <> coalesce(w.txid, a.txid)",
+    ),
 )

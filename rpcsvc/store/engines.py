@@ -13,15 +13,22 @@ from typing import Final
 from rpcsvc.store.database import Tables
 
 WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
-_ORDERS: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM orders"
-_THERE: Final = f"{_ORDERS} WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
-_SIMULATED: Final = f"{_ORDERS} WHERE upstream_id IS NULL"
+_COUNT: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM"
+_THERE: Final = f"{_COUNT} orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+# Withdrawals of simulated wallets are the sandbox's as well.
+_SIMULATED: Final = (
+    f"{_COUNT} (SELECT order_id, deadline_at FROM orders WHERE upstream_id IS NULL"
+    " UNION ALL SELECT withdrawal_id, CASE WHEN state IN ('settled', 'failed', 'cancelled')"
+    " THEN NULL ELSE created_at END FROM withdrawals) AS simulated"
+)
 _IS_OPEN: Final = "(deadline_at IS NOT NULL OR action_required IS NOT NULL)"
 # An order may be over and still owe a refund.
 _WAITING: Final = (
     f"SELECT order_id, deposit_network AS network FROM orders WHERE {_IS_OPEN}"
     f" UNION SELECT order_id, payout_network FROM orders WHERE {_IS_OPEN}"
     " UNION SELECT order_id, network FROM transfers"
+    "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
+    " UNION SELECT withdrawal_id, network FROM withdrawals"
     "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
 )
 _UNSERVED: Final = (
@@ -50,7 +57,7 @@ async def claim_of_another(database: Tables, engine: str) -> tuple[str, str] | N
     if engine == "onchain":
         found = await _orders(database, _SIMULATED)
         return ("sandbox", f"{found} the sandbox's") if found else None
-    found = await _orders(database, f"{_SIMULATED} AND deadline_at IS NOT NULL")
+    found = await _orders(database, f"{_SIMULATED} WHERE deadline_at IS NOT NULL")
     return ("sandbox", f"{found} not over in the sandbox") if found else None
 
 

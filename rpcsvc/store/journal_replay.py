@@ -15,6 +15,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
@@ -42,6 +43,7 @@ from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.withdrawals import SqlWithdrawals
 
 log = structlog.get_logger(__name__)
 
@@ -200,6 +202,7 @@ class JournalReplay:
         self._addresses = SqlEvmDepositLedger(database)
         # A status answer is made when it is asked for next.
         self._store = SqlOrderStore(database, lambda: "")
+        self._withdrawals = SqlWithdrawals(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = Replayed()
         self._void: set[tuple[str, str]] = set()
@@ -280,6 +283,11 @@ class JournalReplay:
         """
         waiting, lost = [], []
         for transfer_id, address, units in paid:
+            if is_withdrawal(transfer_id):
+                # One that is on record finds its payment when it is tried next.
+                known = await self._withdrawals.find(transfer_id)
+                lost += [] if known else [transfer_id]
+                continue
             order = await self._store.order(order_of(transfer_id))
             transfer = order.transfer(transfer_id) if order else None
             if order is None:

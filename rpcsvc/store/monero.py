@@ -64,7 +64,9 @@ _WITHOUT_ORDER: Final = (
     "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
     " (SELECT 1 FROM transfers AS t WHERE t.transfer_id = monero_payments.payment_id"
     "  OR t.transfer_id IN (SELECT e.transfer_id FROM monero_payees AS e"
-    "   WHERE e.payment_id = monero_payments.payment_id)) ORDER BY seq"
+    "   WHERE e.payment_id = monero_payments.payment_id)) AND NOT EXISTS"
+    " (SELECT 1 FROM withdrawals AS w WHERE w.withdrawal_id = monero_payments.payment_id)"
+    " ORDER BY seq"
 )
 _PUT_PROOF: Final = update("monero_payments", ("proof",), "payment_id = :payment_id")
 _PUT_PAYEE_PROOF: Final = update(

@@ -238,6 +238,11 @@ class SqlOperatorBooks:
             found[row["network"]] += row["units"] * row["price"]
         return dict(found)
 
+    async def withdrawals_over(self) -> dict[tuple[str, str], int]:
+        """How many withdrawals have ended, by network and how."""
+        rows = await self._db.fetch(_WITHDRAWALS_OVER)
+        return {(row["network"], row["state"]): row["withdrawals"] for row in rows}
+
     async def unresolved_authorizations(self) -> int:
         """How many signed authorizations have neither paid their order nor failed."""
         return int((await self._db.fetch(_UNRESOLVED))[0]["open"])
@@ -377,6 +382,10 @@ _FEES_SINCE: Final = (
     " WHERE prepared_at >= :since AND state IN ('published', 'settled')"
     " UNION ALL SELECT network, gas_used AS units, gas_price AS price FROM evm_payments"
     " WHERE prepared_at >= :since AND mined_txid IS NOT NULL"
+)
+_WITHDRAWALS_OVER: Final = (
+    "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
+    " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"
 )
 _IS_TRANSACTION: Final = "network = :network AND txid = :txid"
 _PAYMENT_WITH: Final = (

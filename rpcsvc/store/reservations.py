@@ -149,13 +149,18 @@ def end_statement(order_id: str) -> Statement:
     return Statement(_END, {"order_id": order_id})
 
 
+def within_statement(scope: str, network: str, most: int) -> Statement:
+    """Have the transaction refused unless a sum, with what it adds, is within ``most`` units."""
+    values = {"scope": scope, "network": network, "most": most}
+    return Statement(_UNITS_WITHIN, values, finds=True)
+
+
 def admission_statements(admission: Admission, unfunded: Reservation | None) -> Iterator[Statement]:
     """Have the transaction refused unless its order, counted by now, is within the admission."""
     if unfunded is None:
         return
     for scope, most in admission.units:
-        values = {"scope": scope, "network": unfunded.network, "most": most}
-        yield Statement(_UNITS_WITHIN, values, finds=True)
+        yield within_statement(scope, unfunded.network, most)
     if admission.orders is not None:
         values = {"client": admission.client, "most": admission.orders}
         yield Statement(_ORDERS_WITHIN, values, finds=True)

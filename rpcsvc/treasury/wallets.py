@@ -7,6 +7,7 @@ a gap that is named.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.planning import DAY_MS, Inventory, plan_view, read_targets
 
@@ -105,6 +107,7 @@ class _Books:
 
     recorded: Recorded
     reserved: dict[str, int]
+    withdrawing: dict[str, int]
     owed: dict[str, Owed]
     unswept: dict[str, Unswept]
     swept: dict[str, int]
@@ -173,7 +176,8 @@ class OnchainTreasury:
         """The moves between networks that would reach the targets. Nothing is moved."""
         now, settings = self._clock.now_ms(), self._settings.inventory
         books = SqlOperatorBooks(self._db)
-        orders = reserved(await books.open_orders(), now)
+        orders = Counter(reserved(await books.open_orders(), now))
+        orders.update(await self._withdrawing())
         flows = await books.flows(now - settings.days * DAY_MS)
         unswept, recorded = await books.unswept(), await recorded_wallets(self._db)
         found = await read_wallets(
@@ -192,12 +196,18 @@ class OnchainTreasury:
             rate = None  # then no exchange is proposed
         return {**plan_view(positions, rate, settings, now), "problems": found.problems}
 
+    async def _withdrawing(self) -> dict[str, int]:
+        """What open withdrawals reserve, by network; each has one at most."""
+        found = await SqlWithdrawals(self._db).open()
+        return {item.network: item.units + item.fee for item in found}
+
     async def _read(self, now: int) -> _Books:
         books, sums = SqlOperatorBooks(self._db), OnchainBooks(self._db)
         orders = await books.open_orders()
         return _Books(
             recorded=await recorded_wallets(self._db),
             reserved=reserved(orders, now),
+            withdrawing=await self._withdrawing(),
             owed=owed(orders),
             unswept=await books.unswept(),
             swept=await books.swept(),
@@ -257,6 +267,7 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
     due = books.owed.get(network, Owed())
     return {
         "reserved": format_units(books.reserved.get(network, 0), asset),
+        "withdrawing": format_units(books.withdrawing.get(network, 0), asset),
         "refundsUnderWay": due.refunds,
         "refundsOwed": format_units(due.units, asset),
         "waitingForAddress": format_units(due.waiting, asset),

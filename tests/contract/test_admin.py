@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 METHODS = [
     "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
     "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
-    "tickets.close", "webhooks.list", "webhooks.replay",
+    "tickets.close", "webhooks.list", "webhooks.replay", "withdrawals.preview",
+    "withdrawals.make", "withdrawals.list",
 ]  # fmt: skip
 
 

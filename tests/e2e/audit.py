@@ -20,7 +20,9 @@ _STRANGE_TRANSFERS = """
     SELECT s.txid FROM sandbox_transactions s
     LEFT JOIN transfers t ON t.network = s.network AND t.txid = s.txid
         AND t.address = s.recipient AND t.units = s.units AND t.fee = s.fee
-    WHERE s.kind = 'transfer' AND t.transfer_id IS NULL
+    LEFT JOIN withdrawals w ON w.network = s.network AND w.txid = s.txid
+        AND w.address = s.recipient AND w.units = s.units AND w.fee = s.fee
+    WHERE s.kind = 'transfer' AND t.transfer_id IS NULL AND w.withdrawal_id IS NULL
 """
 _UNCREDITED = """
     SELECT s.txid FROM sandbox_transactions s JOIN orders o ON o.deposit_address = s.recipient
@@ -113,6 +115,16 @@ def deposits_on_chain(data_dir: Path, order_id: str) -> int:
     )
     with closing(_open(data_dir)) as database:
         return int(database.execute(query, (order_id,)).fetchone()[0])
+
+
+def debits(data_dir: Path, to: str) -> list[int]:
+    """What left the simulated wallets to an address: units of each transaction."""
+    sql = (
+        "SELECT units FROM sandbox_transactions WHERE recipient = ? AND kind = 'transfer'"
+        " AND state IN ('mempool', 'mined')"
+    )
+    with closing(_open(data_dir)) as database:
+        return [units for (units,) in database.execute(sql, (to,))]
 
 
 def count(data_dir: Path, table: str) -> int:

@@ -23,6 +23,7 @@ from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
 from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.sandbox import SqlSandboxLedger
 from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.webhook_sender import WebhookSender
 
 
@@ -58,6 +59,8 @@ SEAMS = {
     "carry_out": Seam(SimulatedAuthorizations, "carry_out"),
     "pool": Seam(SqlSandboxLedger, "broadcast"),
     "resolve": Seam(SqlFundingStore, "resolve"),
+    "withdraw": Seam(SqlWithdrawals, "add"),
+    "withdrawal": Seam(SqlWithdrawals, "change"),
 }
 
 

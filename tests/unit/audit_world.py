@@ -61,6 +61,7 @@ class World:
     proven: dict[str, Sighting] = field(default_factory=dict)
     mined: set[str] = field(default_factory=set)
     deposit_addresses: set[str] = field(default_factory=set)
+    withdrawals: list[TransferEntry] = field(default_factory=list)
     annotations: list[Annotation] = field(default_factory=list)
     annotated: dict[str, int | None] = field(default_factory=dict)
     spent: dict[str, int] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class World:
             orders=tuple(self.orders),
             payments=tuple(self.payments),
             sweeps=tuple(self.sweeps),
+            withdrawals=tuple(self.withdrawals),
             watched={MONERO: Watched(SINCE, TOP, "top"), ARBITRUM: Watched(SINCE, TOP, "top")},
             evm_hot=HOT,
             evm_addresses=frozenset(self.deposit_addresses),
@@ -182,6 +184,21 @@ class World:
             spent - order.refund_fee, order.refund_fee, 0, state, None,
         )  # fmt: skip
         return self._send(replace(order, status="refunded", refund_address=to), transfer)
+
+    def withdraw(
+        self, network: str, units: int, state: TransferState = TransferState.SETTLED
+    ) -> TransferEntry:
+        """The operator takes money out."""
+        to = evm_address(next(self.numbers)) if network == ARBITRUM else "4cold"
+        txid = None if state is TransferState.PLANNED else self.txid()
+        made = TransferEntry(
+            f"wd_{len(self.withdrawals):04}", TransferKind.PAYOUT, network, to, units, 1, 0, state,
+            txid,
+        )  # fmt: skip
+        if txid is not None:
+            self._sign(made, txid)
+        self.withdrawals.append(made)
+        return made
 
     def keep(self, order: OrderEntry) -> OrderEntry:
         """This is how the order stands."""

@@ -432,6 +432,41 @@ def test_a_payment_of_a_transfer_that_no_order_has_is_found() -> None:
     assert "payment_without_order" in kinds(audited(world))
 
 
+@pytest.mark.parametrize("network", [MONERO, ARBITRUM])
+@pytest.mark.parametrize("state", list(TransferState))
+def test_withdrawal_on_record_is_no_difference(network: str, state: TransferState) -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    if state not in (TransferState.FAILED, TransferState.CANCELLED):
+        world.withdraw(network, 7, state)
+    report = audited(world)
+    assert (report.differences, report.annotated) == ((), ())
+    waits = state.may_be_live
+    assert [text for text in report.pending if "wd_0000" in text] == (
+        [f"wd_0000 is {state}"] if waits else []
+    )
+
+
+@pytest.mark.parametrize("network", [MONERO, ARBITRUM])
+def test_withdrawal_of_another_amount_or_address_is_found(network: str) -> None:
+    world = World()
+    made = world.withdraw(network, 7)
+    world.withdrawals[0] = replace(made, units=6)
+    assert "payment_units" in kinds(audited(world))
+    world.withdrawals[0] = replace(made, address="somebody else's")
+    assert "recipient" in kinds(audited(world))
+    world.withdrawals.clear()
+    assert "payment_without_order" in kinds(audited(world))
+
+
+@pytest.mark.parametrize("network", [MONERO, ARBITRUM])
+def test_cancelled_withdrawal_that_was_paid_is_found(network: str) -> None:
+    world = World()
+    made = world.withdraw(network, 7)
+    world.withdrawals[0] = replace(made, state=TransferState.CANCELLED)
+    assert "paid_though_given_up" in kinds(audited(world))
+
+
 def test_payment_signed_to_somebody_else_is_found_before_mining() -> None:
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR), TransferState.PREPARED)

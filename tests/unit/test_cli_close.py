@@ -17,8 +17,10 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import BookedTransfer
 from rpcsvc.settlement.onchain import wiring
@@ -34,6 +36,7 @@ from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
 from tests.operator_cli import Cli
@@ -79,6 +82,45 @@ def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: O
     signed = bytes_of(signature) + b"rpcsvc operator's word\n" + word.encode()
     assert crypto_sign_open(signed, bytes_of(key["x"]))
     assert note == "asked its owner"
+
+
+@pytest.mark.parametrize("network", ["arbitrum", "monero"])
+def test_close_settles_a_planned_withdrawal(cli: Cli, network: str) -> None:
+    asset, to = (XMR, "4cold") if network == "monero" else (USDC, "0x" + "0b" * 20)
+    item = Withdrawal("wd_0001", network, asset, to, 7, 1, NOW, NOW)
+
+    async def make() -> None:
+        async with opened(cli.data_dir) as books:
+            await SqlWithdrawals(books.db).add(item, None)
+
+    asyncio.run(make())
+    assert cli("payouts", "close", "wd_0002", TXID, "--note", "by hand") == USAGE
+    assert "rpcsvc treasury withdrawals" in cli.err
+    assert cli("payouts", "close", "wd_0001", "--note", "by hand") == FAILED
+    assert cli("payouts", "close", "wd_0001", TXID, "--note", "by hand") == OK, cli.err
+    assert cli("payouts", "close", "wd_0001", TXID, "--note", "again") == FAILED
+    paid = TXID if network == "monero" else f"0x{TXID}"
+    with snapshot(cli.data_dir) as taken:
+        (closed,) = asyncio.run(SqlWithdrawals(taken).latest(2))
+    assert (closed.state, closed.txid) == ("settled", paid)
+    assert check_database(cli.data_dir) == []
+    books = read_books(cli.data_dir)
+    assert books.closed == {"wd_0001"}
+    assert [each.transfer_id for each in books.withdrawals] == ["wd_0001"]
+
+
+def test_adopt_refuses_a_withdrawal_that_is_over(cli: Cli) -> None:
+    item = Withdrawal("wd_0001", "monero", XMR, "4cold", 7, 1, NOW, NOW)
+
+    async def make() -> None:
+        async with opened(cli.data_dir) as books:
+            store = SqlWithdrawals(books.db)
+            await store.add(item, None)
+            await store.cancel(item, stepped(item, TransferState.CANCELLED, NOW))
+
+    asyncio.run(make())
+    assert cli("payouts", "adopt", "wd_0001", TXID) == FAILED
+    assert f"rpcsvc treasury explain monero {TXID} --note TEXT" in cli.err
 
 
 def booked(cli: Cli, transfer_id: str) -> BookedTransfer:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
@@ -23,6 +25,7 @@ from rpcsvc.store.backends.sqlite.maintenance import check_journal
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_replay import Replayed
 from rpcsvc.store.wallets import OnchainBooks
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from tests.rows import statement
 from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_back, xmr_payment
 from tests.unit.orders import NOW
@@ -72,6 +75,38 @@ async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Pat
         assert "aa paid" in str(await signed.unmatched(refund)), (
             "the copy's order does not know of it"
         )
+
+
+async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
+    """A planned one finds it and is not cancelled; one that the copy lacks is named."""
+    planned, later = (
+        Withdrawal(name, "monero", XMR, "4cold", 7, 1, NOW, NOW) for name in ("wd_0001", "wd_0002")
+    )
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        await SqlWithdrawals(books.db).add(planned, None)
+        copy = books.copy(tmp_path / "copy.db")
+        for item, txid in ((planned, "aa"), (later, "bb")):
+            await books.monero.add_payment(
+                monero.Payment(
+                    item.withdrawal_id, monero.Purpose.TRANSFER, item.address, item.units, 5, txid,
+                    "02ff", "metadata", "key", (f"image-{txid}",), NOW,
+                )
+            )  # fmt: skip
+            made = await books.monero.payment(item.withdrawal_id)
+            assert made is not None
+            await books.monero.put_payment(
+                replace(made, state=monero.PaymentState.PUBLISHED, relayed_at=NOW)
+            )
+    put_back(tmp_path, copy)
+    async with opened(tmp_path) as books:
+        assert books.adopted.payments == ["wd_0001", "wd_0002"]
+        assert (books.adopted.orders, books.adopted.lost) == ([], ["wd_0002"])
+        store = SqlWithdrawals(books.db)
+        cancelled = stepped(planned, TransferState.CANCELLED, NOW + 1)
+        assert not await store.cancel(planned, cancelled)
+        assert await store.signed_terms("wd_0002") == later.terms
+        assert [each.payment_id for each in await books.monero.without_order()] == ["wd_0002"]
 
 
 async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def end_progress() -> None:
 
 # A command may wait for nodes, and for a wallet that reads blocks first.
 SECONDS: Final = 600
-_OF_THE_CALLER: Final = frozenset({"invalid_input", "missing_input"})
+_OF_THE_CALLER: Final = frozenset(
+    {"invalid_input", "missing_input", "invalid_destination", "idempotency_conflict"}
+)
 
 
 def is_running(settings: Settings) -> bool:

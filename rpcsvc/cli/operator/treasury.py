@@ -18,6 +18,7 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
+from rpcsvc.cli.operator.withdrawals import add_actions
 from rpcsvc.settings import Settings
 
 
@@ -35,6 +36,7 @@ def add_commands(commands: Any) -> None:
     actions = parser.add_subparsers(metavar="ACTION")
     _add_plan(actions)
     _add_annotate(actions)
+    add_actions(actions)
 
 
 def _add_plan(actions: Any) -> None:
@@ -219,6 +221,7 @@ _LABELS: Final = {
     "arriving": "arriving, not confirmed",
     "swept": "swept so far",
     "reserved": "reserved by open orders",
+    "withdrawing": "reserved by a withdrawal",
     "refundsUnderWay": "refunds under way",
     "refundsOwed": "refunds owed",
     "waitingForAddress": "waits for a refund address",

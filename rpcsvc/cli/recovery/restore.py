@@ -18,6 +18,7 @@ from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import is_running
 from rpcsvc.clock import SystemClock
+from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.durable_files import sync_directory
 from rpcsvc.engines import ENGINES
 from rpcsvc.ids import system_random
@@ -158,7 +159,13 @@ def _tell(done: Replayed | None) -> int:
         f" {len(done.orders)} transfers are told of theirs.\n"
     )
     for name in done.lost:
-        sys.stdout.write(f"{name}: its order is lost, its payment is on record\n")
+        if is_withdrawal(name):
+            sys.stdout.write(
+                f"{name}: the copy is older than this withdrawal, its payment is on record; once"
+                f" the service is up: the same rpcsvc treasury withdraw with --id {name}\n"
+            )
+        else:
+            sys.stdout.write(f"{name}: its order is lost, its payment is on record\n")
     for problem in done.refused:
         sys.stderr.write(f"rpcsvc: not adopted, and payouts are paused: {problem}\n")
     return FAILED if done.refused else OK

@@ -18,11 +18,15 @@ from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
+from rpcsvc.domain import withdrawals
 from rpcsvc.domain.events import AdvanceTransfer, TransferPrepared, TransferSettled, order_of
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import TransferState
+from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.orders.ports.store import Commit
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
@@ -44,6 +48,7 @@ from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
 
 
@@ -88,6 +93,11 @@ def _print(done: Adopted) -> None:
 
 async def find_transfer(database: Database, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
+    if is_withdrawal(transfer_id):
+        item = await SqlWithdrawals(database).find(transfer_id)
+        if item is None:
+            raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
+        return OpenTransfer(transfer_id, item.transfer)
     order = await SqlOrderStore(database, lambda: "").order(order_of(transfer_id))
     transfer = order.transfer(transfer_id) if order else None
     if order is None or transfer is None:
@@ -106,12 +116,30 @@ class _Adoption:
         self._clock = SystemClock()
         # A status answer is made when it is asked for next.
         store = SqlOrderStore(database, lambda: "")
-        self._record = OrderProcessor(store, self._clock, lambda _order: None).record
+        self._processor = OrderProcessor(store, self._clock, lambda _order: None)
+        self._withdrawals = SqlWithdrawals(database)
+
+    async def _record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+        """Put a payment on record, with the orders or the withdrawal that it pays."""
+        item = await self._withdrawals.find(signed.transfer_ids[0])
+        if item is None:
+            await self._processor.record(signed, commit)
+            return
+        if len(signed.transfer_ids) > 1:
+            raise NotAdopted(f"{signed.txid} pays others besides {item.withdrawal_id}.")
+        after = withdrawals.signed(item, signed.txid, signed.raw, self._clock.now_ms())
+        await self._withdrawals.change(item, after, commit)
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
         """Prove it and put it on record. Raises NotAdopted."""
         opened = await find_transfer(self._db, transfer_id)
-        if opened.transfer.network == MONERO:
+        state, network = opened.transfer.state, opened.transfer.network
+        if is_withdrawal(transfer_id) and state in _UNPAID:
+            raise NotAdopted(
+                f"{transfer_id} is {state.value}, which is final. If the transaction did pay it:"
+                f" rpcsvc treasury explain {network} {txid[:80]} --note TEXT"
+            )
+        if network == MONERO:
             return await self._monero(opened, txid, key)
         return await self._evm(opened, txid)
 
@@ -130,7 +158,9 @@ class _Adoption:
         node, wallet = wiring.monero_clients(settings)
         ledger = SqlMoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
-        others = await self._planned(MONERO, opened.transfer.transfer_id)
+        name = opened.transfer.transfer_id
+        # A withdrawal is a transaction of its own.
+        others = [] if is_withdrawal(name) else await self._planned(MONERO, name)
         async with node, wallet:
             adoption = MoneroAdoption(connection, ledger)
             return await adoption.adopt(opened, others, txid, key, self._record)
@@ -153,6 +183,7 @@ class _Adoption:
             return await adoption.adopt(opened, txid, self._record)
 
 
+_UNPAID: Final = (TransferState.FAILED, TransferState.CANCELLED)
 _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
     " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
@@ -209,7 +240,7 @@ class _Closing:
                 f"{_line(opened)}, paid as you say: {self.note}\nIt is not paid again. Once all"
                 " that the transaction paid is closed: rpcsvc treasury explain"
             )
-        if transfer.state in (TransferState.FAILED, TransferState.CANCELLED):
+        if transfer.state in _UNPAID:
             raise NotAdopted(f"{name} is {transfer.state.value}, which is final.")
         if txid is not None:
             raise NotAdopted(
@@ -302,6 +333,9 @@ class _Closing:
             "signature": signer.vouch(word),
         }  # fmt: skip
         await self.database.write([Statement(_ADD, values)])
+        if is_withdrawal(name):
+            await self._settle_withdrawal(name, txid, at)
+            return
         store = SqlOrderStore(self.database, lambda: "")
         processor = OrderProcessor(store, clock, lambda _order: None)
         if opened.transfer.state is TransferState.PLANNED:
@@ -309,6 +343,15 @@ class _Closing:
         if opened.transfer.state is not TransferState.SETTLED:
             effect = AdvanceTransfer(name)
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
+
+    async def _settle_withdrawal(self, name: str, txid: str, at: int) -> None:
+        store = SqlWithdrawals(self.database)
+        item = await store.find(name)
+        if item is None or item.state is TransferState.SETTLED:
+            return
+        is_planned = item.state is TransferState.PLANNED
+        paid = withdrawals.signed(item, txid, "", at) if is_planned else item
+        await store.change(item, withdrawals.stepped(paid, TransferState.SETTLED, at))
 
 
 def annotate(settings: Settings, action: str, params: Json) -> Json:

@@ -131,6 +131,10 @@ class OperatorBooks(Protocol):
         """Piconero or wei, by network, that payments prepared since then took; none: left out."""
         ...
 
+    async def withdrawals_over(self) -> dict[tuple[str, str], int]:
+        """How many withdrawals have ended, by network and how."""
+        ...
+
     async def unresolved_authorizations(self) -> int:
         """How many signed authorizations have neither paid their order nor failed."""
         ...

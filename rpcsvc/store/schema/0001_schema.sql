@@ -255,7 +255,7 @@ CREATE TABLE status_views (
 -- money that has come, and for a deposit that it awaits. An unfunded one names who asked for the
 -- order (the kind of client, and a keyed hash of its name); it is deleted when the order is funded,
 -- ends or expires. On the network 'upstream', units are the order's worth in USDC, and the row is
--- there before the order: while the upstream is being asked for it.
+-- there before the order: while the upstream is being asked for it. An open withdrawal has one too.
 CREATE TABLE reservations (
     order_id        TEXT    NOT NULL,
     kind            TEXT    NOT NULL CHECK (kind IN ('funded', 'unfunded')),
@@ -335,6 +335,55 @@ CREATE TABLE order_counts (
     orders INTEGER NOT NULL CHECK (orders > 0),
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
+
+-- --- Withdrawals --------------------------------------------------------------------------------
+
+-- The operator's own transfers out of the wallets, each of no order. While one is open its units and
+-- fee are reserved like those of an order (reservations.order_id is its id then). raw holds the signed
+-- bytes, hex, from before their publication.
+CREATE TABLE withdrawals (
+    seq           INTEGER PRIMARY KEY,
+    withdrawal_id TEXT    NOT NULL UNIQUE CHECK (substr(withdrawal_id, 1, 3) = 'wd_'),
+    network       TEXT    NOT NULL,
+    asset         TEXT    NOT NULL CHECK (asset IN ('XMR', 'USDC')),
+    address       TEXT    NOT NULL,
+    units         INTEGER NOT NULL CHECK (units > 0),
+    fee           INTEGER NOT NULL CHECK (fee >= 0),
+    created_at    INTEGER NOT NULL,
+    changed_at    INTEGER NOT NULL,
+    state         TEXT    NOT NULL CHECK (state IN (
+        'planned', 'prepared', 'published', 'unknown', 'settled', 'failed', 'cancelled')),
+    txid          TEXT,
+    raw           TEXT,
+    reason        TEXT,
+    -- as in transfers
+    receipt       TEXT    CHECK (receipt IS NULL OR state = 'settled'),
+    CHECK ((txid IS NULL) = (raw IS NULL)),
+    CHECK (txid IS NOT NULL OR state IN ('planned', 'failed', 'cancelled')),
+    CHECK (txid IS NULL OR state NOT IN ('planned', 'cancelled'))
+) STRICT;
+
+-- One at a time on each network: the next is judged by what this one left.
+CREATE UNIQUE INDEX withdrawals_open ON withdrawals (network)
+    WHERE state NOT IN ('settled', 'failed', 'cancelled');
+
+CREATE TRIGGER withdrawals_keep_what_they_are BEFORE UPDATE ON withdrawals
+WHEN OLD.seq IS NOT NEW.seq OR OLD.withdrawal_id IS NOT NEW.withdrawal_id
+    OR OLD.network IS NOT NEW.network OR OLD.asset IS NOT NEW.asset
+    OR OLD.address IS NOT NEW.address OR OLD.units IS NOT NEW.units OR OLD.fee IS NOT NEW.fee
+    OR OLD.created_at IS NOT NEW.created_at
+BEGIN SELECT RAISE(ABORT, 'a withdrawal keeps its recipient and amount'); END;
+
+CREATE TRIGGER withdrawals_keep_their_bytes BEFORE UPDATE ON withdrawals
+WHEN OLD.raw IS NOT NULL AND (OLD.raw IS NOT NEW.raw OR OLD.txid IS NOT NEW.txid)
+BEGIN SELECT RAISE(ABORT, 'a signed withdrawal keeps its bytes'); END;
+
+CREATE TRIGGER withdrawals_end_once BEFORE UPDATE OF state ON withdrawals
+WHEN OLD.state IN ('settled', 'failed', 'cancelled')
+BEGIN SELECT RAISE(ABORT, 'a withdrawal that is over stays so'); END;
+
+CREATE TRIGGER withdrawals_are_never_deleted BEFORE DELETE ON withdrawals
+BEGIN SELECT RAISE(ABORT, 'a withdrawal stays'); END;
 
 -- --- Webhooks -----------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import DepositState
+from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
@@ -19,6 +21,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.withdrawals import SqlWithdrawals
 
 XMR = 10**12
 
@@ -207,6 +210,19 @@ async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger)
         out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
         await ledger.put_payment(out)
         assert out in await ledger.without_order()
+
+
+async def test_payment_of_a_withdrawal_is_left_to_it(
+    ledger: SqlMoneroLedger, database: Tables
+) -> None:
+    made = payment("wd_0001", "i1")
+    await ledger.add_payment(made)
+    out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
+    await ledger.put_payment(out)
+    assert await ledger.without_order() == [out]
+    item = Withdrawal("wd_0001", "monero", XMR_ASSET, made.address, made.units, 1, 1, 1)
+    await SqlWithdrawals(database).add(item, None)
+    assert await ledger.without_order() == []
 
 
 async def test_settled_payments_are_found_by_height_or_without_one(

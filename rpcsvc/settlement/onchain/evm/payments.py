@@ -24,6 +24,7 @@ from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
@@ -352,9 +353,11 @@ class EvmPayments:
         )
 
     async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
-        """What waits to be mined counts as spent; all but payouts leave the reserve to them."""
+        """What waits to be mined counts as spent; all but payouts and refunds leave the reserve to
+        them.
+        """
         needed = await self._gas.needed(order, price, await self._publisher.unmined())
-        if order.purpose is not Purpose.TRANSFER:
+        if order.purpose is not Purpose.TRANSFER or is_withdrawal(order.payment_id):
             needed += self._network.gas_reserve
         if await self._connection.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")

@@ -1,0 +1,433 @@
+"""How withdrawals are carried out: once each, whatever breaks between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from rpcsvc.domain.money import USDC, Asset
+from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
+from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
+from rpcsvc.orders.lease import SETTLER, Lease
+from rpcsvc.orders.ports.store import ReservationChange
+from rpcsvc.orders.ports.wallets import (
+    Fees,
+    Holdings,
+    Outcome,
+    PreparedTransfer,
+    Record,
+    TransferRejected,
+    Verdict,
+)
+from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.orders.withdrawals import (
+    RETRY_MS,
+    Wallet,
+    WithdrawalRefused,
+    WithdrawalRequest,
+    Withdrawals,
+    read_request,
+)
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.reservations import reservation_statements
+from rpcsvc.store.withdrawals import SqlWithdrawals
+from tests.sandbox import EVM, MONERO, ManualClock
+
+OTHER = "0x" + "0b" * 20
+NAME = "wd_first"
+FEE = 100_000
+
+
+class Killed(BaseException):
+    """The process is gone: nothing handles it."""
+
+
+@dataclass
+class Chain:
+    """What lasts when the service is killed: transactions by id, and how often each was taken."""
+
+    taken: dict[str, str] = field(default_factory=dict)
+    settled: bool = False
+    serial: int = 0
+
+
+class ScriptedWallets:
+    """Wallets whose signatures all differ; ``die`` names a step and its side to be killed at."""
+
+    poll_ms = 1
+
+    def __init__(self, chain: Chain, die: str = "") -> None:
+        self.chain = chain
+        self.die = die
+        self.paused = False
+        self.refuses: Exception | None = None
+        self.says: Outcome | None = None
+
+    def is_paused(self) -> bool:
+        return self.paused
+
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
+        assert (deposit, payout, chain) != (payout, deposit, "")
+        return Fees(FEE, FEE)
+
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        assert (network, field) == ("arbitrum", "to"), address
+
+    def _at(self, step: str) -> None:
+        if self.die == step:
+            raise Killed
+
+    async def prepare(self, transfer: Transfer, companions: Any, record: Record) -> None:
+        assert companions == ()
+        if self.refuses is not None:
+            raise self.refuses
+        self._at("before prepare")
+        self.chain.serial += 1
+        txid = f"tx{self.chain.serial}"
+        await record(PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)))
+        self._at("after prepare")
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        self._at("before publish")
+        assert transfer.txid is not None
+        self.chain.taken[transfer.txid] = transfer.address
+        self._at("after publish")
+        return Verdict(self.says or Outcome.PENDING)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        self._at("before look_up")
+        if self.says is not None:
+            return Verdict(self.says, "as the test says")
+        if transfer.txid not in self.chain.taken:
+            return Verdict(Outcome.ABSENT)
+        self._at("after look_up")
+        return Verdict(Outcome.SETTLED if self.chain.settled else Outcome.PENDING, receipt=None)
+
+
+class Service:
+    """One process on a database; ``restarted`` is the next one."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: ManualClock,
+        chain: Chain,
+        die: str = "",
+        allowed: Mapping[str, tuple[str, ...]] | None = None,
+        free: int = 10**9,
+        lease_ends: int | None = None,
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.chain = chain
+        self.store = SqlWithdrawals(database)
+        self.orders = SqlOrderStore(database, lambda: "")
+        self.wallets = ScriptedWallets(chain, die)
+        names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
+        wallet = Wallet(
+            cast("Any", self.wallets), names, lambda _: Holdings(free, 0, 0), "arbitrum",
+            KeyedLocks(),
+        )  # fmt: skip
+        self.lease = Lease(SETTLER, 1, lease_ends)
+        self.made = Withdrawals(self.store, self.orders, wallet, clock, self.lease)
+
+    def restarted(self, **changed: Any) -> Service:
+        return Service(self.database, self.clock, self.chain, **changed)
+
+    async def reserved(self) -> int:
+        return (await self.orders.reserved("arbitrum")).total
+
+    async def first(self) -> Withdrawal:
+        found = await self.store.find(NAME)
+        assert found is not None
+        return found
+
+
+def asked(amount: str = "5", to: str = EVM, name: str = NAME) -> WithdrawalRequest:
+    return read_request(name, "arbitrum", amount, to)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def service(database: Database) -> Service:
+    return Service(database, ManualClock(), Chain())
+
+
+# --- making ------------------------------------------------------------------------------------
+
+
+async def test_withdrawal_of_one_id_is_made_once(service: Service) -> None:
+    first = await service.made.make(asked())
+    service.clock.now += 1_000
+    assert await service.made.make(asked()) == first
+    # An address is the same in any case.
+    assert await service.made.make(asked(to=EVM.lower())) == first
+    assert await service.store.latest(10) == [first]
+    assert (first.address, first.units, first.fee) == (EVM, 5_000_000, FEE)
+    assert await service.reserved() == 5_000_000 + FEE
+
+
+@pytest.mark.parametrize("other", [asked("6"), asked(to=OTHER), asked()._replace(network="base")])
+async def test_withdrawal_id_of_other_terms_is_a_conflict(
+    service: Service, other: WithdrawalRequest
+) -> None:
+    await service.made.make(asked())
+    for act in (service.made.make, service.made.preview):
+        with pytest.raises(IdempotencyConflict, match="5 USDC on arbitrum to 0x529"):
+            await act(other)
+
+
+async def test_withdrawal_preview_writes_nothing(service: Service) -> None:
+    shown = await service.made.preview(asked())
+    assert await service.store.find(NAME) is None
+    assert await service.made.make(asked()) == shown
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "text"),
+    [
+        (asked(to=OTHER), "to", "is not in inventory.withdraw_to for arbitrum. Allowed: 0x529"),
+        (asked()._replace(network="base"), "network", "only for arbitrum, monero"),
+    ],
+)
+async def test_withdrawal_outside_the_settings_is_refused(
+    service: Service, request_: WithdrawalRequest, field: str, text: str
+) -> None:
+    with pytest.raises(InvalidInput, match=text) as refused:
+        await service.made.make(request_)
+    assert refused.value.field == field
+    assert await service.store.latest(1) == []
+
+
+async def test_withdrawal_with_its_fee_can_be_stored(service: Service) -> None:
+    with pytest.raises(AmountAboveMaximum):
+        await service.made.make(asked("9223372036854.775807"))
+
+
+async def test_withdrawal_is_not_signed_near_the_end_of_the_lease(service: Service) -> None:
+    await service.made.make(asked())
+    await service.restarted(lease_ends=0).made.resume()
+    assert (await service.first()).state is TransferState.PLANNED
+    assert service.chain.serial == 0
+
+
+@pytest.mark.parametrize("name", ["ord_1234", "wd_", "wd_a/b/c", "wd_" + "a" * 61])
+def test_withdrawal_id_of_another_form_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="4 to 60 letters"):
+        asked(name=name)
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "1.0000001", "a"])
+def test_withdrawal_amount_is_that_of_the_asset(amount: str) -> None:
+    with pytest.raises(InvalidInput, match="amount"):
+        asked(amount)
+
+
+async def test_withdrawal_leaves_what_orders_reserve(service: Service) -> None:
+    change = ReservationChange("ord_1", {"arbitrum": 4_000_000}, None, begins=True)
+    await service.database.write(list(reservation_statements(change)))
+    short = service.restarted(free=9_000_000)
+    with pytest.raises(WithdrawalRefused, match=r"reserve 4 USDC of it: at most 4.9 USDC"):
+        await short.made.make(asked())
+    assert await short.reserved() == 4_000_000
+    assert (await short.made.make(asked("4.9"))).units == 4_900_000
+    assert await short.reserved() == 9_000_000
+
+
+async def test_second_withdrawal_waits_for_the_first(service: Service) -> None:
+    await service.made.make(asked())
+    with pytest.raises(WithdrawalRefused, match="wd_first is under way on arbitrum"):
+        await service.made.make(asked(name="wd_second"))
+
+
+async def test_withdrawal_is_not_made_while_payouts_are_paused(service: Service) -> None:
+    service.wallets.paused = True
+    with pytest.raises(WithdrawalRefused, match="rpcsvc payouts resume"):
+        await service.made.make(asked())
+
+
+# --- carrying out ------------------------------------------------------------------------------
+
+
+async def test_withdrawal_is_signed_published_and_settled(service: Service) -> None:
+    await service.made.make(asked())
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PUBLISHED
+    service.chain.settled = True
+    await service.made.resume()
+    end = await service.first()
+    assert (end.state, end.txid) == (TransferState.SETTLED, "tx1")
+    assert service.chain.taken == {"tx1": EVM}
+    assert await service.reserved() == 0
+    assert await service.made.make(asked()) == end
+    await service.made.resume()
+    assert service.chain.serial == 1
+
+
+STEPS = [
+    f"{side} {step}" for step in ("prepare", "publish", "look_up") for side in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("die", STEPS)
+async def test_withdrawal_survives_a_kill_at_each_step(database: Database, die: str) -> None:
+    service = Service(database, ManualClock(), Chain(), die)
+    await service.made.make(asked())
+    with pytest.raises(BaseExceptionGroup) as killed:
+        for _ in range(3):
+            await service.made.resume()
+    assert killed.group_contains(Killed)
+    after = service.restarted()
+    assert await after.reserved() == 5_000_000 + FEE
+    assert (await after.made.make(asked())).withdrawal_id == NAME
+    await after.made.resume()
+    after.chain.settled = True
+    await after.made.resume()
+    await after.made.resume()
+    assert (await after.first()).state is TransferState.SETTLED
+    assert list(after.chain.taken.values()) == [EVM]
+    assert await after.reserved() == 0
+
+
+async def test_withdrawal_of_unknown_outcome_publishes_the_same_bytes(service: Service) -> None:
+    service.wallets.says = Outcome.UNKNOWN
+    await service.made.make(asked())
+    await service.made.resume()
+    unknown = await service.first()
+    assert (unknown.state, unknown.reason) == (TransferState.UNKNOWN, "as the test says")
+    service.wallets.says = None
+    await service.made.resume()
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PUBLISHED
+    assert service.chain.taken == {"tx1": EVM}
+    assert service.chain.serial == 1
+
+
+async def test_withdrawal_that_failed_frees_its_money(service: Service) -> None:
+    await service.made.make(asked())
+    service.wallets.says = Outcome.FAILED
+    await service.made.resume()
+    end = await service.first()
+    assert (end.state, end.reason) == (TransferState.FAILED, "as the test says")
+    assert await service.reserved() == 0
+
+
+async def test_withdrawal_that_can_t_be_prepared_fails(service: Service) -> None:
+    service.wallets.refuses = TransferRejected("the destination is on the token's blacklist")
+    await service.made.make(asked())
+    await service.made.resume()
+    end = await service.first()
+    assert (end.state, end.txid) == (TransferState.FAILED, None)
+    assert "blacklist" in (end.reason or "")
+    assert await service.reserved() == 0
+
+
+async def test_withdrawal_that_waits_says_why_and_is_tried_again(service: Service) -> None:
+    service.wallets.refuses = Unavailable("it is over the cap per transfer of 1 USDC")
+    await service.made.make(asked())
+    with capture_logs():
+        await service.made.resume()
+    assert service.made.waits_for(NAME) == "it is over the cap per transfer of 1 USDC"
+    service.wallets.refuses = None
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PLANNED
+    service.clock.now += RETRY_MS
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PUBLISHED
+    assert service.made.waits_for(NAME) is None
+
+
+async def test_unsigned_withdrawal_is_cancelled_in_time(service: Service) -> None:
+    service.wallets.refuses = Unavailable("The hot wallet lacks ether for gas.")
+    await service.made.make(asked())
+    with capture_logs():
+        await service.made.resume()
+    service.clock.now += SIGN_WITHIN_MS
+    service.wallets.refuses = None
+    await service.made.resume()
+    end = await service.first()
+    assert end.state is TransferState.CANCELLED
+    assert end.reason == "not signed within 10 minutes: The hot wallet lacks ether for gas."
+    assert (service.chain.serial, await service.reserved()) == (0, 0)
+
+
+async def test_address_that_was_taken_off_the_list_is_not_paid(service: Service) -> None:
+    await service.made.make(asked())
+    later = service.restarted(allowed={"arbitrum": (OTHER,)})
+    with capture_logs() as logs:
+        await later.made.resume()
+    assert "withdrawal_recipient_refused" in [line["event"] for line in logs]
+    assert later.chain.serial == 0
+    # Its record is answered still.
+    assert (await later.made.make(asked())).state is TransferState.PLANNED
+
+
+async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) -> None:
+    await service.made.make(asked())
+
+    async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
+        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")))
+
+    service.wallets.prepare = prepare  # type: ignore[method-assign]
+    with capture_logs():
+        await service.made.resume()
+    assert (await service.first()).state is TransferState.PLANNED
+
+
+async def test_payment_on_record_is_taken_up_after_a_restore(service: Service) -> None:
+    """A copy has it as planned, the payment journal has brought its payment back."""
+    await service.made.make(asked())
+    planned = await service.first()
+    service.store.cancel = _refused  # type: ignore[method-assign]
+    service.clock.now += SIGN_WITHIN_MS
+
+    await service.made.resume()
+    assert planned.state is TransferState.PLANNED
+    assert (await service.first()).state is TransferState.PUBLISHED
+
+
+async def _refused(before: Withdrawal, after: Withdrawal) -> bool:
+    assert after == replace(
+        stepped(before, TransferState.CANCELLED, after.changed_at), reason=after.reason
+    )
+    return False
+
+
+async def test_payment_of_other_terms_under_the_id_is_a_conflict(service: Service) -> None:
+    async def terms(_name: str) -> tuple[str, str, int]:
+        return "arbitrum", EVM, 7_000_000
+
+    service.store.signed_terms = terms  # type: ignore[assignment, method-assign]
+    with pytest.raises(IdempotencyConflict, match="7 USDC on arbitrum"):
+        await service.made.make(asked())
+
+
+async def test_networks_do_not_wait_for_one_another(service: Service) -> None:
+    await service.made.make(asked())
+    broken = replace(await service.first(), withdrawal_id="wd_broken", network="base", asset=USDC)
+    await service.store.add(broken, None)
+    original = service.store.change
+
+    async def change(before: Withdrawal, after: Withdrawal, commit: Any = None) -> None:
+        if before.network == "base":
+            raise LookupError("a broken row")
+        await original(before, after, commit)
+
+    service.store.change = change  # type: ignore[method-assign]
+    service.made.allowed["base"] = (EVM,)  # type: ignore[index]
+    with capture_logs():
+        await service.made.resume()
+    assert (await service.first()).state is TransferState.PUBLISHED
