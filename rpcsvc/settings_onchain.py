@@ -51,7 +51,8 @@ class OnchainSettings(Group):
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
-    ``authorization_gas_usd``: what gas for signed USDC payments (x402) may cost in 24 hours.
+    ``authorization_gas_usd``: what gas for signed USDC payments (x402) may cost in 24 hours, that
+    of orders that bear it left out.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
     addresses are made ahead, so that orders do not wait for the wallet. ``*_floor``: below it the
     service is degraded, and takes no order that would be paid in that asset. ``journal_places``:

@@ -63,6 +63,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             _quantiles("rpcsvc_deposit_to_payout_seconds", "network"),
         ),
         Panel("Spread earned per hour", "none", _increase("rpcsvc_spread_earned", "asset")),
+        Panel("Gas borne per hour", "none", _increase("rpcsvc_funding_fees_earned", "asset")),
     ),
     "Deposits and payouts": (
         Panel("Deposits per hour", "none", _increase("rpcsvc_deposits", "network", "outcome")),

@@ -37,8 +37,8 @@ from rpcsvc.store.database import BooksUnreadable
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
-    " rate, spread_bps, payout_fee, min_received_bps, integrator_bps, refund_fee, status,"
-    " agreed_refund_address, refund_address, leftover FROM orders"
+    " rate, spread_bps, payout_fee, min_received_bps, integrator_bps, funding_fee, refund_fee,"
+    " status, agreed_refund_address, refund_address, leftover FROM orders"
     " WHERE upstream_id IS NULL ORDER BY seq"
 )
 _DEPOSITS = (
@@ -191,8 +191,7 @@ def _order(
 ) -> OrderEntry:
     order_id, direction, *terms = row
     deposit_network, payout_network, deposit_address, to_address, *terms = terms
-    rate, spread, payout_fee, least, integrator, refund_fee, status, *refunds, left = terms
-    agreed_refund_address, refund_address = refunds
+    *price, refund_fee, status, agreed_refund_address, refund_address, left = terms
     happened = events.get(order_id, [])
     rates = [details["rate"] for event, details in happened if event == "Repriced"]
     named = sum(event == "RefundAddressGiven" for event, _ in happened)
@@ -203,7 +202,7 @@ def _order(
         payout_network=payout_network,
         deposit_address=deposit_address,
         to_address=to_address,
-        price=Price(rate, spread, payout_fee, least, integrator),
+        price=Price(*price),
         refund_fee=refund_fee,
         status=status,
         agreed_refund_address=agreed_refund_address,

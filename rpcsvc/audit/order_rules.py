@@ -185,8 +185,8 @@ def _chunks(order: OrderEntry, payout: TransferEntry) -> Iterator[Difference]:
         output += price.exchanged(order.direction, fill.units)
         share += price.integrator_fee(order.direction, fill.units)
         swapped += fill.units
-    # The network's fee is spread over the chunks by the deposits that they took.
-    output -= order.price.payout_fee * swapped // spent if spent else 0
+    # The fixed fee is spread over the chunks by the deposits that they took.
+    output -= order.price.fixed_fee * swapped // spent if spent else 0
     compared = {
         "payout": (output, payout.units),
         "payout_fee": (order.price.payout_fee, payout.fee),

@@ -29,6 +29,7 @@ class Swap(Model):
     where refunds go; name one for XMR, which hides its sender. With ``quote_digest`` and
     ``min_received``, see ``held_to``, no order of worse terms is made or believed. ``webhook`` is a
     URL that the order's events are sent to, or its ``url`` and ``secret`` (docs/webhooks.md).
+    With ``funding`` x402 the gas of ``SwapClient.fund`` is in the quote (docs/x402.md).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -43,6 +44,7 @@ class Swap(Model):
     quote_digest: str | None = None
     min_received: str | None = None
     webhook: str | dict[str, str] | None = None
+    funding: Literal["x402"] | None = None
 
     def held_to(self, quote: Quote) -> Swap:
         """The same swap, at no worse terms than those of the quote."""
@@ -51,7 +53,8 @@ class Swap(Model):
 
     def terms(self) -> dict[str, Any]:
         """What a quote is asked for."""
-        return {"direction": self.direction, "chain": self.chain, "amount": self.amount}
+        terms = {"direction": self.direction, "chain": self.chain, "amount": self.amount}
+        return terms if self.funding is None else {**terms, "funding": self.funding}
 
     def wanted(self) -> dict[str, Any]:
         """What an order is made of."""

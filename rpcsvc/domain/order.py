@@ -266,6 +266,7 @@ class Terms:
     ``chain_id`` and ``chain`` are the USDC side. ``deposit_amount``, ``min_deposit`` and
     ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
     ``price_locked_until`` is None when the rate is locked until ``expires_at``.
+    ``funding_gas``: USDC units of gas for a signed payment that the order bears; 0: none.
     """
 
     order_id: str
@@ -292,6 +293,7 @@ class Terms:
     upstream_id: str | None = None
     refund_address: str | None = None
     price_locked_until: int | None = None
+    funding_gas: int = 0
 
     @property
     def deposit_asset(self) -> Asset:

@@ -66,6 +66,7 @@ class Price:
     ``rate`` in USDC units per XMR; ``spread_bps`` in 1/10,000 of the output; ``payout_fee`` in
     payout units, the network fee of sending the payout; ``min_received_bps`` in 1/10,000;
     ``integrator_bps`` in 1/10,000 of the output, the fee of whoever brought the order.
+    ``funding_fee`` in payout units: gas that the service pays to fetch the deposit (x402).
     """
 
     rate: int
@@ -73,6 +74,12 @@ class Price:
     payout_fee: int
     min_received_bps: int
     integrator_bps: int = 0
+    funding_fee: int = 0
+
+    @property
+    def fixed_fee(self) -> int:
+        """What an order bears once, whatever its amount, in payout units."""
+        return self.payout_fee + self.funding_fee
 
     def spread(self, direction: Direction, units: int) -> int:
         """The service's own fee for a deposit of ``units``, in payout units, rounded up."""
@@ -85,7 +92,7 @@ class Price:
 
     def output(self, direction: Direction, units: int) -> int:
         """The payout for a deposit of ``units``, in payout units; 0 if the fees exceed it."""
-        return max(0, self.exchanged(direction, units) - self.payout_fee)
+        return max(0, self.exchanged(direction, units) - self.fixed_fee)
 
     def least(self, direction: Direction) -> int:
         """The smallest deposit, in deposit units, with a payout above 0."""
@@ -96,7 +103,7 @@ class Price:
         return high
 
     def exchanged(self, direction: Direction, units: int) -> int:
-        """The output of a deposit of ``units`` before the network's fee, in payout units."""
+        """The output of a deposit of ``units`` before the fixed fee, in payout units."""
         gross = convert_floor(direction, units, self.rate)
         fees = self.spread(direction, units) + self.integrator_fee(direction, units)
         return max(0, gross - fees)
@@ -104,12 +111,12 @@ class Price:
     def payout(self, direction: Direction, units_by_rate: Mapping[int, int]) -> tuple[int, int]:
         """The payout for deposits at different rates, and the integrator's fee within it.
 
-        ``units_by_rate`` holds deposit units by rate; the network's fee is borne once.
+        ``units_by_rate`` holds deposit units by rate; the fixed fee is borne once.
         """
         parts = [(self.at(rate), units) for rate, units in units_by_rate.items()]
         exchanged = sum(price.exchanged(direction, units) for price, units in parts)
         integrator_fee = sum(price.integrator_fee(direction, units) for price, units in parts)
-        return max(0, exchanged - self.payout_fee), integrator_fee
+        return max(0, exchanged - self.fixed_fee), integrator_fee
 
     def min_received(self, direction: Direction, units: int) -> int:
         """The least that a re-priced deposit of ``units`` may bring, in payout units."""

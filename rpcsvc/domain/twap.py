@@ -93,14 +93,14 @@ def total_of(order: Order) -> int:
 def next_fill(order: Order, rate: int, now: int) -> Fill | None:
     """The next chunk at ``rate``, in USDC units per XMR; None when that rate is not fair.
 
-    The network's fee of the payout is spread over the chunks, so that their sum bears it once.
+    The fixed fee is spread over the chunks, so that their sum bears it once.
     """
     terms, total = order.terms, total_of(order)
     cut = chunks(order, total)
     index = len(order.fills)
     units, before = cut[index], sum(cut[:index])
     price = terms.price.at(rate)
-    fee_share = price.payout_fee * (before + units) // total - price.payout_fee * before // total
+    fee_share = price.fixed_fee * (before + units) // total - price.fixed_fee * before // total
     output = price.exchanged(terms.direction, units) - fee_share
     fair = keeps_proportion(
         output=output,

@@ -78,6 +78,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_spread_earned": Family(
         "counter", "Whole coins that the spread of settled payouts kept.", ("asset",)
     ),
+    "rpcsvc_funding_fees_earned": Family(
+        "counter",
+        "Whole coins that orders with funding x402 bore for gas, by payout or refund.",
+        ("asset",),
+    ),
     "rpcsvc_network_fees_day": Family(
         "gauge",
         "Whole coins (XMR, ether and so on) that a network took for the payments of the last"
@@ -210,6 +215,7 @@ class Metrics:
         self._transfers: Counter[Labels] = Counter()
         self._payout_seconds: dict[str, Histogram] = {}
         self._spread: Counter[Asset] = Counter()
+        self._funding_fees: Counter[Asset] = Counter()
         self._commit_seconds = Histogram(_COMMIT_SECONDS)
         self._commit_writes = Histogram(_COMMIT_WRITES)
 
@@ -242,6 +248,10 @@ class Metrics:
         for transfer in order.transfers:
             if transfer.transfer_id == transfer_id:
                 self._transfers[transfer.kind.value, transfer.network, outcome] += 1
+                if outcome == "settled" and order.terms.funding_gas:
+                    is_payout, terms = transfer.kind is TransferKind.PAYOUT, order.terms
+                    borne = terms.price.funding_fee if is_payout else terms.funding_gas
+                    self._funding_fees[transfer.asset] += borne
                 if outcome == "settled" and transfer.kind is TransferKind.PAYOUT:
                     self._spread[transfer.asset] += spread_earned(order, transfer)
                     seen_at = min(
@@ -260,11 +270,14 @@ class Metrics:
         yield counter("rpcsvc_deposits", self._deposits.items())
         yield counter("rpcsvc_transfers", self._transfers.items())
         yield _histograms("rpcsvc_deposit_to_payout_seconds", _labelled(self._payout_seconds))
-        spread = self._spread.items()
-        coins = [((asset.symbol,), units / 10**asset.decimals) for asset, units in spread]
-        yield counter("rpcsvc_spread_earned", coins)
+        yield counter("rpcsvc_spread_earned", _coins(self._spread))
+        yield counter("rpcsvc_funding_fees_earned", _coins(self._funding_fees))
         yield _histograms("rpcsvc_commit_seconds", {(): self._commit_seconds})
         yield _histograms("rpcsvc_commit_writes", {(): self._commit_writes})
+
+
+def _coins(units: Mapping[Asset, int]) -> list[tuple[Labels, float]]:
+    return [((asset.symbol,), count / 10**asset.decimals) for asset, count in units.items()]
 
 
 def _observe(into: dict[str, Histogram], key: str, bounds: Sequence[float], value: float) -> None:

@@ -47,18 +47,22 @@ _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
 LEAST_PUBLIC_KEY = 16
 LONGEST_KEY = 255
 
-_INTENT: Final = ("direction", "chain", "amount", "to", "refund_address")
+_INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "funding")
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a caller wants, as far as it is known. ``amount`` in the asset that the user sends."""
+    """What a caller wants, as far as it is known. ``amount`` in the asset that the user sends.
+
+    ``funding``: x402 if the gas of a signed payment is to be in the quote.
+    """
 
     direction: Direction | None
     chain: Chain | None
     amount: Money | None
     to: str | None
     refund_address: str | None = None
+    funding: str | None = None
 
     @property
     def missing(self) -> list[str]:
@@ -127,7 +131,28 @@ async def read_intent(params: Any, service: Service) -> tuple[Intent, list[Input
             refund_to = await read_refund_address(refund, direction, service)
     except InputError as problem:
         problems.append(problem)
-    return Intent(direction, chain, amount, to, refund_to), problems
+    funding = known.get("funding")
+    try:
+        if funding is not None:
+            _require_fundable(direction, service)
+    except InputError as problem:
+        problems.append(problem)
+    return Intent(direction, chain, amount, to, refund_to, funding), problems
+
+
+def _require_fundable(direction: Direction | None, service: Service) -> None:
+    """Raise InvalidInput where the deposit can't be paid by signing."""
+    if not service.venue.profile.is_gasless:
+        why = "This service takes no signed payments (x402)"
+    elif direction is Direction.XMR_TO_USDC:
+        why = "Only USDC is paid by signing (x402), and with x2u the user sends XMR"
+    else:
+        return
+    raise InvalidInput(
+        f"{why}. Leave funding out, and pay as fundingInstructions say.",
+        field="funding",
+        received="x402",
+    )
 
 
 def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:
@@ -313,6 +338,7 @@ HINTS = {
     "category": "Say in a word what the ticket is about, such as payout.",
     "refundAddress": "Send the user's own address on the network of the deposit, or leave it out.",
     "address": "Send the user's own address on the network of the deposit.",
+    "funding": "Send x402 to pay a u2x order by signing, or leave it out.",
     "quoteDigest": "Send the one that quote answered, or leave it out.",
     "webhook": 'Send an https URL, or an object such as {"url": "https://agent.example/hook"}.',
     "webhook.url": "Send an https URL of a public host, such as https://agent.example/hook.",

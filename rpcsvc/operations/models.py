@@ -17,7 +17,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.domain.payment_check import Problem
-from rpcsvc.operations.params import AMOUNT_PATTERN, Destination, Direction, OrderId
+from rpcsvc.operations.params import AMOUNT_PATTERN, Destination, Direction, FundingKind, OrderId
 
 
 class View(BaseModel):
@@ -180,8 +180,17 @@ class QuoteFees(View):
     asset: Asset
     spread: Decimal
     network: Decimal
-    refund_network: Decimal
+    refund_network: Annotated[
+        Decimal, Field(description="Taken of a refund: its network fee, and fundingGas.")
+    ]
     refund_asset: Asset
+    funding: Annotated[
+        Decimal | None,
+        Field(description="Gas of the signed payment, with funding x402; absent without."),
+    ] = None
+    funding_gas: Annotated[
+        Decimal | None, Field(description="The same in USDC, as the network takes it.")
+    ] = None
 
 
 class Quote(View):
@@ -234,6 +243,7 @@ class Intent(View):
     receive: Asset | None
     to: Destination | None
     has_funds: bool | None
+    funding: FundingKind | None
 
 
 class PlanResult(Result):

@@ -72,6 +72,13 @@ RefundAddress = Annotated[
         max_length=256,
     ),
 ]
+FundingKind = Annotated[
+    Literal["x402"],
+    Field(
+        description="x402: the user pays by signing (swap.fund) and without gas, and the gas that"
+        " the service spends is in the quote's fees. For u2x, where swap.fund is offered."
+    ),
+]
 SessionId = Annotated[
     str,
     Field(
@@ -185,6 +192,7 @@ def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
             "amount": narrowing.amount(sent),
             "to": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
+            **({"funding": {"const": None}} if sent is XMR else {}),
         }
     }
 
@@ -203,6 +211,7 @@ class PlanParams(Params):
     amount: Amount | None = None
     to: Destination | None = None
     has_funds: Annotated[bool, Field(description="Whether the user has the money.")] | None = None
+    funding: FundingKind | None = None
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
@@ -225,6 +234,7 @@ class QuoteParams(Params):
     direction: Direction
     chain: ChainName
     amount: Amount
+    funding: FundingKind | None = None
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:

@@ -128,6 +128,7 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
             "network": format_units(quote.price.payout_fee, payout),
             "refundNetwork": format_units(quote.fees.refund, quote.deposit_asset),
             "refundAsset": quote.deposit_asset.symbol,
+            **_funding_fees(quote),
         },
         "estimatedTimeSeconds": quote.seconds,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
@@ -135,6 +136,15 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
         if quote.price_locked_until is None
         else iso8601(quote.price_locked_until),
         "depositPolicy": _DEPOSIT_POLICY,
+    }
+
+
+def _funding_fees(quote: Quote) -> Json:
+    if not quote.funding_gas:
+        return {}
+    return {
+        "funding": format_units(quote.price.funding_fee, quote.payout_asset),
+        "fundingGas": format_units(quote.funding_gas, USDC),
     }
 
 
@@ -158,7 +168,10 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     intent, problems = await read_intent(params, service)
     if problems:
         raise combined(problems)
-    found = await service.venue.quote(QuoteRequest(*_swap_of(intent), client=call.client))
+    request = QuoteRequest(
+        *_swap_of(intent), client=call.client, pays_gas=intent.funding is not None
+    )
+    found = await service.venue.quote(request)
     create = action(
         "provide_to",
         f"{HINTS['to']} Then call swap.execute with the same inputs, to, quoteDigest, and an"
@@ -293,12 +306,15 @@ def _intent_view(intent: Intent, *, has_funds: bool | None) -> Json:
         "receive": payout_asset(direction).symbol if direction else None,
         "to": intent.to,
         "hasFunds": has_funds,
+        "funding": intent.funding,
     }
 
 
 def _ready_actions(intent: Intent, *, has_funds: bool | None) -> list[Json]:
     direction, chain, amount = _swap_of(intent)
     base = {"direction": direction.value, "chain": chain.name, "amount": amount.text()}
+    if intent.funding is not None:
+        base["funding"] = intent.funding
     actions = [
         action("quote", "See the price before deciding.", "swap.quote", base),
         action(
@@ -366,6 +382,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         refund_address=refund_to,
         client=call.client,
         webhook=webhook,
+        pays_gas=intent.funding is not None,
     )
     if held:
         least = max(each.expected_output for each in held)
@@ -389,7 +406,8 @@ def _quoted(digest: str, intent: Intent) -> QuotedTerms:
     quoted = read_digest(digest)
     direction, chain, amount = intent.direction, intent.chain, intent.amount
     if direction is not None and chain is not None and amount is not None:
-        quoted.require_for(direction, chain.chain_id, amount)
+        pays_gas = intent.funding is not None
+        quoted.require_for(direction, chain.chain_id, amount, pays_gas=pays_gas)
     return quoted
 
 
@@ -402,6 +420,8 @@ def _require_kept(held: Sequence[QuotedTerms], quote: Quote) -> None:
 def _fingerprint(intent: Intent, session: str | None, digest: str | None) -> Json:
     direction, chain, amount = _swap_of(intent)
     held = {} if digest is None else {FIELD: digest}
+    if intent.funding is not None:
+        held["funding"] = intent.funding
     return {
         "direction": direction.value,
         "chain": chain.chain_id,

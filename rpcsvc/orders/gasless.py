@@ -72,6 +72,10 @@ class GaslessFunding:
         """What authorizations for an order are signed for. Raises errors.Unavailable."""
         return await self._wallets.token(order.terms.deposit_network)
 
+    def fee(self, network: str) -> int:
+        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        return self._wallets.fee(network)
+
     async def unresolved(self, order_id: str) -> FundingRecord | None:
         """The authorization that is to pay an order, and has neither done so nor failed."""
         return await self._store.unresolved_of(order_id)
@@ -89,7 +93,10 @@ class GaslessFunding:
         key = await self._key(order, signed)
         if key in self._in_hand:
             raise Unavailable("The same payment is being carried out. Ask for the order's status.")
-        record = FundingRecord(key, order.order_id, signed, self._clock.now_ms())
+        is_gas_paid = order.terms.funding_gas > 0
+        record = FundingRecord(
+            key, order.order_id, signed, self._clock.now_ms(), is_gas_paid=is_gas_paid
+        )
         self._in_hand.add(key)
         try:
             counted = await self._counted(client)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
 from rpcsvc.domain.order import PERPS, Order, OrderStatus
 from rpcsvc.domain.pricing import (
     ONE_XMR,
@@ -48,7 +48,7 @@ from rpcsvc.orders.ports.venue import (
     VenueProfile,
     network_of,
 )
-from rpcsvc.orders.ports.wallets import Wallets
+from rpcsvc.orders.ports.wallets import Fees, Wallets
 from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.unfunded import Admission, Client
 
@@ -186,12 +186,16 @@ class LocalVenue:
         minimum, maximum = self._within_limits(direction, chain, amount, rate)
         policy = self._policy
         fees = self._wallets.fees(deposit_asset(direction), payout_asset(direction), chain.name)
+        gas = self._funding_gas(request)
+        # The gas is spent before the deposit is there, so that a refund bears it, too.
+        fees = Fees(fees.payout, fees.refund + gas)
         price = Price(
             rate.usdc_per_xmr,
             policy.spread_bps,
             fees.payout,
             policy.min_received_bps,
             request.integrator.fee_bps if request.integrator else 0,
+            mul_div_ceil(gas, ONE_XMR, rate.usdc_per_xmr),
         )
         output = price.output(direction, amount.units)
         if output == 0:
@@ -213,8 +217,17 @@ class LocalVenue:
             min_received=price.min_received(direction, amount.units),
             seconds=self._wallets.estimated_seconds(amount, chain.name),
             price_locked_until=self._clock.now_ms() + policy.price_lock,
+            funding_gas=gas,
         )
         return _Priced(quote, admission, rates)
+
+    def _funding_gas(self, request: QuoteRequest) -> int:
+        """The gas, in USDC units, of a signed payment that the order is to bear; 0: none."""
+        if not request.pays_gas:
+            return 0
+        if self.gasless is None or request.amount.asset is not USDC:
+            raise ValueError("only USDC is paid by signing, and only where that is offered")
+        return self.gasless.fee(network_of(USDC, request.chain))
 
     # --- orders ---
 

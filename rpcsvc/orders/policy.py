@@ -118,6 +118,7 @@ class TermsMaker:
             twap=plan if is_cut else None,
             refund_address=request.refund_address,
             price_locked_until=quote.price_locked_until,
+            funding_gas=quote.funding_gas,
         )
 
 

@@ -21,13 +21,15 @@ from rpcsvc.orders.ports.venue import Quote
 
 FIELD: Final = "quoteDigest"
 PATTERN: Final = "^[A-Za-z0-9_-]{24,512}$"
-_FORM: Final = 1
+_FORM: Final = 2
 _CHECK_BYTES: Final = 9
 _Units = Annotated[int, Field(ge=0, le=MAX_UNITS)]
 _Time = Annotated[int, Field(ge=0, le=253_402_300_799_999)]  # to the end of the year 9999
 # The check is no signature: anybody can write a digest with any body.
+# Form 1 is of before quotes could have gas in them.
 _WRITTEN: Final = TypeAdapter(
-    tuple[Literal[1], str, int, _Units, _Units, _Units, _Units, _Time],
+    tuple[Literal[1], str, int, _Units, _Units, _Units, _Units, _Time]
+    | tuple[Literal[2], str, int, _Units, _Units, _Units, _Units, _Time, _Units],
     config=ConfigDict(strict=True),
 )
 
@@ -36,7 +38,7 @@ class QuotedTerms(NamedTuple):
     """The terms of a quote: the swap, its output, and the time of the quote (ms).
 
     ``amount`` and ``refund_fee`` in deposit units; ``expected_output`` and ``min_received`` in
-    payout units.
+    payout units. ``funding_gas`` in USDC units: 0 for a quote without gas of a signed payment.
     """
 
     direction: str
@@ -46,13 +48,17 @@ class QuotedTerms(NamedTuple):
     min_received: int
     refund_fee: int
     at: int
+    funding_gas: int = 0
 
-    def require_for(self, direction: Direction, chain_id: int, amount: Money) -> None:
+    def require_for(
+        self, direction: Direction, chain_id: int, amount: Money, *, pays_gas: bool = False
+    ) -> None:
         """Raise InvalidInput unless the quote was for this very swap."""
-        if (self.direction, self.chain_id, self.amount) != (direction, chain_id, amount.units):
+        quoted = (self.direction, self.chain_id, self.amount, self.funding_gas > 0)
+        if quoted != (direction, chain_id, amount.units, pays_gas):
             raise InvalidInput(
-                f"{FIELD} is of a quote for another direction, chain or amount. Send the inputs"
-                " that were quoted, or get a quote for these.",
+                f"{FIELD} is of a quote for another direction, chain, amount or funding. Send the"
+                " inputs that were quoted, or get a quote for these.",
                 field=FIELD,
             )
 
@@ -91,6 +97,7 @@ def quote_terms(quote: Quote, at: int) -> QuotedTerms:
         quote.min_received,
         quote.fees.refund,
         at,
+        quote.funding_gas,
     )
 
 

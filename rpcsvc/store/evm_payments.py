@@ -12,6 +12,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
+    GasUse,
     Inclusion,
     PaymentOrder,
     PaymentState,
@@ -40,10 +41,12 @@ _SELECT_ATTEMPTS: Final = (
     f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
 )
 _SELECT_GAS: Final = (
-    "SELECT p.gas, p.gas_used, p.gas_price,"
+    "SELECT p.gas, p.gas_used, p.gas_price, p.state,"
+    " EXISTS (SELECT 1 FROM funding_authorizations f WHERE f.network = p.network"
+    "  AND f.recipient = p.recipient AND f.is_gas_paid = 1) AS is_paid,"
     " (SELECT max(a.max_fee) FROM evm_attempts a WHERE a.payment_id = p.payment_id) AS max_fee"
     " FROM evm_payments p"
-    " WHERE p.network = :network AND p.purpose = :purpose AND p.prepared_at >= :at"
+    " WHERE p.network = :network AND p.purpose = 'authorization' AND p.prepared_at >= :at"
     " ORDER BY p.seq"
 )
 _SWEEP: Final = (
@@ -144,15 +147,9 @@ class SqlEvmPaymentLedger:
         """Change how far a payment is. Raises StoreConflict when it is over."""
         await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
 
-    async def gas_since(self, network: str, purpose: Purpose, at: int) -> list[int]:
-        """Wei of gas of each payment prepared since: what it cost, or may while it is not mined."""
-        rows = await self._db.fetch(_SELECT_GAS, network=network, purpose=purpose.value, at=at)
-        return [
-            row["gas"] * row["max_fee"]
-            if row["gas_used"] is None
-            else row["gas_used"] * row["gas_price"]
-            for row in rows
-        ]
+    async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
+        """Gas of each authorization whose payment was prepared since."""
+        return [_gas_use(row) for row in await self._db.fetch(_SELECT_GAS, network=network, at=at)]
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
@@ -273,6 +270,12 @@ def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
         published_at=row["published_at"], inclusion=_inclusion(row),
         conflict=None if conflict is None else BlockPoint(conflict, row["conflict_hash"]),
     )  # fmt: skip
+
+
+def _gas_use(row: Row) -> GasUse:
+    used, most = row["gas_used"], row["gas"] * row["max_fee"]
+    wei = most if used is None else used * row["gas_price"]
+    return GasUse(wei, bool(row["is_paid"]), PaymentState(row["state"]))
 
 
 def _inclusion(row: Row) -> Inclusion | None:

@@ -12,7 +12,7 @@ from rpcsvc.store.database import Row, Statement, Tables, insert, update
 _KEY: Final = ("network", "asset", "payer", "nonce")
 _COLUMNS: Final = (
     *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
-    "created_at", "state", "txid", "reason",
+    "is_gas_paid", "created_at", "state", "txid", "reason",
 )  # fmt: skip
 _TABLE: Final = "funding_authorizations"
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
@@ -99,6 +99,7 @@ def _values(record: FundingRecord) -> dict[str, Any]:
         "valid_after": given.valid_after,
         "valid_before": given.valid_before,
         "signature": record.signed.signature,
+        "is_gas_paid": int(record.is_gas_paid),
         "created_at": record.created_at,
         "state": record.state.value,
         "txid": record.txid,
@@ -124,4 +125,5 @@ def _record(row: Row) -> FundingRecord:
         FundingState(row["state"]),
         row["txid"],
         row["reason"],
+        bool(row["is_gas_paid"]),
     )

@@ -36,11 +36,10 @@ TERMS: Final = (
     "order_id", "session_id", "direction", "chain", "chain_id", "deposit_network",
     "payout_network", "deposit_address", "to_address", "deposit_amount", "expected_output",
     "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
-    "min_received_bps", "integrator_bps", "refund_fee", "created_at", "expires_at", "late_window",
-    "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
-    "twap_chunk_units", "twap_interval_ms", "upstream_id",
-    "agreed_refund_address",
-    "price_locked_until",
+    "min_received_bps", "integrator_bps", "funding_fee", "funding_gas", "refund_fee", "created_at",
+    "expires_at", "late_window", "confirm_timeout", "prepare_timeout", "payout_check",
+    "refund_reminder", "integrator", "twap_chunk_units", "twap_interval_ms", "upstream_id",
+    "agreed_refund_address", "price_locked_until",
 )  # fmt: skip
 _STANDING: Final = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
@@ -86,6 +85,8 @@ def terms_values(terms: Terms) -> dict[str, Any]:
         "payout_fee": price.payout_fee,
         "min_received_bps": price.min_received_bps,
         "integrator_bps": price.integrator_bps,
+        "funding_fee": price.funding_fee,
+        "funding_gas": terms.funding_gas,
         "refund_fee": terms.refund_fee,
         "created_at": terms.created_at,
         "expires_at": terms.expires_at,
@@ -167,6 +168,7 @@ def _terms_from(values: Mapping[str, Any]) -> Terms:
         upstream_id=values["upstream_id"],
         refund_address=values["agreed_refund_address"],
         price_locked_until=values["price_locked_until"],
+        funding_gas=values["funding_gas"],
     )
 
 
@@ -177,6 +179,7 @@ def _price_from(values: Mapping[str, Any]) -> Price:
         payout_fee=values["payout_fee"],
         min_received_bps=values["min_received_bps"],
         integrator_bps=values["integrator_bps"],
+        funding_fee=values["funding_fee"],
     )
 
 

@@ -16,7 +16,7 @@ from rpcsvc.orders.backend import Readings
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState
 from rpcsvc.serving import web_app
-from tests.contract.serving import SWAP, TOKEN, EdgeServer, Served, serving
+from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
 from tests.contract.test_events import until_waiting
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -48,13 +48,17 @@ def value(series: Series, name: str, **labels: str) -> float:
 async def completed(served: Served) -> dict[str, Any]:
     """The answer that made an order, once it is paid out."""
     made: dict[str, Any] = (await served.rpc("swap.create", SWAP)).body["result"]["data"]
-    order_id = made["order"]["orderId"]
+    await finish(served, made["order"]["orderId"])
+    return made
+
+
+async def finish(served: Served, order_id: str) -> None:
     await served.post("/sandbox/fund", {"orderId": order_id})
     async with asyncio.timeout(30):
         while True:
             answer = await served.http("GET", f"/agent/swap/status/{order_id}")
             if answer.body["state"] == "completed":
-                return made
+                return
             await asyncio.sleep(0.02)
 
 
@@ -78,6 +82,14 @@ async def test_metrics_count_a_whole_swap(served: Served) -> None:
     assert value(series, "rpcsvc_commit_seconds_count") > 3
     assert value(series, "rpcsvc_commit_writes_sum") >= value(series, "rpcsvc_commit_writes_count")
     assert value(series, "rpcsvc_check_ok", check="store") == 1
+
+
+async def test_metrics_count_the_gas_that_orders_bear(served: Served) -> None:
+    paying = {**BACK, "funding": "x402"}
+    made = (await served.rpc("swap.create", paying)).body["result"]["data"]
+    await finish(served, made["order"]["orderId"])
+    fee = float(made["quote"]["fees"]["funding"])
+    assert value(await scraped(served), "rpcsvc_funding_fees_earned_total", asset="XMR") == fee > 0
 
 
 async def test_metrics_count_failures_by_code_and_status(served: Served) -> None:

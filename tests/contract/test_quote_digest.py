@@ -21,7 +21,7 @@ units = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)
 terms = st.builds(
     QuotedTerms, st.sampled_from(["x2u", "u2x"]), st.integers(1, 2**32), units, units, units, units,
-    times,
+    times, units,
 )  # fmt: skip
 
 
@@ -65,6 +65,16 @@ async def test_digest_is_of_one_swap(served: Served) -> None:
         refused = await execute(served, {**SWAP, **change, "quoteDigest": digest})
         problems = refused.body["validationErrors"]
         assert [problem["field"] for problem in problems] == ["quoteDigest"]
+
+
+def test_digest_of_the_first_form_is_read() -> None:
+    """Given by a version whose quotes had no gas in them."""
+    body = b'[1,"x2u",42161,800000000000,131000000,129000000,50000,1763678000000]'
+    written = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:9] + body).decode()
+    found = read_digest(written.rstrip("="))
+    assert found == QuotedTerms(
+        "x2u", 42161, 800_000_000_000, 131_000_000, 129_000_000, 50_000, 1_763_678_000_000
+    )
 
 
 async def test_digest_leaves_a_retry_its_answer(served: Served) -> None:

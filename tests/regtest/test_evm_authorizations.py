@@ -347,6 +347,20 @@ async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:
     assert await tight.budget.refresh() == 0
 
 
+async def test_gas_in_a_quote_covers_what_was_spent(rig: Rig) -> None:
+    await rig.own.payments.refresh_gas()
+    quoted = rig.own.payments.authorization_gas_fee()
+    assert quoted > rig.own.payments.gas_fee()
+    record = rig.record()
+    await rig.outcome(record)
+    await rig.own.controls.mine()
+    await rig.own.payments.maintain()
+    payment = await rig.payment(record)
+    assert payment is not None
+    assert payment.inclusion is not None
+    assert 0 < payment.inclusion.gas_used * payment.inclusion.gas_price <= quoted
+
+
 async def test_nothing_new_is_sent_while_money_is_paused(rig: Rig) -> None:
     rig.is_paused = True
     record = rig.record()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, paym
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
-from rpcsvc.settlement.onchain.evm.ledger import Purpose
+from rpcsvc.settlement.onchain.evm.ledger import GasUse, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     EvmCall,
@@ -241,17 +242,53 @@ async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
     assert spent > 0
     half = 25 * 10**13
     with pytest.raises(Unavailable, match="no more gas"):
-        await rig.budget.require(NET, CallCost(0, half))
+        await rig.budget.require(NET, CallCost(0, half), is_paid=False)
     assert await rig.budget.refresh() == spent + 500_000
     assert "1.15 of the 1 USD" in (rig.budget.problem() or "")
-    await rig.budget.require(NET, CallCost(1, 0))
+    await rig.budget.require(NET, CallCost(1, 0), is_paid=False)
 
 
-async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig) -> None:
+@pytest.mark.parametrize("is_paid", [False, True])
+async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid: bool) -> None:
     """0.6 of 1 USD each, and neither is on record yet."""
     rig.clock.now += 48 * 3_600_000  # what is on record counts no more
     cost = CallCost(3 * 10**14, 0)
-    async with rig.budget.spending(NET, cost):
+    async with rig.budget.spending(NET, cost, is_paid=is_paid):
         with pytest.raises(Unavailable, match="no more gas"):
-            await rig.budget.require(NET, cost)
-    await rig.budget.require(NET, cost)
+            await rig.budget.require(NET, cost, is_paid=is_paid)
+        await rig.budget.require(NET, cost, is_paid=not is_paid)
+    await rig.budget.require(NET, cost, is_paid=is_paid)
+
+
+class Uses(SqlEvmPaymentLedger):
+    """Gas as it is given: 0.6 USD each."""
+
+    def __init__(self, *uses: tuple[bool, PaymentState]) -> None:
+        self._uses = [GasUse(3 * 10**14, is_paid, state) for is_paid, state in uses]
+
+    async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
+        return self._uses
+
+
+@pytest.mark.parametrize(
+    ("uses", "given", "has_room"),
+    [
+        ([(False, PaymentState.SETTLED)], 600_000, {True}),
+        ([(True, PaymentState.SETTLED)] * 9, 0, {True, False}),
+        ([(True, PaymentState.PUBLISHED)], 0, {False}),
+        ([(True, PaymentState.FAILED)], 600_000, {True}),
+        ([(True, PaymentState.FAILED)] * 2, 1_200_000, set()),
+    ],
+    ids=["given away", "borne by orders", "may yet fail", "failed", "failed, beyond the budget"],
+)
+async def test_gas_that_an_order_bears_is_not_given_away(
+    uses: list[tuple[bool, PaymentState]], given: int, has_room: set[bool]
+) -> None:
+    """Of 1 USD for what is given away, and 1 for what may yet fail."""
+    budget = GasBudget(1_000_000, {NET: 2_000_000_000}, Uses(*uses), ManualClock())
+    cost, found = CallCost(3 * 10**14, 0), set()
+    for is_paid in (True, False):
+        with suppress(Unavailable):
+            await budget.require(NET, cost, is_paid=is_paid)
+            found.add(is_paid)
+    assert (budget.spent, found) == (given, has_room)

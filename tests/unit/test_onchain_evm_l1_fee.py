@@ -197,6 +197,19 @@ async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
     assert gas.payout_cost() - without.payout_cost() == with_l1_margin(10**6 * len(reported))
 
 
+async def test_an_authorization_costs_more_than_a_payout() -> None:
+    node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
+    gas, without = EvmGas(link_to(node), HOT), EvmGas(link_to(node, plain), HOT)
+    with pytest.raises(Unavailable):
+        gas.authorization_cost()
+    await gas.poll()
+    await without.poll()
+    more = with_margin(40_000) + with_margin(30_000)
+    assert without.authorization_cost() == more * (2 * GWEI + GWEI // 10)
+    l1_fee = gas.payout_cost() - without.payout_cost()
+    assert gas.authorization_cost() - without.authorization_cost() == 3 * l1_fee > 0
+
+
 async def test_the_cost_follows_the_oracle() -> None:
     node = Node(rate=10**6)
     gas = EvmGas(link_to(node), HOT)

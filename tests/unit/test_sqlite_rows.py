@@ -58,7 +58,14 @@ TERMS = Terms(
     min_received=104,
     min_deposit=105,
     max_deposit=106,
-    price=Price(rate=107, spread_bps=108, payout_fee=109, min_received_bps=110, integrator_bps=111),
+    price=Price(
+        rate=107,
+        spread_bps=108,
+        payout_fee=109,
+        min_received_bps=110,
+        integrator_bps=111,
+        funding_fee=122,
+    ),
     refund_fee=112,
     created_at=113,
     expires_at=114,
@@ -68,6 +75,7 @@ TERMS = Terms(
     integrator="integrator",
     twap=TwapPlan(chunk_units=120_000_119, interval_ms=121),
     upstream_id="upstream",
+    funding_gas=123,
 )
 DEPOSIT = Deposit(
     key=DepositKey("its network", "its txid", 201),

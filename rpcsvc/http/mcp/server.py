@@ -69,7 +69,7 @@ from rpcsvc.orders.unfunded import Client as Payer
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
 _STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}, TASKS: {}}}
-_QUOTED: Final = ("direction", "chain", "amount")
+_QUOTED: Final = ("direction", "chain", "amount", "funding")
 
 
 @dataclass(slots=True)

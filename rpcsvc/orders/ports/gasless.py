@@ -39,7 +39,10 @@ class FundingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FundingRecord:
-    """An authorization that is to pay an order. ``reason`` says why it failed."""
+    """An authorization that is to pay an order. ``reason`` says why it failed.
+
+    ``is_gas_paid``: the order bears the gas; otherwise the service gives it away.
+    """
 
     key: AuthorizationKey
     order_id: str
@@ -48,6 +51,7 @@ class FundingRecord:
     state: FundingState = FundingState.RECORDED
     txid: str | None = None
     reason: str | None = None
+    is_gas_paid: bool = False
 
 
 class ClientDay(NamedTuple):
@@ -114,6 +118,10 @@ class GaslessWallets(Protocol):
 
     async def token(self, network: str) -> Domain:
         """The domain that authorizations of USDC are signed for. Raises errors.Unavailable."""
+        ...
+
+    def fee(self, network: str) -> int:
+        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
         ...
 
     async def require_usable(self, record: FundingRecord) -> None:

@@ -95,7 +95,8 @@ class QuoteRequest(NamedTuple):
     """An amount to price: ``amount`` is what the user sends.
 
     ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
-    ``client``: whose unfunded orders bound the amount.
+    ``client``: whose unfunded orders bound the amount. ``pays_gas``: gas of a signed payment of the
+    deposit (x402) is part of the price.
     """
 
     direction: Direction
@@ -104,6 +105,7 @@ class QuoteRequest(NamedTuple):
     integrator: Integrator | None = None
     to: str = ""
     client: Client = SOCKET
+    pays_gas: bool = False
 
 
 class OrderRequest(NamedTuple):
@@ -113,7 +115,7 @@ class OrderRequest(NamedTuple):
     ``refund_address``: where refunds go, and nowhere else.
     ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
     ``least``: payout units that it must bring. ``accept`` raises QuoteChanged for a quote that the
-    caller does not accept. ``webhook``: where its events are sent.
+    caller does not accept. ``webhook``: where its events are sent. ``pays_gas`` as for a quote.
     """
 
     direction: Direction
@@ -129,13 +131,15 @@ class OrderRequest(NamedTuple):
     least: int = 0
     accept: Callable[[Quote], None] | None = None
     webhook: Webhook | None = None
+    pays_gas: bool = False
 
     @property
     def priced(self) -> QuoteRequest:
         """The quote that the order needs."""
         return QuoteRequest(
-            self.direction, self.chain, self.amount, self.integrator, self.to, self.client
-        )
+            self.direction, self.chain, self.amount, self.integrator, self.to, self.client,
+            self.pays_gas,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ class Quote:
     """A price for one amount; units are of the deposit's and the payout's asset.
 
     ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order
-    at this quote keeps its rate; None if unknown.
+    at this quote keeps its rate; None if unknown. ``funding_gas``: USDC units of gas for a signed
+    payment that are part of the price and of a refund's fee; 0 if the caller did not ask for it.
     """
 
     direction: Direction
@@ -158,6 +163,7 @@ class Quote:
     min_received: int
     seconds: int
     price_locked_until: int | None = None
+    funding_gas: int = 0
 
     @property
     def deposit_asset(self) -> Asset:

@@ -19,6 +19,10 @@ class OnchainAuthorizations:
         """The domain of a network's token. Raises errors.Unavailable."""
         return self._usdc.domain(network)
 
+    def fee(self, network: str) -> int:
+        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        return self._usdc.authorization_fee(network)
+
     async def require_usable(self, record: FundingRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         self._engine.require_ready()

@@ -15,7 +15,7 @@ from rpcsvc.domain.gasless import (
     Refusal,
     is_signed_by_key,
 )
-from rpcsvc.domain.money import USDC
+from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
@@ -39,6 +39,10 @@ class SimulatedAuthorizations:
         """The domain of the test network's token."""
         names = self._engine.names(USDC, network)
         return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
+
+    def fee(self, network: str) -> int:
+        """The simulated fee of a USDC transfer."""
+        return self._engine.fees(USDC, XMR, network).refund
 
     async def require_usable(self, record: FundingRecord) -> None:
         """Refuses what no key signed, and what the service's own wallet could not hold.

@@ -39,6 +39,9 @@ CREATE TABLE orders (
     refund_reminder       INTEGER NOT NULL,
     integrator            TEXT,
     integrator_bps        INTEGER NOT NULL CHECK (integrator_bps BETWEEN 0 AND 10000),
+    -- gas of a signed payment (x402) that the quote has in it: in payout units, and in USDC units
+    funding_fee           INTEGER NOT NULL CHECK (funding_fee >= 0),
+    funding_gas           INTEGER NOT NULL CHECK (funding_gas >= 0),
     -- what a chunk of a TWAP order is worth, in millionths of a dollar; NULL: swapped at once
     twap_chunk_units      INTEGER CHECK (twap_chunk_units > 0),
     twap_interval_ms      INTEGER CHECK (twap_interval_ms > 0),
@@ -99,7 +102,7 @@ CREATE TRIGGER orders_keep_their_terms BEFORE UPDATE OF
     deposit_address, to_address, deposit_amount, expected_output, min_received, min_deposit,
     max_deposit, rate, spread_bps, payout_fee, min_received_bps, refund_fee, created_at,
     expires_at, late_window, confirm_timeout, prepare_timeout, payout_check, refund_reminder,
-    integrator, integrator_bps, twap_chunk_units, twap_interval_ms, upstream_id,
+    integrator, integrator_bps, funding_fee, funding_gas, twap_chunk_units, twap_interval_ms, upstream_id,
     agreed_refund_address, price_locked_until
 ON orders
 BEGIN SELECT RAISE(ABORT, 'an order keeps its terms'); END;
@@ -524,6 +527,8 @@ CREATE TABLE funding_authorizations (
     valid_after  INTEGER NOT NULL,
     valid_before INTEGER NOT NULL CHECK (valid_before > valid_after),
     signature    BLOB    NOT NULL,
+    -- 1: the quote of its order has its gas in it
+    is_gas_paid  INTEGER NOT NULL CHECK (is_gas_paid IN (0, 1)),
     created_at   INTEGER NOT NULL,
     state        TEXT    NOT NULL CHECK (state IN ('recorded', 'sent', 'credited', 'failed')),
     txid         TEXT,
@@ -532,12 +537,14 @@ CREATE TABLE funding_authorizations (
     CHECK (state NOT IN ('sent', 'credited') OR txid IS NOT NULL)
 ) STRICT;
 
+-- Which payments of gas are for an authorization whose order bears it.
+CREATE INDEX funding_by_recipient ON funding_authorizations (recipient) WHERE is_gas_paid = 1;
 CREATE UNIQUE INDEX funding_unresolved ON funding_authorizations (order_id)
     WHERE state IN ('recorded', 'sent');
 
 CREATE TRIGGER authorizations_keep_what_was_signed BEFORE UPDATE OF
     seq, network, asset, payer, nonce, order_id, recipient, units, valid_after, valid_before,
-    signature, created_at
+    signature, is_gas_paid, created_at
 ON funding_authorizations
 BEGIN SELECT RAISE(ABORT, 'an authorization keeps what was signed'); END;
 

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositState
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.usdc import Authorization
+from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.settlement.onchain.evm.gas import Opening
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmDeposit,
     EvmPayment,
+    GasUse,
     Inclusion,
     PaymentOrder,
     PaymentState,
@@ -26,8 +33,11 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
+from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, OURS, USER, digest
+from tests.unit.orders import NOW, terms
 
 NET = "arbitrum"
 FIRST = Attempt(digest("tx-1"), "aa", 2**62, 5, 1000)
@@ -116,15 +126,37 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
 
 
 async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPaymentLedger) -> None:
-    kind = Purpose.AUTHORIZATION
+    kind, most = Purpose.AUTHORIZATION, 60_000 * FIRST.max_fee
     await ledger.add_payment(payment("a1", 0, kind))
     await ledger.add_payment(payment("a2", 1, kind, prepared_at=2000))
     await ledger.add_payment(payment("t1", 2))
-    assert await ledger.gas_since(NET, kind, 1000) == [60_000 * FIRST.max_fee] * 2
+    waiting = GasUse(most, False, PaymentState.PREPARED)
+    assert await ledger.authorization_gas(NET, 1000) == [waiting, waiting]
     await ledger.put_payment(mined(payment("a1", 0, kind)))
-    assert await ledger.gas_since(NET, kind, 1000) == [50_000 * 2**62, 60_000 * FIRST.max_fee]
-    assert await ledger.gas_since(NET, kind, 2000) == [60_000 * FIRST.max_fee]
-    assert await ledger.gas_since("base", kind, 0) == []
+    cost = GasUse(50_000 * 2**62, False, PaymentState.SETTLED)
+    assert await ledger.authorization_gas(NET, 1000) == [cost, waiting]
+    assert await ledger.authorization_gas(NET, 2000) == [waiting]
+    assert await ledger.authorization_gas("base", 0) == []
+
+
+async def test_gas_is_paid_where_its_order_bears_it(
+    database: Tables, ledger: SqlEvmPaymentLedger
+) -> None:
+    """An address is of one order: what an authorization pays to it tells which."""
+    orders = SqlOrderStore(database, lambda: "key")
+    made = replace(terms(Direction.USDC_TO_XMR), deposit_address=USER)
+    order = open_order(made)
+    entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+    view = StatusView(b"send a deposit", NOW + 1_000)
+    await orders.commit(Change(order=order, view=view, is_new=True, history=entry))
+    given = Authorization(HOT, USER, 7, 0, 2**33, b"\1" * 32)
+    key = AuthorizationKey(NET, "0xToken", HOT, given.nonce.hex())
+    signed = SignedAuthorization(given, b"\7" * 65)
+    record = FundingRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
+    await ledger.add_payment(payment("a1", 0, Purpose.AUTHORIZATION))
+    assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [False]
+    await SqlFundingStore(database).add(record, order.version)
+    assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [True]
 
 
 @pytest.mark.parametrize("table", ["evm_payments", "evm_attempts", "evm_sweeps"])

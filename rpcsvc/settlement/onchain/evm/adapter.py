@@ -153,12 +153,23 @@ class EvmNetworkAdapter:
 
     def fee(self) -> int:
         """What a transfer costs, in USDC units, rounded up. Raises Unavailable if none is sent."""
+        self._require_sending()
+        return self._in_usdc(self.payments.gas_fee())
+
+    def authorization_fee(self) -> int:
+        """What carrying out a signed authorization costs, in the same way."""
+        self._require_sending()
+        return self._in_usdc(self.payments.authorization_gas_fee())
+
+    def _in_usdc(self, wei: int) -> int:
+        return max(1, mul_div_ceil(wei, self._coin_price, _WEI))
+
+    def _require_sending(self) -> None:
         if (why := self._why_nothing_is_sent()) is not None:
             log.debug("evm_fee_refused", network=self.network.name, reason=why)
             raise Unavailable(
                 f"USDC on {self.network.name} can't be sent right now. Try again later."
             )
-        return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
 
     def _why_nothing_is_sent(self) -> str | None:
         """The blacklist, gas at no known price or one that nobody would pay, or too little ether.
@@ -308,6 +319,10 @@ class EvmAdapter:
         adapter = self._by_network[chain]
         adapter.require_up()
         return adapter.fee()
+
+    def authorization_fee(self, network: str) -> int:
+        """What the gas of a signed authorization costs, in USDC units. Raises as ``fee`` does."""
+        return self._of(network).authorization_fee()
 
     def holdings(self, network: str) -> Holdings:
         """What the hot wallet can pay. Raises errors.Unavailable while it is not known."""

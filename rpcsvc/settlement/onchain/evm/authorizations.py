@@ -109,7 +109,8 @@ class EvmAuthorizations:
         except NodeError as refusal:
             text = f"The token refuses the authorization ({refusal.text[:200]})."
             raise _refused(Reason.SIMULATION, text) from refusal
-        await self._budget.require(self._network.name, await self._cost(order))
+        cost = await self._cost(order)
+        await self._budget.require(self._network.name, cost, is_paid=record.is_gas_paid)
 
     async def _require_signature(self, record: FundingRecord) -> None:
         """Raise AuthorizationRefused unless its owner signed: a key, or a wallet that is deployed.
@@ -241,7 +242,8 @@ class EvmAuthorizations:
         except NodeError as refusal:
             log.warning("authorization_not_sent", order_id=record.order_id, reason=str(refusal))
             return
-        async with self._budget.spending(self._network.name, await self._cost(order)):
+        cost, is_paid = await self._cost(order), record.is_gas_paid
+        async with self._budget.spending(self._network.name, cost, is_paid=is_paid):
             verdict = await self._payments.send(order)
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip

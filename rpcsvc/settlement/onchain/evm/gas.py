@@ -26,6 +26,11 @@ log = structlog.get_logger(__name__)
 
 USUAL_GAS: Final = 65_000
 """What a transfer of USDC to a new holder takes, about; used until a node has estimated it."""
+_AUTHORIZATION_GAS: Final = 30_000
+"""What ``transferWithAuthorization`` takes beyond a transfer, about: the nonce that it stores, the
+signature that it checks, and their bytes."""
+# So many times the bytes of a transfer, at most, go to L1 with it.
+_AUTHORIZATION_LENGTH: Final = 3
 # By so many percent nodes want both fees of a replacement higher, unless told otherwise: Geth,
 # Reth and Nethermind.
 _USUAL_RULE: Final = 10
@@ -268,9 +273,16 @@ class EvmGas:
 
     def payout_cost(self) -> int:
         """Wei that a payout costs, with margin. Raises Unavailable before a refresh."""
+        return self._cost(self._gas, 1)
+
+    def authorization_cost(self) -> int:
+        """Wei that a signed authorization costs, with margin. Raises as ``payout_cost`` does."""
+        return self._cost(self._gas + with_margin(_AUTHORIZATION_GAS), _AUTHORIZATION_LENGTH)
+
+    def _cost(self, gas: int, length: int) -> int:
         if self._price is None or self._l1_fee is None:
             raise Unavailable(f"The fees on {self._network.name} are not known yet.")
-        return self._gas * self._price.max_fee + self._l1_fee
+        return gas * self._price.max_fee + length * self._l1_fee
 
 
 def _price(payment: EvmPayment) -> GasPrice:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.store import Rows
@@ -285,6 +285,17 @@ class PaymentOrder:
     gas: int
 
 
+class GasUse(NamedTuple):
+    """Gas of one payment: the wei that it cost, or may while it is not mined.
+
+    ``is_paid``: its order bears it.
+    """
+
+    wei: int
+    is_paid: bool
+    state: PaymentState
+
+
 @dataclass(frozen=True, slots=True)
 class EvmPayment:
     """A payment. ``conflict``: a block by which its nonce was spent, while no receipt says how."""
@@ -423,8 +434,8 @@ class EvmPaymentLedger(Protocol):
         """Change how far a payment is."""
         ...
 
-    async def gas_since(self, network: str, purpose: Purpose, at: int) -> list[int]:
-        """Wei of gas of each payment prepared since: what it cost, or may while it is not mined."""
+    async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
+        """Gas of each authorization whose payment was prepared since."""
         ...
 
     async def unswept(self, network: str, least: int) -> list[Unswept]:

@@ -461,6 +461,10 @@ class EvmPayments:
         """Wei that a payout costs, with margin, as of the last refresh. Raises Unavailable."""
         return self._gas.payout_cost()
 
+    def authorization_gas_fee(self) -> int:
+        """Wei that a signed authorization costs, in the same way."""
+        return self._gas.authorization_cost()
+
     def gas_problem(self) -> str | None:
         """Why the cost of a payout is unknown, for the operator; None: known, or no refresh yet."""
         return self._gas.problem
