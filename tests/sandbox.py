@@ -150,6 +150,14 @@ class Placed:
         answer = await self.ask_for_refund(address, session_id)
         return answer["data"].get("refundAddress")
 
+    async def settle_refund(self, direction: str) -> dict[str, Any]:
+        """The status after a refund; one of XMR is given an address first."""
+        await self._sandbox.settle()
+        if direction == "x2u":
+            await self.give_refund_address(MONERO)
+            await self._sandbox.settle()
+        return await self.status()
+
 
 @asynccontextmanager
 async def sandbox(

@@ -97,11 +97,7 @@ async def test_overpayment_is_swapped_whole_at_the_locked_rate(box: Sandbox) -> 
 async def test_a_deposit_over_the_maximum_is_refunded(box: Sandbox, direction: str) -> None:
     order = await box.order(direction)
     await order.fund(HUGE[direction])
-    await box.settle()
-    if direction == "x2u":
-        await order.give_refund_address(MONERO)
-        await box.settle()
-    answer = await order.status()
+    answer = await order.settle_refund(direction)
     assert (answer["state"], answer["data"]["outcome"]) == ("terminal_failure", "refunded")
     assert [kind for kind, _, _ in transfers(answer)] == ["refund"]
 
@@ -157,11 +153,7 @@ async def test_underpayment_below_the_minimum_is_refunded_at_expiry(
     await order.fund(TINY[direction])
     await box.settle()
     await box.jump(HOUR_MS)
-    await box.settle()
-    if direction == "x2u":
-        await order.give_refund_address(MONERO)
-        await box.settle()
-    answer = await order.status()
+    answer = await order.settle_refund(direction)
     assert answer["data"]["outcome"] == "refunded"
     amount = {"x2u": "0.0099", "u2x": "1.95"}[direction]
     assert transfers(answer) == [("refund", amount, "settled")]
@@ -213,11 +205,7 @@ async def test_a_late_deposit_is_refunded_when_the_rate_has_moved(
     await box.jump(HOUR_MS + 1)
     await box.fault("set_rate", rate={"x2u": "120", "u2x": "220"}[direction])
     await order.fund()
-    await box.settle()
-    if direction == "x2u":
-        await order.give_refund_address(MONERO)
-        await box.settle()
-    answer = await order.status()
+    answer = await order.settle_refund(direction)
     assert answer["data"]["outcome"] == "refunded"
     assert [kind for kind, _, _ in transfers(answer)] == ["refund"]
 
@@ -349,11 +337,7 @@ async def test_a_refund_that_fails_waits_for_another_address(box: Sandbox, direc
     await order.fault("payout_fails")
     await order.fault("refund_fails")
     await order.fund()
-    await box.settle()
-    if direction == "x2u":
-        await order.give_refund_address(MONERO)
-        await box.settle()
-    waiting = await order.status()
+    waiting = await order.settle_refund(direction)
     assert waiting["state"] == "refunding"
     assert waiting["data"]["actionRequired"] == "refund_address"
 

@@ -86,11 +86,7 @@ async def test_after_the_lock_a_rate_below_the_minimum_is_refunded(
     await box.jump(LOCK_MS + 1)
     await box.fault("set_rate", rate=BAD[direction])
     await order.fund()
-    await box.settle()
-    if direction == "x2u":
-        await order.give_refund_address(MONERO)
-        await box.settle()
-    answer = await order.status()
+    answer = await order.settle_refund(direction)
     assert answer["data"]["outcome"] == "refunded"
     assert [t["kind"] for t in answer["data"]["transfers"]] == ["refund"]
 
