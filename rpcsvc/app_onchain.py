@@ -74,7 +74,9 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
     name, monero = settings.onchain.monero_network, _monero_networks(settings)
     outlet = Outlet(
-        SqlWithdrawals(database), read_allow_list(settings.inventory.withdraw_to, served, monero)
+        SqlWithdrawals(database),
+        read_allow_list(settings.inventory.withdraw_to, served, monero),
+        {asset: caps.per_transfer for asset, caps in wiring.caps(settings.onchain).items()},
     )
     async with (
         AsyncExitStack() as after,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain.money import Asset
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
@@ -126,10 +128,11 @@ class Gasless(NamedTuple):
 
 
 class Outlet(NamedTuple):
-    """Who keeps withdrawals, and the addresses that they may pay."""
+    """Who keeps withdrawals, the addresses that they may pay, and the most units of each."""
 
     store: WithdrawalStore
     allowed: AllowList
+    caps: Mapping[Asset, int] = MappingProxyType({})
 
 
 def wallets_backend(
@@ -180,7 +183,7 @@ def _withdrawals(
     writers: KeyedLocks,
 ) -> Withdrawals:
     chain = profile.chains.all()[0].name
-    wallet = Wallet(wallets, outlet.allowed, stock.holdings, chain, writers)
+    wallet = Wallet(wallets, outlet.allowed, stock.holdings, chain, writers, outlet.caps)
     return Withdrawals(outlet.store, core.store, wallet, core.clock, core.lease)
 
 

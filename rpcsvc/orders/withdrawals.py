@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -141,6 +141,7 @@ class Wallet:
 
     ``holdings``: of a network; None: wallets without a limit. ``chain``: one of the USDC networks,
     by which the fee of an XMR transfer is asked for. ``writers`` are shared with payouts.
+    ``caps``: the most units of one transfer, where there is such a bound.
     """
 
     engine: Wallets
@@ -148,6 +149,7 @@ class Wallet:
     holdings: Callable[[str], Holdings] | None
     chain: str
     writers: KeyedLocks
+    caps: Mapping[Asset, int] = field(default_factory=dict)
 
 
 class Withdrawals:
@@ -233,6 +235,16 @@ class Withdrawals:
     async def _checked(self, request: WithdrawalRequest) -> tuple[Withdrawal, int | None]:
         """The withdrawal as it would be added, and within what. Raises as ``make`` does."""
         address, network = self._allowed_address(request), request.network
+        cap = self._wallet.caps.get(asset := _asset(network))
+        if cap is not None and request.units > cap:
+            raise InvalidInput(
+                f"amount {_shown(request.units, asset)} is over the cap per transfer of"
+                f" {_shown(cap, asset)} (onchain.{asset.symbol.lower()}_per_transfer). Send at most"
+                " that, in several withdrawals if need be.",
+                field="amount",
+                received=format_units(request.units, asset),
+                allowed=format_units(cap, asset),
+            )
         if self._engine.is_paused():
             raise WithdrawalRefused("payouts are paused: first rpcsvc payouts resume")
         if (other := await self._open_on(network)) is not None:
@@ -242,9 +254,9 @@ class Withdrawals:
             )
         await self._engine.require_payable(network, address, field="to")
         fee, now = self._fee(network), self._clock.now_ms()
-        require_storable(Money(request.units + fee, _asset(network)))
+        require_storable(Money(request.units + fee, asset))
         item = Withdrawal(
-            request.withdrawal_id, network, _asset(network), address, request.units, fee, now, now
+            request.withdrawal_id, network, asset, address, request.units, fee, now, now
         )
         return item, await self._require_free(item)
 

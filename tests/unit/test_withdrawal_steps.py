@@ -123,6 +123,7 @@ class Service:
         allowed: Mapping[str, tuple[str, ...]] | None = None,
         free: int = 10**9,
         lease_ends: int | None = None,
+        cap: int | None = None,
     ) -> None:
         self.database = database
         self.clock = clock
@@ -133,7 +134,7 @@ class Service:
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
         wallet = Wallet(
             cast("Any", self.wallets), names, lambda _: Holdings(free, 0, 0), "arbitrum",
-            KeyedLocks(),
+            KeyedLocks(), {} if cap is None else {USDC: cap},
         )  # fmt: skip
         self.lease = Lease(SETTLER, 1, lease_ends)
         self.made = Withdrawals(self.store, self.orders, wallet, clock, self.lease)
@@ -234,6 +235,14 @@ def test_withdrawal_id_of_another_form_is_refused(name: str) -> None:
 def test_withdrawal_amount_is_that_of_the_asset(amount: str) -> None:
     with pytest.raises(InvalidInput, match="amount"):
         asked(amount)
+
+
+async def test_withdrawal_over_the_cap_per_transfer_is_refused(service: Service) -> None:
+    capped = service.restarted(cap=900_000_000)
+    assert (await capped.made.preview(asked("900"))).units == 900_000_000
+    with pytest.raises(InvalidInput, match=r"cap per transfer of 900 USDC \(onchain.usdc_per_"):
+        await capped.made.make(asked("900.000001"))
+    assert await capped.store.latest(1) == []
 
 
 async def test_withdrawal_leaves_what_orders_reserve(service: Service) -> None:
