@@ -46,6 +46,7 @@ from rpcsvc.audit.wallet_rules import (
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import LIVE_TRANSFERS, DepositState, TransferState
 from rpcsvc.domain.pricing import deposit_asset
+from rpcsvc.domain.withdrawals import is_withdrawal
 
 # States of a transfer that has, or may have, spent the deposits it was planned for.
 _SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
@@ -335,9 +336,15 @@ class _Work:
             if not payment.is_transfer or payment.payment_id in known:
                 continue
             if not self.books.from_journal.isdisjoint(payment.txids):
+                lost = (
+                    "a withdrawal that the copy lacks: rpcsvc treasury withdraw with its --id and"
+                    " terms puts it on record"
+                    if is_withdrawal(payment.payment_id)
+                    else "which no order has: the order is lost, or has not planned it yet"
+                )
                 self.notes.append(
-                    f"{payment.txids[0]} paid {payment.payment_id}, which no order has: the order"
-                    " is lost, or has not planned it yet; the payment journal knows it"
+                    f"{payment.txids[0]} paid {payment.payment_id}, {lost}; the payment journal"
+                    " knows it"
                 )
             else:
                 unit = "XMR" if payment.network == MONERO else "USDC"

@@ -655,3 +655,13 @@ def test_payment_from_the_journal_needs_no_order() -> None:
     found = check(books, world.monero(), [world.evm()])
     assert "payment_without_order" not in kinds(found)
     assert any("the payment journal knows it" in note for note in found.notes)
+
+
+def test_withdrawal_that_only_the_journal_knows_is_a_note() -> None:
+    world = World()
+    made = world.withdraw(MONERO, 7)
+    world.withdrawals.clear()
+    books = replace(world.books(), from_journal=frozenset({str(made.txid)}))
+    found = check(books, world.monero(), [world.evm()])
+    assert "payment_without_order" not in kinds(found)
+    assert any("a withdrawal that the copy lacks" in note for note in found.notes)
