@@ -23,13 +23,13 @@ class Said(NamedTuple):
         return json.loads(self.out)
 
 
-async def command(stack: Exchange, *arguments: str) -> Said:
-    """``rpcsvc`` as the operator runs it."""
+async def command(stack: Exchange, *arguments: str, typed: str = "") -> Said:
+    """``rpcsvc`` as the operator runs it; ``typed`` is on its standard input."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
-        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, err = await process.communicate()
+    out, err = await process.communicate(typed.encode())
     assert process.returncode is not None
     return Said(process.returncode, out.decode(), err.decode())

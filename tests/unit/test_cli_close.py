@@ -23,15 +23,17 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import BookedTransfer
+from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.unrecorded import NotAdopted
+from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
@@ -107,6 +109,42 @@ def test_close_settles_a_planned_withdrawal(cli: Cli, network: str) -> None:
     books = read_books(cli.data_dir)
     assert books.closed == {"wd_0001"}
     assert [each.transfer_id for each in books.withdrawals] == ["wd_0001"]
+
+
+async def _adopted(
+    _self: object,
+    opened: OpenTransfer,
+    others: object,
+    txid: str,
+    _key: object,
+    record: Record,
+) -> Adopted:
+    """The chain has proven it."""
+    assert others == []
+    name = opened.transfer.transfer_id
+    await record(PreparedTransfer(txid, "02ff", (name,)))
+    return Adopted(txid, (opened,), 5)
+
+
+def test_adopt_records_the_payment_of_a_planned_withdrawal(
+    cli: Cli, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MoneroAdoption, "adopt", _adopted)
+    item = Withdrawal("wd_0001", "monero", XMR, "4cold", 7, 1, NOW, NOW)
+
+    async def make() -> None:
+        async with opened(cli.data_dir) as books:
+            await SqlWithdrawals(books.db).add(item, None)
+
+    asyncio.run(make())
+    assert cli("payouts", "adopt", "wd_0001", TXID) == OK, cli.err
+    assert "wd_0001" in cli.out
+    with snapshot(cli.data_dir) as taken:
+        found = asyncio.run(SqlWithdrawals(taken).find("wd_0001"))
+    assert found is not None
+    assert (found.state, found.txid, found.raw) == ("prepared", TXID, "02ff")
+    assert booked(cli, order.transfers[0].transfer_id).state == "planned"
+    assert check_database(cli.data_dir) == []
 
 
 def test_adopt_refuses_a_withdrawal_that_is_over(cli: Cli) -> None:
