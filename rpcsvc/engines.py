@@ -34,7 +34,7 @@ class EngineFacts(NamedTuple):
 ENGINES: Final[Mapping[str, EngineFacts]] = {
     "sandbox": EngineFacts("rpcsvc.app_sandbox", lambda _settings: "sandbox"),
     "upstream": EngineFacts(
-        "rpcsvc.settlement.upstream.wiring", lambda settings: settings.upstream.monero_network
+        "rpcsvc.app_upstream", lambda settings: settings.upstream.monero_network
     ),
     "onchain": EngineFacts(
         "rpcsvc.app_onchain", lambda settings: settings.onchain.monero_network, signs=True

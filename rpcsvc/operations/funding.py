@@ -56,7 +56,7 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     if payment is None:
         if record is not None:
             return _answer(service, order, record)
-        offer = await _offer(service, gasless, order)
+        offer = _offer(service, order, await _due(service, gasless, order))
         raise PaymentRequired(
             "The order is not paid yet. Sign an entry of details.paymentRequired.accepts, and send"
             " the same call with the payment.",
@@ -67,9 +67,10 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
         return await _again(service, gasless, order, known, payment.signed)
     if record is not None:
         raise _not_fundable(order, "Another signed payment of the order is under way")
-    offer = await _offer(service, gasless, order)
+    due = await _due(service, gasless, order)
+    offer = _offer(service, order, due)
     wrong = _unlike(payment.accepted, offer) or refusal(
-        payment.signed, await _due(gasless, order), service.clock.now_ms() // 1_000
+        payment.signed, due, service.clock.now_ms() // 1_000
     )
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
@@ -94,7 +95,8 @@ async def _again(
         wrong = Refusal(
             Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
         )
-        raise _refused(service.views, order, await _offer(service, gasless, order), wrong)
+        offer = _offer(service, order, await _due(service, gasless, order))
+        raise _refused(service.views, order, offer, wrong)
     return await _outcome(service, gasless, order, known)
 
 
@@ -104,7 +106,8 @@ async def _outcome(
     """The answer to a payment on record. Raises PaymentRefused for one that failed."""
     if record.state is FundingState.FAILED:
         wrong = Refusal(Reason.FAILED, f"{record.reason} Nothing was taken: sign a new payment.")
-        raise _refused(service.views, order, await _offer(service, gasless, order), wrong)
+        offer = _offer(service, order, await _due(service, gasless, order))
+        raise _refused(service.views, order, offer, wrong)
     return _answer(service, await find_order(service, order.order_id), record)
 
 
@@ -140,19 +143,21 @@ def _settlement(record: FundingRecord, chain_id: int) -> Json:
 # --- what is to be signed --------------------------------------------------------------------
 
 
-async def _due(gasless: GaslessFunding, order: Order) -> Due:
+async def _due(service: Service, gasless: GaslessFunding, order: Order) -> Due:
+    """What has to be paid now. Raises OrderNotFundable."""
+    if not may_fund(order, service.clock.now_ms()):
+        raise _not_fundable(order, "Nothing is due on the order any more")
+    if _seconds_left(service, order) < _LEAST_OFFER_SECONDS:
+        raise _not_fundable(order, "The deposit window closes in less than a minute")
     return Due(order.terms.deposit_address, order.due_units, await gasless.token(order))
 
 
-async def _offer(service: Service, gasless: GaslessFunding, order: Order) -> PaymentRequirements:
-    """What has to be signed now. Raises OrderNotFundable."""
-    now = service.clock.now_ms()
-    if not may_fund(order, now):
-        raise _not_fundable(order, "Nothing is due on the order any more")
-    left = (order.terms.expires_at - now) // 1_000
-    if left < _LEAST_OFFER_SECONDS:
-        raise _not_fundable(order, "The deposit window closes in less than a minute")
-    return requirements(await _due(gasless, order), min(OFFER_SECONDS, left))
+def _offer(service: Service, order: Order, due: Due) -> PaymentRequirements:
+    return requirements(due, min(OFFER_SECONDS, _seconds_left(service, order)))
+
+
+def _seconds_left(service: Service, order: Order) -> int:
+    return (order.terms.expires_at - service.clock.now_ms()) // 1_000
 
 
 def _unlike(accepted: PaymentRequirements, offer: PaymentRequirements) -> Refusal | None:

@@ -144,6 +144,8 @@ def _require_fundable(direction: Direction | None, service: Service) -> None:
     """Raise InvalidInput where the deposit can't be paid by signing."""
     if not service.venue.profile.is_gasless:
         why = "This service takes no signed payments (x402)"
+    elif not service.venue.profile.prices_gas:
+        why = "The service that settles orders quotes them without gas"
     elif direction is Direction.XMR_TO_USDC:
         why = "Only USDC is paid by signing (x402), and with x2u the user sends XMR"
     else:

@@ -33,6 +33,7 @@ from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Worker
 from rpcsvc.orders.standby import StandbyVenue
 from rpcsvc.orders.unfunded import Reserved
+from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.orders.upstream.venue import UpstreamVenue
@@ -146,7 +147,7 @@ def wallets_backend(
     gasless: Gasless | None = None,
 ) -> Backend:
     """The backend of an engine with wallets. ``loops`` run beside the worker."""
-    profile = replace(profile, is_gasless=gasless is not None)
+    profile = replace(profile, takes_signatures=lambda: gasless is not None)
 
     async def open_(core: Core) -> Settlement:
         await wallets.start()
@@ -245,20 +246,28 @@ async def _local(
     return Settlement(venue, worker, readings, withdrawals)
 
 
-def upstream_backend(profile: VenueProfile, upstream: UpstreamPort, clock: Clock) -> Backend:
+def upstream_backend(
+    profile: VenueProfile, upstream: UpstreamPort, clock: Clock, authorizations: FundingStore
+) -> Backend:
     """The backend of an engine that has another service settle its orders."""
 
     async def open_(core: Core) -> Settlement:
         await upstream.start()
-        return await _upstream(core, profile, upstream)
+        return await _upstream(core, profile, upstream, funding_of(core))
 
-    def stand_by(_core: Core) -> Settlement:
-        return _waiting(StandbyVenue(profile))
+    def stand_by(core: Core) -> Settlement:
+        return _waiting(StandbyVenue(profile, gasless=funding_of(core)))
+
+    def funding_of(core: Core) -> GaslessFunding | None:
+        wallets = RelayedAuthorizations(core.store, upstream)
+        return _funding(core, Gasless(authorizations, wallets, POLL_MS))
 
     return Backend(profile, upstream, clock, open_, stand_by, counted)
 
 
-async def _upstream(core: Core, profile: VenueProfile, upstream: UpstreamPort) -> Settlement:
+async def _upstream(
+    core: Core, profile: VenueProfile, upstream: UpstreamPort, funding: GaslessFunding | None
+) -> Settlement:
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
     unwatched = ScanProgress((), clock)
     follower = Follower(store, processor, upstream, clock)
@@ -270,10 +279,10 @@ async def _upstream(core: Core, profile: VenueProfile, upstream: UpstreamPort) -
     worker = Worker(
         (ExpiredReservations(store, unwatched, clock).end, core.retention.clean, deadlines.keep),
         quarantine,
-        loops=(relay.run, follower.run),
+        loops=(relay.run, follower.run, *((funding.run,) if funding else ())),
     )
     limits = ClientLimits(
         store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, core.secret
     )
-    venue = UpstreamVenue(core, profile, upstream, relay, follower, limits)
+    venue = UpstreamVenue(core, profile, upstream, relay, follower, limits, funding)
     return Settlement(venue, worker)

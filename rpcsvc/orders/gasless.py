@@ -16,9 +16,9 @@ import structlog
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
-from rpcsvc.domain.order import DepositState, Order
+from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.errors import RateLimited, Unavailable
+from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
 from rpcsvc.orders.ports.gasless import (
     AuthorizationKey,
     ClientDay,
@@ -69,8 +69,11 @@ class GaslessFunding:
         self._in_hand: set[AuthorizationKey] = set()
 
     async def token(self, order: Order) -> Domain:
-        """What authorizations for an order are signed for. Raises errors.Unavailable."""
-        return await self._wallets.token(order.terms.deposit_network)
+        """What authorizations for an order are signed for.
+
+        Raises errors.Unavailable and OrderNotFundable.
+        """
+        return await self._wallets.token(order)
 
     def fee(self, network: str) -> int:
         """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
@@ -80,9 +83,18 @@ class GaslessFunding:
         """The authorization that is to pay an order, and has neither done so nor failed."""
         return await self._store.unresolved_of(order_id)
 
+    async def require_none_under_way(self, order: Order) -> None:
+        """Raise OrderNotCancellable while a signed payment may yet reach the order."""
+        if await self.unresolved(order.order_id):
+            raise OrderNotCancellable(
+                "A signed payment of the order is under way: ask for its status until the deposit"
+                " is there.",
+                details={"status": order.status.value},
+            )
+
     async def find(self, order: Order, signed: SignedAuthorization) -> FundingRecord | None:
         """The record of an authorization with this payer and nonce, of whichever order."""
-        return await self._store.find(await self._key(order, signed))
+        return await self._store.find(self._key(order, signed))
 
     async def pay(self, order: Order, signed: SignedAuthorization, client: Client) -> FundingRecord:
         """Put an authorization of what is due on record, and send it; how far it came.
@@ -90,7 +102,7 @@ class GaslessFunding:
         Raises AuthorizationRefused, errors.RateLimited and errors.Unavailable: then nothing is on
         record.
         """
-        key = await self._key(order, signed)
+        key = self._key(order, signed)
         if key in self._in_hand:
             raise Unavailable("The same payment is being carried out. Ask for the order's status.")
         is_gas_paid = order.terms.funding_gas > 0
@@ -181,19 +193,26 @@ class GaslessFunding:
         if record.state is not FundingState.SENT:
             return False
         order = await self._orders.order(record.order_id)
-        is_final = order is not None and any(
-            deposit.key.txid == record.txid and deposit.state is DepositState.CONFIRMED
-            for deposit in order.deposits
-        )
+        is_final = order is not None and _has_credited(order, record)
         if is_final:
             await self._store.resolve(replace(record, state=FundingState.CREDITED))
         return is_final
 
-    async def _key(self, order: Order, signed: SignedAuthorization) -> AuthorizationKey:
-        given, token = signed.authorization, await self.token(order)
+    def _key(self, order: Order, signed: SignedAuthorization) -> AuthorizationKey:
+        given, network = signed.authorization, order.terms.deposit_network
         return AuthorizationKey(
-            order.terms.deposit_network,
-            evm_checksum(token.contract),
+            network,
+            evm_checksum(self._wallets.contract(network)),
             evm_checksum(given.source),
             given.nonce.hex(),
         )
+
+
+def _has_credited(order: Order, record: FundingRecord) -> bool:
+    """Whether the deposit of a sent authorization is final; an upstream tells by the status."""
+    if order.terms.upstream_id is not None:
+        return order.status not in AWAITS_DEPOSIT
+    return any(
+        deposit.key.txid == record.txid and deposit.state is DepositState.CONFIRMED
+        for deposit in order.deposits
+    )

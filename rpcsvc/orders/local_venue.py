@@ -265,12 +265,8 @@ class LocalVenue:
 
     async def cancel(self, order: Order) -> Order:
         """End an order that waits for its first deposit. One that expired meanwhile stays so."""
-        if self.gasless is not None and await self.gasless.unresolved(order.order_id):
-            raise OrderNotCancellable(
-                "A signed payment of the order is under way: ask for its status until the deposit"
-                " is there.",
-                details={"status": order.status.value},
-            )
+        if self.gasless is not None:
+            await self.gasless.require_none_under_way(order)
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:

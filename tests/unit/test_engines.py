@@ -17,6 +17,7 @@ PACKAGES = ROOT / "rpcsvc" / "settlement"
 # real wallets has: the auditor, the treasury, and commands about wallets and receipts.
 IMPORTERS = {
     "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
+    "upstream": ("rpcsvc.app_upstream",),
     "onchain": (
         "rpcsvc.app_onchain",
         "rpcsvc.store.",

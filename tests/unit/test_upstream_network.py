@@ -8,6 +8,7 @@ import pytest
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.upstream.answers import Capabilities
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.failures import NeverSent
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
@@ -21,19 +22,19 @@ class Told:
         self.network = network
         self.asked: list[Urgency] = []
 
-    async def network_told(self, demand: Demand, *, total_ms: int | None = None) -> str:
+    async def capabilities(self, demand: Demand, *, total_ms: int | None = None) -> Capabilities:
         assert total_ms is None
         self.asked.append(demand.urgency)
         if self.network is None:
             raise NeverSent("no connection")
-        return self.network
+        return Capabilities.model_validate({"data": {"network": self.network}}, context=b"")
 
 
 class Stub:
     """The one call of Upstream that is made here."""
 
     def __init__(self, reported: Told) -> None:
-        self.network = reported.network_told
+        self.capabilities = reported.capabilities
 
 
 def check_of(reported: Told, ours: str = "mainnet") -> NetworkCheck:

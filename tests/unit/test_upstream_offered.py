@@ -12,7 +12,7 @@ import pytest
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.errors import Unavailable, UnsupportedChain
-from rpcsvc.settlement.upstream.answers import UpstreamChain, UpstreamChains
+from rpcsvc.settlement.upstream.answers import Capabilities, UpstreamChain, UpstreamChains
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
 from rpcsvc.settlement.upstream.failures import NeverSent
@@ -53,9 +53,9 @@ class ToldWithNetwork(Told):
 
     where = "mainnet"
 
-    async def network(self, _demand: Demand, *, total_ms: int | None = None) -> str:
+    async def capabilities(self, _demand: Demand, *, total_ms: int | None = None) -> Capabilities:
         assert total_ms is None or total_ms > 0
-        return self.where
+        return Capabilities.model_validate({"data": {"network": self.where}}, context=b"")
 
 
 def watch_of(

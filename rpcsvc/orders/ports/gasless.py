@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.wallets import Outcome
 
@@ -116,8 +117,15 @@ class GaslessWallets(Protocol):
     Any exception but AuthorizationRefused means that the outcome is not known.
     """
 
-    async def token(self, network: str) -> Domain:
-        """The domain that authorizations of USDC are signed for. Raises errors.Unavailable."""
+    def contract(self, network: str) -> str:
+        """The token's contract. Raises errors.Unavailable."""
+        ...
+
+    async def token(self, order: Order) -> Domain:
+        """The domain that authorizations for an order are signed for.
+
+        Raises errors.Unavailable, and OrderNotFundable where it can't be paid so.
+        """
         ...
 
     def fee(self, network: str) -> int:

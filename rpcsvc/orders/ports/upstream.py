@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.usdc import Domain
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import BridgeRates
 
@@ -87,6 +90,31 @@ class UpstreamPort(Protocol):
     @property
     def fixes_refund_addresses(self) -> bool:
         """Whether an order may be created with a refund address that is final."""
+        ...
+
+    @property
+    def is_gasless(self) -> bool:
+        """Whether it said last that its USDC orders can be paid by a signed authorization."""
+        ...
+
+    def contract(self, network: str) -> str:
+        """The contract of USDC on a network."""
+        ...
+
+    async def signing_domain(self, terms: Terms, due: int) -> Domain:
+        """What an authorization of ``due`` USDC units to the order of these terms is signed for.
+
+        Raises OrderNotFundable, also for an offer that is of something else than this order.
+        """
+        ...
+
+    async def pay_signed(
+        self, terms: Terms, signed: SignedAuthorization, domain: Domain | None
+    ) -> Carried:
+        """Pass a signed authorization on; how far it came. May be repeated.
+
+        ``domain``: what it is signed for; None: not known any more.
+        """
         ...
 
     async def start(self) -> None:

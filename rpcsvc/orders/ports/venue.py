@@ -55,6 +55,10 @@ def network_of(asset: Asset, chain: Chain) -> str:
     return MONERO_NETWORK if asset is XMR else chain.name
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class VenueProfile:
     """The names of a venue and of its networks.
@@ -62,7 +66,8 @@ class VenueProfile:
     ``engine`` is its name in the settings, ``network`` the one that every answer states.
     ``names`` gives the names of the network that a deposit of an asset is made on, for the USDC
     side ``chain``. ``bridges`` are the exchanges that it can pay to and take from.
-    ``is_gasless``: USDC orders can be funded by a signed authorization.
+    ``takes_signatures``: whether USDC orders can be funded by a signed authorization now.
+    ``prices_gas``: the gas of one can be part of a quote.
     """
 
     engine: str
@@ -72,7 +77,13 @@ class VenueProfile:
     names: Callable[[Asset, str], NetworkNames]
     bridges: frozenset[str] = frozenset()
     is_simulated: bool = False
-    is_gasless: bool = False
+    takes_signatures: Callable[[], bool] = _never
+    prices_gas: bool = True
+
+    @property
+    def is_gasless(self) -> bool:
+        """Whether USDC orders can be funded by a signed authorization now."""
+        return self.takes_signatures()
 
     def require_offered(self, chain: Chain) -> None:
         """Raise UnsupportedChain for a chain that is configured, and not settled on now.

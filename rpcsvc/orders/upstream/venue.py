@@ -56,10 +56,11 @@ class UpstreamVenue:
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
+        gasless: GaslessFunding | None,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = None
-        self.gasless: GaslessFunding | None = None
+        self.gasless = gasless
         self._upstream = upstream
         self._relay = relay
         self._follower = follower
@@ -201,6 +202,8 @@ class UpstreamVenue:
 
         An order whose answer is lost is read again by the follower.
         """
+        if self.gasless is not None:
+            await self.gasless.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.settlement.onchain.engine import OnchainEngine
@@ -15,9 +16,13 @@ class OnchainAuthorizations:
         self._engine = engine
         self._usdc = usdc
 
-    async def token(self, network: str) -> Domain:
-        """The domain of a network's token. Raises errors.Unavailable."""
-        return self._usdc.domain(network)
+    def contract(self, network: str) -> str:
+        """A network's token. Raises errors.Unavailable."""
+        return self._usdc.domain(network).contract
+
+    async def token(self, order: Order) -> Domain:
+        """The domain of its network's token. Raises errors.Unavailable."""
+        return self._usdc.domain(order.terms.deposit_network)
 
     def fee(self, network: str) -> int:
         """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""

@@ -16,6 +16,7 @@ from rpcsvc.domain.gasless import (
     is_signed_by_key,
 )
 from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
@@ -35,8 +36,15 @@ class SimulatedAuthorizations:
         self._engine = engine
         self._clock = clock
 
-    async def token(self, network: str) -> Domain:
+    def contract(self, network: str) -> str:
+        """The contract of the test network's token."""
+        return self._domain(network).contract
+
+    async def token(self, order: Order) -> Domain:
         """The domain of the test network's token."""
+        return self._domain(order.terms.deposit_network)
+
+    def _domain(self, network: str) -> Domain:
         names = self._engine.names(USDC, network)
         return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
 
@@ -50,7 +58,7 @@ class SimulatedAuthorizations:
         There are no contracts on the simulated chains.
         """
         self._engine.require_ready()
-        if not is_signed_by_key(await self.token(record.key.network), record.signed):
+        if not is_signed_by_key(self._domain(record.key.network), record.signed):
             raise AuthorizationRefused(NOT_SIGNED)
         async with self._engine.moving:
             room = await self._engine.room(record.key.network)

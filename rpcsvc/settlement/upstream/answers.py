@@ -254,12 +254,24 @@ class Answer(Part):
 # --- answers ---------------------------------------------------------------------------------
 
 
-class _Network(Part):
+class _OfferedOperation(Part):
+    operation: Text
+
+
+class _Offered(Part):
     network: Identifier
+    operations: tuple[_OfferedOperation, ...] = ()
 
 
-class _Capabilities(Answer):
-    data: _Network
+class Capabilities(Answer):
+    """What another rpcsvc's capabilities say of its network and operations."""
+
+    data: _Offered
+
+    @property
+    def takes_signatures(self) -> bool:
+        """Whether its USDC orders can be paid by a signed authorization."""
+        return any(each.operation == "swap.fund" for each in self.data.operations)
 
 
 class UpstreamChain(Part):
@@ -421,11 +433,6 @@ class BridgeOrderStatus(Answer):
 
 
 # --- reading: the answer must fit the request ------------------------------------------------
-
-
-def network(answer: UpstreamAnswer) -> str:
-    """The network that another rpcsvc's capabilities name."""
-    return _Capabilities.read(answer).data.network
 
 
 def quote(answer: UpstreamAnswer, request: QuoteBody) -> UpstreamQuote:

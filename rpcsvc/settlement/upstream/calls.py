@@ -36,6 +36,7 @@ from rpcsvc.settlement.upstream.failures import (
     UpstreamError,
     is_about_unfunded,
 )
+from rpcsvc.settlement.upstream.funding import FundingAnswer, read_funding
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 
 T = TypeVar("T")
@@ -99,10 +100,14 @@ class Upstream:
         """Whether the dialect has a call that reports the network on which orders are settled."""
         return "capabilities" in self._dialect.paths
 
-    async def network(self, demand: Demand, *, total_ms: int | None = None) -> str:
-        """The network on which it settles: sandbox, mainnet, stagenet, ..."""
+    async def capabilities(
+        self, demand: Demand, *, total_ms: int | None = None
+    ) -> answers.Capabilities:
+        """The network on which it settles (sandbox, mainnet, stagenet, ...), and what it offers."""
         call = replace(self._call("capabilities"), takes_key=False)
-        return await self._client.read(call, answers.network, demand=demand, total_ms=total_ms)
+        return await self._client.read(
+            call, answers.Capabilities.read, demand=demand, total_ms=total_ms
+        )
 
     async def chains(
         self, demand: Demand | None = None, *, total_ms: int | None = None
@@ -151,6 +156,20 @@ class Upstream:
         """End an order that no deposit was sent to. Safe to repeat."""
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks))
+
+    @property
+    def can_fund(self) -> bool:
+        """Whether the dialect has a call that takes a signed payment (x402)."""
+        return "fund_order" in self._dialect.paths
+
+    async def fund_order(self, order_id: str, payment: str | None) -> FundingAnswer:
+        """Pay an order by a signed payment: safe to repeat, since its nonce is used once.
+
+        Raises PaymentWanted for none, and for one that is refused.
+        """
+        call = self._call("fund_order", order_id, body={})
+        call = replace(call, payment=payment, takes_key=False)
+        return await self._read(call, read_funding)
 
     async def create_ticket(self, request: exchange.TicketBody) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""

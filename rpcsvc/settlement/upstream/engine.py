@@ -11,16 +11,20 @@ import structlog
 from rpcsvc.domain.addresses import MoneroNetwork, same_address
 from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
-from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
+from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
 from rpcsvc.domain.order import PERPS, OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, implied_rate
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import (
     OrderNotCancellable,
+    OrderNotFundable,
     ServiceError,
     Unavailable,
     UnsupportedChain,
     UnsupportedToken,
 )
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
@@ -31,8 +35,8 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamStatus,
 )
 from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
-from rpcsvc.orders.ports.wallets import NetworkNames
-from rpcsvc.settlement.upstream import answers, exchange
+from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
+from rpcsvc.settlement.upstream import answers, exchange, funding
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
@@ -40,6 +44,7 @@ from rpcsvc.settlement.upstream.failures import (
     BreakerOpen,
     BudgetSpent,
     OutcomeUnknown,
+    PaymentWanted,
     Refused,
     UpstreamBroken,
     UpstreamError,
@@ -51,6 +56,8 @@ log = structlog.get_logger(__name__)
 
 # How long an upstream is left alone that does not say for how long.
 _REST_MS = 5_000
+# The answers to a signed payment by which it took nothing: malformed, refused, or not to be paid.
+_TAKES_NOTHING = frozenset({400, 402, 409})
 
 
 class UpstreamEngine:
@@ -243,6 +250,64 @@ class UpstreamEngine:
         if request.direction is Direction.XMR_TO_USDC:
             return MONERO_CHAIN_ID, chain.chain_id, XMR.symbol, chain.usdc_contract
         return chain.chain_id, MONERO_CHAIN_ID, chain.usdc_contract, XMR.symbol
+
+    # --- signed payments ---
+
+    @property
+    def is_gasless(self) -> bool:
+        """Whether it said last that its USDC orders can be paid by a signed authorization."""
+        return self._upstream.can_fund and self.watch.takes_signatures
+
+    def contract(self, network: str) -> str:
+        """The contract of USDC on a network."""
+        return self.names(USDC, network).token or ""
+
+    async def signing_domain(self, terms: Terms, due: int) -> Domain:
+        """What an authorization of ``due`` units to the order is signed for.
+
+        Raises OrderNotFundable, also for an offer that is of something else than this order.
+        """
+        try:
+            await self._upstream.fund_order(terms.upstream_id or "", None)
+        except PaymentWanted as wanted:
+            return self._domain(wanted, terms, due)
+        except Refused as error:
+            if error.code == OrderNotFundable.code:
+                raise OrderNotFundable(error.message) from error
+            raise self._upstream.service_error(error) from error
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+        raise OrderNotFundable(
+            "A signed payment of the order is under way already. Ask for the order's status."
+        )
+
+    def _domain(self, wanted: PaymentWanted, terms: Terms, due: int) -> Domain:
+        names = self.names(USDC, terms.chain)
+        try:
+            return funding.offered_domain(wanted.required, terms, names, due)
+        except UpstreamBroken as error:
+            log.warning("upstream_offer_refused", order_id=terms.order_id, reason=error.reason)
+            raise OrderNotFundable(
+                "The service that settles this order asks for a payment of something else than is"
+                " due here. Sign nothing: ask for the order's status, and pay as it says."
+            ) from error
+
+    async def pay_signed(
+        self, terms: Terms, signed: SignedAuthorization, domain: Domain | None
+    ) -> Carried:
+        """Pass a signed authorization on; how far it came. May be repeated.
+
+        FAILED only where the upstream says that it took nothing; PENDING while that is not known.
+        """
+        header = funding.payment_header(terms, signed, self.names(USDC, terms.chain), domain)
+        try:
+            answer = await self._upstream.fund_order(terms.upstream_id or "", header)
+        except UpstreamError as error:
+            if isinstance(error, Refused) and error.status in _TAKES_NOTHING:
+                return Carried(Outcome.FAILED, reason=error.message)
+            log.warning("authorization_unknown", order_id=terms.order_id, reason=error.reason)
+            return Carried(Outcome.PENDING)
+        return answer.carried
 
     # --- readiness and names ---
 

@@ -48,6 +48,7 @@ from rpcsvc.settlement.upstream.failures import (
     RAW_LIMIT,
     NeverSent,
     NoAnswer,
+    PaymentWanted,
     Refused,
     RemoteError,
     UpstreamBroken,
@@ -133,7 +134,8 @@ _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 class UpstreamCall:
     """One call. ``name`` is for logs; ``path`` begins with / and comes after the base address.
 
-    ``takes_key``: it is made with the API key, if there is one.
+    ``takes_key``: it is made with the API key, if there is one. ``payment``: the header
+    PAYMENT-SIGNATURE (x402).
     """
 
     name: str
@@ -141,6 +143,7 @@ class UpstreamCall:
     path: str
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     takes_key: bool = True
+    payment: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,7 @@ class Reply:
     content_type: str
     retry_after_ms: int | None
     body: bytes
+    payment_required: str | None = None
 
 
 class Exchange:
@@ -228,7 +232,8 @@ class Exchange:
         except ReplyLost as error:
             raise NoAnswer(f"The connection was lost: {_what(error.cause)}.") from error
         kind = reply.headers.get("Content-Type", "")
-        return Reply(reply.status, kind, _retry_after_ms(reply.headers), reply.body)
+        wanted = reply.headers.get("PAYMENT-REQUIRED")
+        return Reply(reply.status, kind, _retry_after_ms(reply.headers), reply.body, wanted)
 
     def _headers(self, call: UpstreamCall, key: str | None) -> dict[str, str]:
         headers = {}
@@ -238,6 +243,8 @@ class Exchange:
             headers["x-api-key"] = self._options.api_key
         if key is not None:
             headers["idempotency-key"] = key
+        if call.payment is not None:
+            headers["PAYMENT-SIGNATURE"] = call.payment
         return headers
 
     def _require_plain(self, response: ClientResponse) -> None:
@@ -271,6 +278,10 @@ class Exchange:
     def _no(self, reply: Reply) -> UpstreamError:
         """HTTP 4xx: a refusal if it is in the dialect's own form."""
         remote = self._remote(reply)
+        if remote is not None and reply.status == 402 and reply.payment_required is not None:
+            wanted = PaymentWanted(reply.status, remote, raw=reply.body)
+            wanted.required = reply.payment_required
+            return wanted
         if remote is not None and reply.status not in _NOT_A_REFUSAL:
             return Refused(
                 reply.status, remote, retry_after_ms=reply.retry_after_ms, raw=reply.body

@@ -6,6 +6,7 @@
     |   +-- BreakerOpen        the upstream was found down a moment ago
     |   +-- NotAnId            no upstream can have given that id
     +-- Refused            it understood and said no: nothing was done
+    |   +-- PaymentWanted      it asks for a payment of x402, and says for which
     +-- NoAnswer           a read got no answer that can be used; it changed nothing
     +-- UpstreamBroken     an answer that can't be understood; it names the field
     +-- OutcomeUnknown     something that creates was sent, and may have been done
@@ -98,6 +99,12 @@ class Refused(UpstreamError):
         self.code = remote.code
         self.message = remote.message
         self.details = remote.details
+
+
+class PaymentWanted(Refused):
+    """HTTP 402: no payment came, or it was refused. ``required`` is the header PAYMENT-REQUIRED."""
+
+    required: str = ""
 
 
 class NoAnswer(UpstreamError):

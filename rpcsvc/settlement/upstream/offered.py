@@ -46,16 +46,18 @@ class NetworkCheck:
         self._upstream = upstream
         self._ours = ours
         self._reported: str | None = None
+        self.takes_signatures = False
         self._problem = "it was not asked yet"
 
     async def ask(self, demand: Demand, *, total_ms: int | None = None) -> bool:
         """Ask for the network now; returns whether it was reported. Failures are logged."""
         try:
-            reported = await self._upstream.network(demand, total_ms=total_ms)
+            found = await self._upstream.capabilities(demand, total_ms=total_ms)
         except UpstreamError as error:
             self._problem = error.reason
             log.warning("upstream_network_unknown", reason=error.reason)
             return False
+        reported, self.takes_signatures = found.data.network, found.takes_signatures
         was, self._reported = self._reported, reported
         if self._is_another and reported != was:
             log.error("upstream_network_differs", upstream=reported, ours=self._ours.value)
@@ -247,6 +249,11 @@ class ChainWatch:
 
     def _ask_for_network_soon(self) -> None:
         self._due_at = min(self._due_at, self._timing.now_ms() + self._pace.unknown)
+
+    @property
+    def takes_signatures(self) -> bool:
+        """Whether the upstream said last that it takes signed payments (x402)."""
+        return self._network is not None and self._network.takes_signatures
 
     def health(self) -> Health:
         """Not ok until the upstream has sent its list once and reported our network."""

@@ -21,6 +21,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
 from rpcsvc.engines import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
+from rpcsvc.orders.ports.gasless import FundingStore
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import Networks
@@ -92,6 +93,7 @@ BFF: Final = Dialect(
         "create_order": "/bff/v1/orders",
         "order": "/bff/v1/orders/{id}",
         "cancel_order": "/bff/v1/orders/{id}/cancel",
+        "fund_order": "/api/v1/agent/swap/fund/{id}",
         "create_ticket": "/bff/v1/support/tickets",
         "bridge_rates": "/bff/v1/bridge/rates",
         "bridge_deposit": "/bff/v1/bridge/deposit",
@@ -179,7 +181,7 @@ BFF_CREATIONS_PER_MINUTE = 24
 
 
 @asynccontextmanager
-async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
+async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIterator[Backend]:
     """The upstream as a venue, with settings that passed ``check``."""
     settings = parts.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
@@ -191,8 +193,10 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
             monero_networks=frozenset({monero}),
             names=engine.names,
             bridges=frozenset({PERPS}),
+            takes_signatures=lambda: engine.is_gasless,
+            prices_gas=False,
         )
-        yield upstream_backend(profile, engine, parts.clock)
+        yield upstream_backend(profile, engine, parts.clock, authorizations)
 
 
 def check(settings: Settings, _chains: ChainRegistry) -> None:

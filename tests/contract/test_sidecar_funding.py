@@ -1,0 +1,230 @@
+"""swap.fund of a sidecar: passed on to the service that settles, which takes it once."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.settlement.upstream.exchange import Exchange, Reply, UpstreamAnswer, UpstreamCall
+from rpcsvc.settlement.upstream.failures import NoAnswer
+from tests.contract.serving import Served, serving
+from tests.contract.sidecar import SWAPS, beside, upstream_id
+from tests.contract.test_funding import (
+    PAYER,
+    debits,
+    finished,
+    fund,
+    header,
+    new_order,
+    offered,
+    signed,
+)
+from tests.e2e.processes import until
+from tests.rows import all_rows
+
+SWAP = SWAPS["u2x"]
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def central(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path / "central") as ready:
+        yield ready
+
+
+@pytest.fixture
+async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
+    async with beside(central, tmp_path / "sidecar") as ready:
+        yield ready
+
+
+def states(served: Served) -> list[tuple[str, str | None]]:
+    sql = "SELECT state, txid FROM funding_authorizations ORDER BY seq"
+    return [(row[0], row[1]) for row in all_rows(served.up.database, sql)]
+
+
+async def provoke(central: Served, sidecar: Served, order_id: str, fault: str) -> None:
+    params = {"fault": fault, "orderId": await upstream_id(sidecar, order_id)}
+    assert (await central.post("/sandbox/fault", params)).status == 200
+
+
+async def credited(served: Served, txid: str) -> None:
+    async def is_credited() -> bool:
+        return states(served) == [("credited", txid)]
+
+    await until(is_credited)
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
+    """Have the answers to signed payments be lost; the payments reach the upstream or not."""
+    send = Exchange.send
+
+    async def lost(self: Exchange, call: UpstreamCall, key: str | None, *, creates: bool) -> Reply:
+        if call.payment is None:
+            return await send(self, call, key, creates=creates)
+        if arrives:
+            await send(self, call, key, creates=creates)
+        raise NoAnswer("The connection was lost.", retryable=False)
+
+    monkeypatch.setattr(Exchange, "send", lost)
+
+
+async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    offer = await offered(sidecar, order_id)
+    theirs = await offered(central, await upstream_id(sidecar, order_id))
+    (way,), (their_way,) = offer["accepts"], theirs["accepts"]
+    assert way.keys() == their_way.keys()
+    for name in ("scheme", "network", "amount", "asset", "payTo", "extra"):
+        assert way[name] == their_way[name]
+    assert f"/swap/fund/{order_id}" in offer["resource"]["url"]
+    payment = await signed(offer)
+    paid = await fund(sidecar, order_id, **header(payment))
+    assert paid.status == 200
+    txid = paid.body["data"]["paymentResponse"]["transaction"]
+    again = await fund(sidecar, order_id, **header(payment))
+    assert (again.status, again.headers["PAYMENT-RESPONSE"]) == (
+        200,
+        paid.headers["PAYMENT-RESPONSE"],
+    )
+    assert (await finished(sidecar, order_id))["state"] == "completed"
+    await credited(sidecar, txid)
+    assert debits(central) == [(PAYER.address, 150_000_000)]
+    assert all_rows(central.up.database, "SELECT txid FROM funding_authorizations") == [(txid,)]
+
+
+async def test_lost_answer_is_no_second_debit(
+    central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    payment = await signed(await offered(sidecar, order_id))
+    with monkeypatch.context() as lossy:
+        lose_answers(lossy, arrives=True)
+        unknown = await fund(sidecar, order_id, **header(payment))
+        assert (unknown.status, unknown.body["data"]["paymentResponse"]) == (202, None)
+        assert (await fund(sidecar, order_id)).status == 202
+        other = {**payment, "payload": json.loads(json.dumps(payment["payload"]))}
+        other["payload"]["authorization"]["nonce"] = "0x" + "2" * 64
+        assert (await fund(sidecar, order_id, **header(other))).status == 409
+        owner = await sidecar.up.service.store.order(order_id)
+        assert owner is not None
+        params = {"sessionId": owner.terms.session_id}
+        cancelled = await sidecar.post(f"/agent/swap/cancel/{order_id}", params)
+        assert cancelled.body["error"]["code"] == "order_not_cancellable"
+    assert (await finished(sidecar, order_id))["state"] == "completed"
+    assert debits(central) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payment_goes_on_after_a_restart(
+    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        order_id = await new_order(sidecar, SWAP)
+        payment = await signed(await offered(sidecar, order_id))
+        with monkeypatch.context() as lossy:
+            lose_answers(lossy, arrives=False)
+            assert (await fund(sidecar, order_id, **header(payment))).status == 202
+            assert states(sidecar) == [("recorded", None)]
+            assert debits(central) == []
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        assert (await finished(sidecar, order_id))["state"] == "completed"
+    assert debits(central) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payment_that_is_refused_there_frees_the_order(
+    central: Served, sidecar: Served
+) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    await provoke(central, sidecar, order_id, "funding_fails")
+    refused = await fund(
+        sidecar, order_id, **header(await signed(await offered(sidecar, order_id)))
+    )
+    assert (refused.status, refused.body["error"]["code"]) == (402, "payment_refused")
+    assert "reverted" in refused.body["error"]["message"]
+    assert states(sidecar) == [("failed", None)]
+    paid = await fund(sidecar, order_id, **header(await signed(await offered(sidecar, order_id))))
+    assert paid.status == 200
+    assert (await finished(sidecar, order_id))["state"] == "completed"
+
+
+async def test_unknown_outcome_there_is_unknown_here(central: Served, sidecar: Served) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    await provoke(central, sidecar, order_id, "funding_unknown")
+    payment = await signed(await offered(sidecar, order_id))
+    assert (await fund(sidecar, order_id, **header(payment))).status == 202
+    assert (await finished(sidecar, order_id))["state"] == "completed"
+    assert debits(central) == [(PAYER.address, 150_000_000)]
+
+
+async def test_signature_of_another_is_refused_unsent(central: Served, sidecar: Served) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    payment = await signed(await offered(sidecar, order_id))
+    payment["payload"]["authorization"]["nonce"] = "0x" + "1" * 64
+    refused = await fund(sidecar, order_id, **header(payment))
+    told = refused.body["error"]["details"]["paymentRequired"]["error"]
+    assert (refused.status, told) == (402, "invalid_exact_evm_payload_signature")
+    assert states(sidecar) == states(central) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("payTo", "0x" + "0b" * 20),
+        ("amount", "150000001"),
+        ("asset", "0x" + "0c" * 20),
+        ("network", "eip155:1"),
+        ("scheme", "upto"),
+    ],
+)
+async def test_offer_of_something_else_is_not_passed_on(
+    sidecar: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """An upstream that has its users pay somebody else, or more than is due."""
+    order_id = await new_order(sidecar, SWAP)
+    judge = Exchange.judge
+
+    def changed(self: Exchange, reply: Reply) -> UpstreamAnswer:
+        if reply.payment_required is not None:
+            required = json.loads(base64.b64decode(reply.payment_required))
+            required["accepts"][0][name] = value
+            text = base64.b64encode(json.dumps(required).encode()).decode()
+            reply = replace(reply, payment_required=text)
+        return judge(self, reply)
+
+    monkeypatch.setattr(Exchange, "judge", changed)
+    refused = await fund(sidecar, order_id)
+    assert (refused.status, refused.body["error"]["code"]) == (409, "order_not_fundable")
+    assert "Sign nothing" in refused.body["error"]["message"]
+    assert "PAYMENT-REQUIRED" not in refused.headers
+
+
+async def operations(served: Served) -> set[str]:
+    listed = (await served.http("GET", "/agent/capabilities")).body["data"]["operations"]
+    return {each["operation"] for each in listed}
+
+
+async def test_funding_is_offered_where_the_upstream_offers_it(
+    central: Served, tmp_path: Path
+) -> None:
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        assert "swap.fund" in await operations(sidecar)
+        order_id = await new_order(sidecar, SWAP)
+        async with beside(sidecar, tmp_path / "third") as third:
+            assert "swap.fund" in await operations(third)
+    profile = replace(central.up.service.venue.profile, takes_signatures=lambda: False)
+    central.up.service.venue.profile = profile
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        assert "swap.fund" not in await operations(sidecar)
+        refused = await fund(sidecar, order_id)
+        assert (refused.status, refused.body["error"]["code"]) == (409, "order_not_fundable")
+        assert "takes no signed payments" in refused.body["error"]["message"]
+        priced = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "funding": "x402"}
+        answer = await sidecar.post("/agent/swap/quote", priced)
+        (problem,) = answer.body["validationErrors"]
+        assert (answer.status, problem["field"]) == (400, "funding")
