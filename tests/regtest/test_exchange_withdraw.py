@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.e2e.processes import Crash, until
 from tests.regtest.commands import Said, command
 from tests.regtest.exchange import ETHER, STEP_SECONDS, USDC, XMR, Exchange, create
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
+from tests.regtest.restoring import copy_of
 from tests.regtest.trading import DEATH_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -174,3 +176,50 @@ async def test_kill_at_each_step_of_a_withdrawal_leaves_one_debit(cold: Cold) ->
             at.stop()
         assert await cold.received() == [cold.units] * (number + 1), crash
         await agrees(stack)
+
+
+async def restored(stack: Exchange, copy: Path) -> Said:
+    """Put a copy in the place of the database, with the payment journal."""
+    done = await command(stack, "db", "restore", str(copy))
+    assert done.status == 0, done
+    return done
+
+
+async def test_withdrawal_that_a_copy_lacks_is_not_paid_again(cold: Cold, tmp_path: Path) -> None:
+    stack = cold.stack
+    async with stack.serving() as at:
+        copy = await copy_of(stack, tmp_path / "copy.db")
+        assert (await cold.withdraw("wd_lacking")).status == 0
+        await cold.reaches("wd_lacking", "settled")
+        at.stop()
+    assert "--id wd_lacking" in (await restored(stack, copy)).out
+    async with stack.serving() as at:
+        audit = await command(stack, "audit", "--json")
+        assert "a withdrawal that the copy lacks" in audit.out
+        assert (await cold.withdraw("wd_lacking")).status == 0
+        await cold.reaches("wd_lacking", "settled")
+        at.stop()
+    assert await cold.received() == [cold.units]
+    await agrees(stack)
+
+
+async def test_withdrawal_that_a_copy_has_as_planned_is_not_paid_again(
+    stack: Exchange, tmp_path: Path
+) -> None:
+    stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
+    arbitrum = Cold(stack, "arbitrum", COLD, "5", 5 * USDC, lambda: usdc_received(stack, COLD))
+    await stack.controls.set_ether(stack.treasury, ETHER // 2_500)
+    async with stack.serving() as at:
+        assert (await arbitrum.withdraw("wd_planned")).status == 0
+        await arbitrum.reaches("wd_planned", "planned")
+        copy = await copy_of(stack, tmp_path / "copy.db")
+        await stack.controls.set_ether(stack.treasury, ETHER)
+        await arbitrum.reaches("wd_planned", "settled")
+        at.stop()
+    await restored(stack, copy)
+    async with stack.serving() as at:
+        await arbitrum.reaches("wd_planned", "settled")
+        at.stop()
+    assert await arbitrum.received() == [5 * USDC]
+    check = await command(stack, "db", "check")
+    assert check.status == 0, check
