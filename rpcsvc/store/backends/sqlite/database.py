@@ -138,7 +138,9 @@ class GroupConnection(sqlite3.Connection):
                 if self.execute(text, each).fetchone() is None:
                     raise StaleWrite
             return
-        if finds or insert is None:
+        if len(values) == 1:
+            changed = self.execute(text, values[0]).rowcount
+        elif finds or insert is None:
             changed = self.executemany(text, values).rowcount
         else:
             changed = 0
