@@ -81,12 +81,15 @@ class Life:
         if self.random.random() < 0.4:
             await self.make_twap_order(box, direction)
             return
+        bears_gas = direction == "u2x" and self.random.random() < 0.5
+        funding = {"funding": "x402"} if bears_gas else {}
         answer = await box.call(
             "swap.execute",
             direction=direction,
             chain=self.random.choice(["arbitrum", "base"]),
             amount="0.8" if direction == "x2u" else "150",
             to=EVM if direction == "x2u" else MONERO,
+            **funding,
         )
         if answer["ok"]:
             order_id = answer["data"]["order"]["orderId"]

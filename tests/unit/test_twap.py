@@ -20,9 +20,10 @@ RATE = 165_000_000
 X2U, U2X = Direction
 
 
-def funded(direction: Direction = X2U, plan: TwapPlan = IN_CHUNKS) -> Order:
+def funded(direction: Direction = X2U, plan: TwapPlan = IN_CHUNKS, funding_fee: int = 0) -> Order:
     """An order whose exact deposit has just been confirmed."""
-    order = open_order(terms(direction, plan))
+    agreed = terms(direction, plan)
+    order = open_order(replace(agreed, price=replace(agreed.price, funding_fee=funding_fee)))
     seen = ev.DepositSeen(key(1), order.terms.deposit_amount, "the sender", NOW)
     order = transition(order, seen, NOW).order
     return transition(order, ev.DepositConfirmed(key(1)), NOW + 1).order
@@ -67,8 +68,9 @@ def test_chunks_of_an_order_are_bounded_in_number() -> None:
     assert max(cut) - min(cut) < twap.MOST_CHUNKS == 1_000
 
 
-def test_payout_equals_the_foretold_sum_of_chunks_exactly() -> None:
-    order = funded()
+@pytest.mark.parametrize("funding_fee", [0, 77_777])
+def test_payout_equals_the_foretold_sum_of_chunks_exactly(funding_fee: int) -> None:
+    order = funded(funding_fee=funding_fee)
     assert order.status is OrderStatus.EXECUTING_SWAP
     rates = [165_000_000, 164_000_000, 166_500_000, 165_250_000]
     sizes = twap.chunks(order, XMR_UNIT)
@@ -80,7 +82,8 @@ def test_payout_equals_the_foretold_sum_of_chunks_exactly() -> None:
     )
     payout = order.payout
     assert payout is not None
-    assert payout.units == expected - order.terms.price.payout_fee
+    assert payout.units == expected - order.terms.price.payout_fee - funding_fee
+    assert payout.fee == order.terms.price.payout_fee
     assert payout.state is TransferState.PLANNED
     assert order.on_deadline is OnDeadline.REFUND
     assert settled(order).order.status is OrderStatus.COMPLETED
