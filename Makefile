@@ -19,7 +19,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain,otel,postgres,tor]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain,otel,postgres,top,tor]'
 	@touch $(LIGHT) $@
 
 # The program alone: a sandbox needs no more.
@@ -95,7 +95,7 @@ generate: install ## write the generated files anew
 lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
 	$(BIN)/python -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
-	$(PINS) --extra onchain --extra otel --extra postgres --extra tor --output-file config/requirements.txt pyproject.toml
+	$(PINS) --extra onchain --extra otel --extra postgres --extra top --extra tor --output-file config/requirements.txt pyproject.toml
 	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
 bench: install ## measure speed against the yardsticks (about a quarter of an hour)

@@ -64,7 +64,7 @@ def test_image_says_how_it_is_run(buildah: Buildah) -> None:
 
 
 def test_image_has_every_extra(buildah: Buildah, container: str) -> None:
-    modules = "asyncpg, aiohttp_socks, eth_account, opentelemetry.sdk"
+    modules = "asyncpg, aiohttp_socks, eth_account, opentelemetry.sdk, rich.live"
     python = "/opt/rpcsvc/bin/python"
     buildah.call("run", "--isolation", "chroot", container, "--", python, "-c", f"import {modules}")
 

@@ -109,10 +109,22 @@ def test_top_redraws_until_interrupted_and_shows_a_loss(
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm")
     assert cli("top", "--every", "7") == 0
-    assert cli.out.startswith(top._OPEN_SCREEN)
-    assert cli.out.endswith(top._CLOSE_SCREEN)
-    drawn = cli.out.split(top._TO_TOP)[1:]
-    assert [text.split(top._END_LINE)[0] for text in drawn] == [
+    opened, closed = "\x1b[?1049h", "\x1b[?1049l"
+    assert cli.out.startswith(opened)
+    assert closed in cli.out.partition(opened)[2]
+    drawn = [line.strip() for text in cli.out.split("\x1b[H")[1:] for line in text.splitlines()[:1]]
+    assert [each for each in drawn if each.isprintable()] == [
         "rpcsvc 1  onchain  n", "it is away", "rpcsvc 1  onchain  n"
     ]  # fmt: skip
+
+
+def test_top_on_a_terminal_names_the_extra_that_it_needs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "read", lambda _settings: View(HEALTH, {}, IDLE))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    assert cli("top") == 2
+    assert "rpcsvc[top]" in cli.err

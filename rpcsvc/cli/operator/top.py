@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
 from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.endpoint import Endpoint
@@ -25,8 +25,6 @@ from rpcsvc.settings import Settings
 
 MOST_TRANSFERS: Final = 10
 _SECONDS: Final = 30
-_OPEN_SCREEN, _CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_TO_TOP, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 # A family, the labels of a sample of it, and how that is written.
 _Shown = tuple[str, Mapping[str, str], str]
 _NETWORK_COLUMNS: Final[tuple[tuple[str, _Shown], ...]] = (
@@ -84,34 +82,38 @@ def _seconds(text: str) -> int:
 
 
 def _top(context: Context) -> int:
-    """Raises Unreachable when no service answers at the start; later ones are shown."""
+    """Raises Unreachable when no service answers at the start; later ones are shown.
+
+    Raises UsageError on a terminal without the extra ``top``.
+    """
     settings = context.settings()
     view = read(settings)
     if context.options.once or not sys.stdout.isatty():
         sys.stdout.write("".join(f"{line}\n" for line in lines(view)))
         return OK if view.health["status"] == "ok" else FAILED
-    sys.stdout.write(_OPEN_SCREEN)
-    shown = lines(view)
+    with suppress(KeyboardInterrupt):
+        _redraw(settings, lines(view), context.options.every)
+    return OK
+
+
+def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
+    """Show these lines, and ask for others, until interrupted. Raises UsageError."""
     try:
+        from rich.live import Live  # noqa: PLC0415 - of the extra "top"
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError:
+        raise UsageError(
+            "A view that is redrawn needs the extra top: pip install 'rpcsvc[top]'. Without it,"
+            " rpcsvc top --once prints it once."
+        ) from None
+    with Live(screen=True, auto_refresh=False) as live:
         while True:
-            _draw(shown)
-            time.sleep(context.options.every)
+            live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
+            time.sleep(every)
             try:
                 shown = lines(read(settings))
             except Unreachable as error:
                 shown = [printable(str(error))]
-    except KeyboardInterrupt:
-        return OK
-    finally:
-        sys.stdout.write(_CLOSE_SCREEN)
-        sys.stdout.flush()
-
-
-def _draw(shown: Sequence[str]) -> None:
-    width, height = shutil.get_terminal_size()
-    fitting = [line[:width] + _END_LINE for line in shown[:height]]
-    sys.stdout.write(_TO_TOP + "\r\n".join(fitting) + _END_SCREEN)
-    sys.stdout.flush()
 
 
 # --- asking ------------------------------------------------------------------------------------
