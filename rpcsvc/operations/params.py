@@ -360,8 +360,9 @@ class CheckParams(Params):
         Annotated[
             str,
             Field(
-                description="What is to be sent, as a decimal string.",
-                json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+                description="What is to be sent, as a decimal string. What can't be read as one is"
+                " answered as unreadable.",
+                max_length=LONGEST_AMOUNT,
             ),
         ]
         | None

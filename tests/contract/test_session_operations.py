@@ -6,8 +6,11 @@ import asyncio
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
+from rpcsvc.domain.money import LONGEST_AMOUNT
+from rpcsvc.operations.params import CheckParams
 from tests.contract.serving import EVM, MONERO, SWAP, Served
 
 SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"
@@ -115,10 +118,14 @@ async def test_check_takes_one_whole_payment(served: Served) -> None:
     order_id = (await ordered(served))["order"]["orderId"]
     half = {"address": MONERO, "asset": "XMR"}
     wrong = {**half, "amount": "0.0000000000001"}
-    for payment in ({}, {"paymentUri": "monero:8", "address": MONERO}, half, wrong):
+    odd = {**half, "amount": "0*"}
+    jsonschema.validate({"orderId": order_id, **odd}, CheckParams.model_json_schema())
+    for payment in ({}, {"paymentUri": "monero:8", "address": MONERO}, half, wrong, odd):
         result = (await check(served, order_id, **payment))["data"]["paymentCheck"]
         codes = [each["code"] for each in result["problems"]]
         assert (result["safeToSend"], codes) == (False, ["unreadable"])
+    refused = await check(served, order_id, **{**half, "amount": "1" * (LONGEST_AMOUNT + 1)})
+    assert [problem["field"] for problem in refused["validationErrors"]] == ["amount"]
 
 
 async def needing_an_address(served: Served, **changes: Any) -> Json:
