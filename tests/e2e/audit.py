@@ -57,7 +57,7 @@ _WRONG_AMOUNT = """
         AND (SELECT sum(units) FROM deposits d WHERE d.transfer_id = t.transfer_id)
             = o.deposit_amount
         AND NOT EXISTS (SELECT 1 FROM deposits d WHERE d.transfer_id = t.transfer_id
-             AND d.first_seen_at > o.price_locked_until)
+             AND d.first_seen_at > coalesce(o.lock_broken_at, o.price_locked_until))
 """
 _NOWHERE = """
     SELECT d.txid FROM deposits d JOIN orders o USING (order_id)

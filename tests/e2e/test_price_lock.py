@@ -11,6 +11,7 @@ import pytest
 
 from rpcsvc.clock import iso8601
 from rpcsvc.errors import Unavailable
+from tests.e2e.audit import audit
 from tests.rows import all_rows
 from tests.sandbox import MONERO, Sandbox, attested, sandbox
 
@@ -127,6 +128,7 @@ async def test_who_pays_into_a_broken_lock_is_paid_fairly_or_refunded(box: Sandb
     await box.settle()
     answer = await other.status()
     assert (answer["state"], answer["data"]["deposits"][0]["rate"]) == ("completed", "162.9")
+    assert audit(box.up.settings.data_dir) == []
 
 
 @BOTH
