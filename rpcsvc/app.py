@@ -26,7 +26,7 @@ from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
-from rpcsvc.engines import EngineParts, engine_of
+from rpcsvc.engines import ENGINES, EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
@@ -45,7 +45,7 @@ from rpcsvc.operations.webhooks import event_body, webhook_operations
 from rpcsvc.operations.withdrawals import withdrawal_operations
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken
+from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken, StandingBy
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
@@ -92,7 +92,7 @@ class Running:
     lease: Lease
 
 
-# What a replica serves while it waits for the lease.
+# What a replica serves while another one settles, and it waits for the lease.
 Standby: TypeAlias = Callable[[Running], AbstractAsyncContextManager[None]]
 
 
@@ -129,18 +129,16 @@ async def running(
             keeper = _keeper(database)
             async with AsyncExitStack() as meanwhile:
                 if (lease := await _free_lease(keeper, stop)) is None:
-                    waiting = parts(ReadOnly(database), Lease(SETTLER, 0, 0))
-                    up = await meanwhile.enter_async_context(
-                        _connected(waiting, database, signer, stands_by=True)
+                    is_shared = ENGINES[settings.engine].is_shared
+                    waiting = parts(
+                        database if is_shared else ReadOnly(database), Lease(SETTLER, 0, 0)
                     )
+                    up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
                     if standby is not None:
                         await meanwhile.enter_async_context(standby(up))
                     lease = await keeper.take(stop)
                 leading = parts(Fenced(database, lease), lease)
-                async with (
-                    keeper.kept(lease),
-                    _connected(leading, database, signer, stands_by=False) as up,
-                ):
+                async with keeper.kept(lease), _connected(leading, database, signer) as up:
                     await meanwhile.aclose()
                     yield up
         except LeaseTaken as taken:
@@ -170,7 +168,7 @@ async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease 
 
 @asynccontextmanager
 async def _connected(
-    parts: EngineParts, database: Database, signer: ResponseSigner | None, *, stands_by: bool
+    parts: EngineParts, database: Database, signer: ResponseSigner | None
 ) -> AsyncIterator[Running]:
     """The parts put together around the connected engine, as long as the block lasts."""
     settings = parts.settings
@@ -179,7 +177,7 @@ async def _connected(
         engine_of(settings.engine).connected(parts) as backend,
         _sender(settings, parts.clock, signer) as sender,
     ):
-        yield await _compose(parts, database, backend, signer, sender, stands_by=stands_by)
+        yield await _compose(parts, database, backend, signer, sender)
 
 
 def _make_data_dir(path: Path) -> None:
@@ -239,8 +237,6 @@ async def _compose(
     backend: Backend,
     signer: ResponseSigner | None,
     sender: WebhookSender,
-    *,
-    stands_by: bool,
 ) -> Running:
     settings, chains, random, tables = parts.settings, parts.chains, parts.random, parts.database
     clock, views = backend.clock, ViewContext(backend.profile, settings.effective_site_url)
@@ -256,15 +252,21 @@ async def _compose(
     core = Core(
         store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
     )
-    settlement = backend.stand_by(core) if stands_by else await backend.open(core)
+    settles = parts.lease.is_held
+    settlement = await (backend.open(core) if settles else backend.join(core))
     venue, worker = settlement.venue, settlement.worker
-    retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
+    retry = (
+        partial(retry_transfer, hurry=worker.hurry, processor=processor)
+        if settles
+        else _retried_elsewhere
+    )
     messages = SqlWebhooks(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
     )
     processor.on_commit(deliverer.observe)
-    worker.beside(deliverer.run)
+    if settles:
+        worker.beside(deliverer.run)
     admin = admin_operations(Admin(SqlOperatorBooks(tables), retry, backend.paused))
     admin += webhook_operations()
     if backend.treasury is not None:
@@ -315,6 +317,11 @@ async def _compose(
         settlement.readings,
         parts.lease,
     )
+
+
+async def _retried_elsewhere(_transfer_id: str) -> bool:
+    """Raises StandingBy: the schedule is that of the replica that settles."""
+    raise StandingBy
 
 
 def _kept(settings: Settings) -> Kept:

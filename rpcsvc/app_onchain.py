@@ -15,7 +15,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.engines import EngineParts
 from rpcsvc.ids import system_random
-from rpcsvc.orders.backend import Backend, Gasless, Outlet, stocked, wallets_backend
+from rpcsvc.orders.backend import Backend, Gasless, Outlet, Upkeep, stocked, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.withdrawals import read_allow_list
 from rpcsvc.rates.sources import rate_source
@@ -100,7 +100,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 clock,
                 stocked(engine.holdings),
                 outlet,
-                beside,
+                Upkeep(beside),
                 Gasless(SqlFundingStore(database), onchain.authorizations, engine.poll_ms),
             )
             yield replace(

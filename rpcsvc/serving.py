@@ -75,7 +75,8 @@ log = structlog.get_logger(__name__)
 
 SOCKET_NAME: Final = "rpcsvc.sock"
 LONGEST_SOCKET_PATH: Final = 107  # sun_path of unix(7), less its final NUL
-# How long a standby that takes over finishes what it answers: reads, which can be sent again.
+# How long a replica that takes over finishes what it answers. A create that is cut off is sent
+# again with its key.
 STANDBY_GRACE_SECONDS: Final = 1
 # How long a connection may be idle between two requests. Longer than proxies keep theirs open.
 IDLE_SECONDS: Final = 75
@@ -140,8 +141,9 @@ def _greeting(settings: Settings, program: str) -> str:
 
 @asynccontextmanager
 async def _standing_by(manager: ServiceManager, up: Running) -> AsyncIterator[None]:
-    """A standby listens, and is ready and alive, until the block ends."""
-    async with listening(up, graceful_seconds=STANDBY_GRACE_SECONDS):
+    """A standby works and listens, and is ready and alive, until the block ends."""
+    grace = STANDBY_GRACE_SECONDS
+    async with _working(up, asyncio.Event()), listening(up, graceful_seconds=grace):
         manager.notify(READY, f"STATUS=Standing by on {up.settings.effective_site_url}")
         pings = asyncio.create_task(manager.ping(up.worker.stall), name="watchdog")
         try:

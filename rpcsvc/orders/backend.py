@@ -30,7 +30,7 @@ from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Worker
+from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Step, Worker
 from rpcsvc.orders.standby import StandbyVenue
 from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
@@ -74,7 +74,8 @@ class LastAudit(NamedTuple):
 class Backend:
     """An engine that is connected. ``open`` starts it and makes its venue, once.
 
-    ``stand_by`` makes the venue of a replica that waits for the lease; it starts nothing.
+    ``join`` makes the venue of a replica that waits for the lease: one that takes orders where the
+    engine is shared, and otherwise one that answers reads.
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
     ``counting``: what orders reserve. ``controls``: what a developer may provoke.
     ``paused``: why payouts are paused, None if they are not. ``last_audit``: None before the first.
@@ -87,7 +88,7 @@ class Backend:
     engine: Any
     clock: Clock
     open: Callable[[Core], Awaitable[Settlement]]
-    stand_by: Callable[[Core], Settlement]
+    join: Callable[[Core], Awaitable[Settlement]]
     counting: Counting = uncounted
     controls: SandboxControls | None = None
     paused: Callable[[], str | None] = lambda: None
@@ -136,6 +137,18 @@ class Outlet(NamedTuple):
     caps: Mapping[Asset, int] = MappingProxyType({})
 
 
+class Upkeep(NamedTuple):
+    """What an engine does beside the orders.
+
+    ``loops`` run beside the worker of the replica that settles. ``refresh`` reads what other
+    replicas may have changed, in each pass of every replica; without it, only the one that settles
+    takes orders.
+    """
+
+    loops: Sequence[Loop] = ()
+    refresh: Step | None = None
+
+
 def wallets_backend(
     profile: VenueProfile,
     wallets: Wallets,
@@ -143,22 +156,32 @@ def wallets_backend(
     clock: Clock,
     stock: Stock,
     outlet: Outlet,
-    loops: Sequence[Loop] = (),
+    upkeep: Upkeep,
     gasless: Gasless | None = None,
 ) -> Backend:
-    """The backend of an engine with wallets. ``loops`` run beside the worker."""
+    """The backend of an engine with wallets."""
     profile = replace(profile, takes_signatures=lambda: gasless is not None)
 
     async def open_(core: Core) -> Settlement:
         await wallets.start()
-        return await _local(core, profile, wallets, rates, stock, outlet, loops, gasless)
+        return await _local(core, profile, wallets, rates, stock, outlet, upkeep, gasless)
 
-    def stand_by(core: Core) -> Settlement:
-        venue = StandbyVenue(profile, core.policy.price_lock, _funding(core, gasless))
+    async def join(core: Core) -> Settlement:
+        funding = _funding(core, gasless)
         withdrawals = _withdrawals(core, profile, wallets, stock, outlet, KeyedLocks())
-        return _waiting(venue)._replace(withdrawals=withdrawals)
+        if (refresh := upkeep.refresh) is None:
+            venue = StandbyVenue(profile, core.policy.price_lock, funding)
+            return _waiting(venue)._replace(withdrawals=withdrawals)
+        await refresh()
+        worker = Worker((refresh,), Quarantine())
+        published = PublishedRates(core.rates, rates, core.policy.rate_rule, core.lease)
+        inventory, unwatched = stock.inventory(core), ScanProgress((), core.clock)
+        taking = LocalVenue(
+            core, profile, wallets, published, inventory, unwatched, worker.wake, funding
+        )
+        return Settlement(taking, worker, withdrawals=withdrawals)
 
-    return Backend(profile, wallets, clock, open_, stand_by, stock.counting)
+    return Backend(profile, wallets, clock, open_, join, stock.counting)
 
 
 def _waiting(venue: StandbyVenue) -> Settlement:
@@ -171,7 +194,7 @@ def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
         return None
     limit = ClientLimit(core.policy.unfunded.address_authorizations_a_day, core.secret)
     return GaslessFunding(
-        core.store, gasless.store, gasless.wallets, core.clock, limit, gasless.poll_ms
+        core.store, gasless.store, gasless.wallets, core.clock, limit, gasless.poll_ms, core.lease
     )
 
 
@@ -195,7 +218,7 @@ async def _local(
     rates: RateSource,
     stock: Stock,
     outlet: Outlet,
-    loops: Sequence[Loop],
+    upkeep: Upkeep,
     gasless: Gasless | None,
 ) -> Settlement:
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
@@ -220,8 +243,12 @@ async def _local(
     )
     expired = ExpiredReservations(store, watcher.progress, clock)
     funding = _funding(core, gasless)
+    shared: tuple[Step, ...] = ()
+    if upkeep.refresh is not None and not core.lease.is_alone:
+        shared = (upkeep.refresh, effects.find)
     worker = Worker(
         (
+            *shared,
             watcher.reconcile,
             expired.end,
             published.publish,
@@ -231,7 +258,7 @@ async def _local(
         ),
         quarantine,
         runners=(effects,),
-        loops=(*loops, withdrawals.run, *((funding.run,) if funding else ())),
+        loops=(*upkeep.loops, withdrawals.run, *((funding.run,) if funding else ())),
     )
     venue = LocalVenue(
         core, profile, wallets, published, inventory, watcher.progress, worker.wake, funding
@@ -255,14 +282,14 @@ def upstream_backend(
         await upstream.start()
         return await _upstream(core, profile, upstream, funding_of(core))
 
-    def stand_by(core: Core) -> Settlement:
+    async def join(core: Core) -> Settlement:
         return _waiting(StandbyVenue(profile, gasless=funding_of(core)))
 
     def funding_of(core: Core) -> GaslessFunding | None:
         wallets = RelayedAuthorizations(core.store, upstream)
         return _funding(core, Gasless(authorizations, wallets, POLL_MS))
 
-    return Backend(profile, upstream, clock, open_, stand_by, counted)
+    return Backend(profile, upstream, clock, open_, join, counted)
 
 
 async def _upstream(

@@ -19,6 +19,7 @@ from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
+from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.gasless import (
     AuthorizationKey,
     ClientDay,
@@ -48,7 +49,8 @@ class GaslessFunding:
     """Takes signed authorizations for orders, and carries on with them beside the worker.
 
     Nodes are asked ``poll_ms`` apart. A slow one holds up neither the worker's passes nor the
-    authorizations of other networks.
+    authorizations of other networks. Only a holder of the ``lease`` with time left sends; another
+    replica records an authorization, which the holder finds.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GaslessFunding:
         clock: Clock,
         limit: ClientLimit,
         poll_ms: int,
+        lease: Lease,
     ) -> None:
         self._orders = orders
         self._store = store
@@ -66,6 +69,7 @@ class GaslessFunding:
         self._clock = clock
         self._limit = limit
         self._poll_ms = poll_ms
+        self._lease = lease
         self._in_hand: set[AuthorizationKey] = set()
 
     async def token(self, order: Order) -> Domain:
@@ -97,10 +101,10 @@ class GaslessFunding:
         return await self._store.find(self._key(order, signed))
 
     async def pay(self, order: Order, signed: SignedAuthorization, client: Client) -> FundingRecord:
-        """Put an authorization of what is due on record, and send it; how far it came.
+        """Put an authorization of what is due on record, and send it if this replica settles.
 
-        Raises AuthorizationRefused, errors.RateLimited and errors.Unavailable: then nothing is on
-        record.
+        Returns how far it came. Raises AuthorizationRefused, errors.RateLimited and
+        errors.Unavailable: then nothing is on record.
         """
         key = self._key(order, signed)
         if key in self._in_hand:
@@ -171,6 +175,8 @@ class GaslessFunding:
 
     async def _carry_on(self, record: FundingRecord) -> FundingRecord:
         """The record after another look at, or try with, the network."""
+        if not self._lease.has_time():
+            return record
         try:
             carried = await self._wallets.carry_out(record)
         except Exception as error:  # noqa: BLE001 - the outcome is not known, whatever it is

@@ -1,4 +1,4 @@
-"""The lease of the one process that takes and settles orders, and who keeps it.
+"""The lease of the one process that settles orders, and who keeps it.
 
 The database's clock says when a lease ends, and every write of the holder carries its token
 (rpcsvc/store/leases.py): a process that was paused past its lease writes nothing. Whether there is
@@ -37,12 +37,12 @@ class LeaseLost(Unavailable):
 
 
 class StandingBy(Unavailable):
-    """This replica waits for the lease and answers what is committed; it changes nothing."""
+    """Only the replica that holds the lease carries this out; nothing was changed here."""
 
     def __init__(self) -> None:
         super().__init__(
-            "This replica is a standby: it answers what is on record, and nothing was changed. Send"
-            " the same call again; it has to reach the replica that takes orders.",
+            "Another replica does this, and nothing was changed here. Send the same call again; it"
+            " has to reach the replica that settles.",
             retry_after=1,
         )
 

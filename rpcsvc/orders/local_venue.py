@@ -52,6 +52,8 @@ from rpcsvc.orders.ports.wallets import Fees, Wallets
 from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.unfunded import Admission, Client
 
+_JOINED = "This replica takes orders; another one settles them."
+
 
 class _Priced(NamedTuple):
     """A quote, and what has to hold in the transaction that makes an order at it."""
@@ -90,6 +92,7 @@ class LocalVenue:
         self._store = core.store
         self._processor = core.processor
         self._clock = core.clock
+        self._lease = core.lease
         self._maker = TermsMaker(core.policy, core.clock, core.random)
 
     # --- prices ---
@@ -320,7 +323,8 @@ class LocalVenue:
 
     async def health(self) -> Mapping[str, Health]:
         """Whether the wallets can settle, and whether there is a fresh rate."""
-        return {"engine": await self._wallets.health(), "rates": await self._rates_health()}
+        found = {"engine": await self._wallets.health(), "rates": await self._rates_health()}
+        return found if self._lease.is_held else {**found, "lease": Health(True, _JOINED)}
 
     async def readiness(self) -> Mapping[str, Health]:
         """Whether the wallets take orders, and whether there is a fresh rate."""

@@ -42,22 +42,21 @@ _ORPHAN_BLOCK: Final = (
 _IS_TX: Final = "network = :network AND txid = :txid"
 _MINE_TX: Final = (
     "UPDATE sandbox_transactions SET state = 'mined', block_height = :height, watched = :watched"
-    f" WHERE {_IS_TX}"
+    f" WHERE {_IS_TX} AND state = 'mempool'"
 )
+_IS_AS_READ: Final = f"{_IS_TX} AND state = :was AND block_height IS NOT DISTINCT FROM :height"
 _POOL_TX: Final = (
     "UPDATE sandbox_transactions SET state = :state, block_height = NULL, broadcast_at = :now,"
-    f" watched = 1 WHERE {_IS_TX}"
+    f" watched = 1 WHERE {_IS_AS_READ}"
 )
-_UNWATCH_TX: Final = (
-    f"UPDATE sandbox_transactions SET watched = 0 WHERE {_IS_TX} AND state = :state"
-    " AND block_height IS NOT DISTINCT FROM :height"
-)
+_UNWATCH_TX: Final = f"UPDATE sandbox_transactions SET watched = 0 WHERE {_IS_AS_READ}"
 _ADD_FAULT: Final = f"{insert('sandbox_faults', ('order_id', 'fault'))} ON CONFLICT DO NOTHING"
 _IS_FAULT: Final = "order_id = :order_id AND fault = :fault"
 _PUT_SETTING: Final = (
     f"{insert('sandbox_settings', ('name', 'value'))}"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
+_MOVE_SETTING: Final = f"{_PUT_SETTING} WHERE sandbox_settings.value = :was"
 
 
 class SqlSandboxLedger:
@@ -129,6 +128,10 @@ class SqlSandboxLedger:
         """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
         await self._db.write([Statement(_INSERT_TX, _tx_values(tx))])
 
+    async def broadcast_new(self, tx: Tx) -> None:
+        """The same, but stale if its txid is known."""
+        await self._db.write([Statement(_INSERT_TX, _tx_values(tx), finds=True)])
+
     async def mine(self, mined: Sequence[Mined]) -> None:
         """Take transactions into blocks and their amounts into the balance."""
         statements = []
@@ -144,7 +147,7 @@ class SqlSandboxLedger:
             }  # fmt: skip
             statements += [
                 Statement(_ADD_BLOCK, added),
-                Statement(_MINE_TX, taken),
+                Statement(_MINE_TX, taken, finds=True),
                 _move(tx.network, tx.balance_effect),
             ]
         await self._db.write(statements)
@@ -167,18 +170,7 @@ class SqlSandboxLedger:
 
     async def unwatch(self, txs: Sequence[Tx]) -> None:
         """The service is done with these, unless they have changed since they were read."""
-        await self._db.write(
-            [
-                Statement(
-                    _UNWATCH_TX,
-                    {
-                        "network": tx.network, "txid": tx.txid, "state": tx.state.value,
-                        "height": tx.block_height,
-                    },
-                )
-                for tx in txs
-            ]
-        )  # fmt: skip
+        await self._db.write([Statement(_UNWATCH_TX, _as_read(tx)) for tx in txs])
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
         """Schedule a fault for the order's next transfer."""
@@ -190,10 +182,13 @@ class SqlSandboxLedger:
         sql = f"DELETE FROM sandbox_faults WHERE {_IS_FAULT}"
         await self._db.write([Statement(sql, {"order_id": order_id, "fault": fault.value})])
 
-    async def put_setting(self, setting: Setting, value: int) -> None:
-        """Change a setting for good."""
+    async def put_setting(self, setting: Setting, value: int, was: int | None = None) -> None:
+        """Change a setting for good; stale if ``was`` is given and no longer its value."""
         values = {"name": setting.value, "value": value}
-        await self._db.write([Statement(_PUT_SETTING, values)])
+        if was is None:
+            await self._db.write([Statement(_PUT_SETTING, values)])
+        else:
+            await self._db.write([Statement(_MOVE_SETTING, {**values, "was": was}, finds=True)])
 
     async def _txs(self, where: str, **values: Any) -> list[Tx]:
         rows = await self._db.fetch(f"{_SELECT_TX} {where}", **values)
@@ -205,8 +200,15 @@ def _move(network: str, units: int) -> Statement:
 
 
 def _pool(tx: Tx, state: TxState, now: int) -> Statement:
-    values = {"network": tx.network, "txid": tx.txid, "state": state.value, "now": now}
-    return Statement(_POOL_TX, values)
+    values = {**_as_read(tx), "state": state.value, "now": now}
+    return Statement(_POOL_TX, values, finds=True)
+
+
+def _as_read(tx: Tx) -> dict[str, Any]:
+    """Names the transaction, and the state that it was read in."""
+    return {
+        "network": tx.network, "txid": tx.txid, "was": tx.state.value, "height": tx.block_height,
+    }  # fmt: skip
 
 
 def _chain_values(chain: SimulatedChain) -> dict[str, Any]:

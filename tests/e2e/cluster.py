@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -63,14 +63,21 @@ class Replicas:
         self.all.append(made)
         return made
 
+    @property
+    def alive(self) -> list[Server]:
+        """Those that run; missing ones are started."""
+        for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
+            self.start()
+        return [each for each in self.all if not each.is_dead]
+
     async def holder(self, besides: tuple[Server, ...] = ()) -> Server:
-        """The replica that takes orders, once one does."""
+        """The replica that settles, once one does and is ready."""
 
         async def ready() -> Server | None:
-            for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
-                self.start()
-            for each in self.all:
-                if each not in besides and not each.is_dead and await is_ready(each):
+            alive, token = self.alive, self.environ.get("AGENT_RPC_TOKEN")
+            holder = await self._holder_pid()
+            for each in alive:
+                if each.pid == holder and each not in besides and await settles(each, token):
                     return each
             return None
 
@@ -79,6 +86,12 @@ class Replicas:
         except TimeoutError:
             logs = [f"{each.pid}: {each.log.read_text()[-2000:]}" for each in self.all]
             raise AssertionError("no replica is ready:\n" + "\n".join(logs)) from None
+
+    async def _holder_pid(self) -> int | None:
+        with suppress(asyncpg.PostgresError, OSError):  # its server may be down, or have no tables
+            holder = await self.value("SELECT holder FROM leases WHERE expires_at > now_ms()")
+            return None if holder is None else int(holder.split(":")[1])
+        return None
 
     async def value(self, sql: str) -> Any:
         connection = await asyncpg.connect(self.url)
@@ -95,10 +108,16 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas(server: str, folder: Path, *, is_own: bool = False) -> AsyncIterator[Replicas]:
+async def replicas(
+    server: str,
+    folder: Path,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_own: bool = False,
+) -> AsyncIterator[Replicas]:
     """Replicas on a database of their own; ``is_own``: on a server that ends with the test."""
     async with new_database(server, empty=is_own) as url:
-        made = Replicas(url, folder)
+        made = Replicas(url, folder, environ)
         try:
             yield made
         finally:
@@ -112,6 +131,24 @@ async def is_ready(at: Server) -> bool:
             return (await at.health("/readyz")).get("http") == 200
     except TimeoutError:
         return False
+
+
+async def settles(at: Server, token: str | None) -> bool:
+    """Whether it is ready and holds the lease.
+
+    One that has just taken it answers as before for a moment, ends its connections, and only then
+    says so.
+    """
+    if not await is_ready(at):
+        return False
+    headers = {} if token is None else {"x-agent-rpc-token": token}
+    with suppress(aiohttp.ClientError):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{at.url}/metrics", headers=headers) as response,
+        ):
+            return "rpcsvc_lease_held 1.0" in await response.text()
+    return False
 
 
 async def reads(at: Server) -> bool:
@@ -204,7 +241,7 @@ async def _main() -> None:
             _say(f"the demo over {up.front.url}")
             await _demo(up.front)
             struck = await up.replicas.holder()
-            _say(f"kill -9 of the replica that takes orders, process {struck.pid}")
+            _say(f"kill -9 of the replica that settles, process {struck.pid}")
             struck.kill()
             began = time.monotonic()
             await until(up.front.takes_orders)

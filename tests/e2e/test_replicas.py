@@ -1,4 +1,4 @@
-"""Replicas on one PostgreSQL: one serves and settles, the others take over from it."""
+"""Replicas on one PostgreSQL: all take orders, one settles, the others take over from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ from tests.e2e.processes import (
     until,
     until_over,
 )
-from tests.e2e.swaps import SWAPS
+from tests.e2e.sidecar import environ
+from tests.e2e.swaps import MONERO, SWAPS
 from tests.postgres import new_database, own_server
 
 # docs/cluster.md says 15 for a quiet machine; the one of the tests is not quiet.
@@ -68,8 +68,7 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
         assert await first.ready()
         second = up.start()
         order_id, answer = await order(first, "a key of sixteen or more")
-        await until(lambda: reads(second))
-        assert not await is_ready(second)
+        await until(lambda: is_ready(second))
         first.kill()
         began = time.monotonic()
         assert await up.holder() is second
@@ -128,14 +127,14 @@ async def refused(at: Server, method: str, params: dict[str, Any]) -> str:
     return str(error["code"])
 
 
-async def test_standby_reads_what_the_other_replica_has_committed(
+async def test_replica_reads_what_the_other_has_committed(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
         first = up.start()
         assert await first.ready()
         second = up.start()
-        await until(lambda: reads(second))
+        await until(lambda: is_ready(second))
         swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
         data, body = await call_for_data(first, "swap.execute", swap)
         made = {"orderId": data["order"]["orderId"]}
@@ -151,42 +150,111 @@ async def test_standby_reads_what_the_other_replica_has_committed(
         assert (await until_over(second, made["orderId"]))["state"] == "completed"
 
 
-async def test_standby_refuses_to_write_and_says_where_it_stands(
+async def test_every_replica_takes_orders_and_the_settler_settles_them(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
         first = up.start()
         assert await first.ready()
-        data, _ = await call_for_data(first, "swap.execute", SWAPS["u2x"])
+        second, third = up.start(), up.start()
+        for each in (second, third):
+            await until(partial(is_ready, each))
+        data, _ = await call_for_data(second, "swap.execute", SWAPS["x2u"])
+        made = {"orderId": data["order"]["orderId"], "sessionId": data["sessionId"]}
+        polled = [await call(at, "swap.status", {"orderId": made["orderId"]}) for at in up.all]
+        assert [answer["state"] for answer in polled] == ["waiting_for_funding"] * 3
+        await call_for_data(third, "sandbox.fault", {"fault": "set_rate", "rate": "100"})
+        await until(lambda: quotes_at(second, "100"))
+        funded = {"orderId": made["orderId"], "amount": "0.7"}
+        await call_for_data(second, "sandbox.fault", {"fault": "advance_clock", "seconds": 4_000})
+        await until(lambda: has_state(third, made["orderId"], "waiting_for_funding"))
+        await call_for_data(third, "sandbox.fund", funded)
+        refund = await until(lambda: waits_for_address(second, made["orderId"]))
+        assert refund["state"] == "refunding", "late, and the rate has moved: sent back"
+        named = {**made, "walletAddress": MONERO, "message": "Send it back."}
+        await call_for_data(third, "support.create", named)
+        assert (await until_over(second, made["orderId"]))["data"]["outcome"] == "refunded"
+        cancelled, _ = await call_for_data(third, "swap.execute", SWAPS["u2x"])
+        order_id = cancelled["order"]["orderId"]
+        ending = {"orderId": order_id, "sessionId": cancelled["sessionId"]}
+        await call_for_data(second, "swap.cancel", ending)
+        assert (await call(first, "swap.status", {"orderId": order_id}))["data"]["outcome"] == (
+            "expired"
+        )
+        assert not await said(second, "lease_taken")
+        assert not await said(third, "lease_taken")
+
+
+async def quotes_at(at: Server, rate: str) -> bool:
+    terms = {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")}
+    quote = await call(at, "swap.quote", terms)
+    return bool(quote["ok"]) and quote["data"]["quote"]["rate"] == rate
+
+
+async def has_state(at: Server, order_id: str, state: str) -> bool:
+    return bool((await call(at, "swap.status", {"orderId": order_id}))["state"] == state)
+
+
+async def waits_for_address(at: Server, order_id: str) -> dict[str, Any] | None:
+    status = await call(at, "swap.status", {"orderId": order_id})
+    return status if status["data"].get("actionRequired") else None
+
+
+async def test_one_deposit_is_sent_by_many_calls_for_what_is_due(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        first = up.start()
+        assert await first.ready()
         second = up.start()
-        await until(lambda: reads(second))
+        await until(partial(is_ready, second))
+        data, _ = await call_for_data(first, "swap.execute", SWAPS["u2x"])
         made = {"orderId": data["order"]["orderId"]}
-        for method, params in {
-            "swap.quote": {name: SWAPS["u2x"][name] for name in ("direction", "chain", "amount")},
-            "swap.execute": {**SWAPS["u2x"], "idempotency-key": "another key of sixteen"},
-            "support.create": {"message": "Where is it?"},
-            "sandbox.fund": made,
-            "sandbox.fault": {"fault": "pause_blocks"},
-        }.items():
-            assert await refused(second, method, params) == "unavailable", method
-        assert await up.value("SELECT count(*) FROM orders") == 1
-        assert await up.value("SELECT count(*) FROM tickets") == 0
-        plan = await call(second, "swap.plan", SWAPS["u2x"])
-        assert plan["state"] == "ready"
-        health = await second.health()
-        assert (health["http"], health["status"]) == (200, "ok"), "a standby is well"
-        assert "standby" in health["checks"]["lease"]["detail"]
-        status, retry_after, _ = await get(second, "/api/v1/health")
-        assert (status, retry_after) == (503, "5")
-        for path in (
-            "/api/v1/agent/capabilities",
-            "/openapi.json",
-            f"/orders/{made['orderId']}",
-            "/",
-        ):
-            assert (await get(second, path))[0] == 200, path
-        _, _, metrics = await get(second, "/metrics")
-        assert b"rpcsvc_lease_held 0.0" in metrics
+        calls = (call(at, "sandbox.fund", made) for at in up.all * 10)
+        answers = await asyncio.gather(*calls)
+        assert sum(answer["ok"] for answer in answers) == 1
+        assert await up.value(_DEPOSITS) == 1
+
+
+async def test_standby_refuses_to_write_and_says_where_it_stands(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    """Of the engine upstream, only the replica that settles takes orders."""
+    exchange = Server(tmp_path / "exchange")
+    try:
+        assert await exchange.ready()
+        async with replicas(postgres(), tmp_path, environ(exchange.port)) as up:
+            first = up.start()
+            assert await first.ready()
+            data, _ = await call_for_data(first, "swap.execute", SWAPS["x2u"])
+            second = up.start()
+            await until(lambda: reads(second))
+            await require_standby(up, second, data["order"]["orderId"])
+    finally:
+        exchange.kill()
+
+
+async def require_standby(up: Replicas, second: Server, order_id: str) -> None:
+    assert not await is_ready(second)
+    for method, params in {
+        "swap.quote": {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")},
+        "swap.execute": {**SWAPS["x2u"], "idempotency-key": "another key of sixteen"},
+        "support.create": {"message": "Where is it?"},
+    }.items():
+        assert await refused(second, method, params) == "unavailable", method
+    assert await up.value("SELECT count(*) FROM orders") == 1
+    assert await up.value("SELECT count(*) FROM tickets") == 0
+    plan = await call(second, "swap.plan", SWAPS["x2u"])
+    assert plan["state"] == "ready"
+    health = await second.health()
+    assert (health["http"], health["status"]) == (200, "ok"), "a standby is well"
+    assert "standby" in health["checks"]["lease"]["detail"]
+    status, retry_after, _ = await get(second, "/api/v1/health")
+    assert (status, retry_after) == (503, "5")
+    for path in ("/api/v1/agent/capabilities", "/openapi.json", f"/orders/{order_id}", "/"):
+        assert (await get(second, path))[0] == 200, path
+    _, _, metrics = await get(second, "/metrics")
+    assert b"rpcsvc_lease_held 0.0" in metrics
 
 
 async def test_process_paused_past_its_lease_writes_nothing_and_ends(
@@ -244,14 +312,19 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
         clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
         for _ in range(4):
             await asyncio.sleep(dice.uniform(0, 2))
-            struck = await up.holder()
+            holder = await up.holder()
+            struck = dice.choice([holder, *up.alive])
             if dice.random() < 0.5:
                 struck.kill()
                 continue
             os.kill(struck.pid, signal.SIGSTOP)
-            await up.holder(besides=(struck,))
+            if struck is holder:
+                await up.holder(besides=(struck,))
+            else:
+                await asyncio.sleep(dice.uniform(0, 2))
             os.kill(struck.pid, signal.SIGCONT)
-            assert await struck.death() == 1
+            if struck is holder:
+                assert await struck.death() == 1
         await require_one_order_each(up, clients)
 
 
@@ -302,33 +375,28 @@ async def test_one_key_on_all_replicas_makes_one_order(
     async with replicas(postgres(), tmp_path) as up:
         first = up.start()
         assert await first.ready()
-        for standby in (up.start(), up.start()):
-            await until(partial(reads, standby))
-        callers = (insisting(up.all[n % 3 :] + up.all[: n % 3]) for n in range(200))
-        answers = await asyncio.gather(*callers)
+        for other in (up.start(), up.start()):
+            await until(partial(is_ready, other))
+        answers = await asyncio.gather(*(keyed(up.all[n % 3]) for n in range(200)))
         assert len(answers) == 200
         assert len(set(answers)) == 1
         assert await up.value("SELECT count(*) FROM orders") == 1
 
 
-async def insisting(servers: list[Server]) -> bytes:
-    """Send one keyed call to each in turn, until one has an answer."""
+async def keyed(at: Server) -> bytes:
+    """The answer to the one keyed call."""
     swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        for at in cycle(servers):
-            body = await send(at, message("swap.execute", swap))
-            envelope = json.loads(body)["result"]
-            if envelope["ok"]:
-                return body.rpartition(b'"requestId"')[0]
-            assert envelope["error"]["code"] == "unavailable"
-    raise AssertionError
+    body = await send(at, message("swap.execute", swap))
+    assert json.loads(body)["result"]["ok"], body
+    return body.rpartition(b'"requestId"')[0]
 
 
 async def client(up: Replicas, key: str) -> str:
-    """Repeat everything until it is done, wherever it is answered; one order comes of it."""
+    """Repeat everything until it is done, at any replica each time; one order comes of it."""
     known: set[tuple[str, bytes]] = set()
+    dice = random.Random(key)
     while True:
-        at = await up.holder()
+        at = dice.choice(up.alive)
         try:
             async with asyncio.timeout(10):
                 known.add(await order(at, key))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
+from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from tests.e2e.processes import until
@@ -61,8 +62,9 @@ class Wallets:
 
 def funding(store: Store, wallets: Wallets) -> GaslessFunding:
     limit, nothing = ClientLimit(1, b""), cast("Any", None)
+    lease = Lease(SETTLER, 1)
     return GaslessFunding(
-        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), limit, poll_ms=1
+        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), limit, 1, lease
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain import twap
 from rpcsvc.domain.events import (
     AdvanceTransfer,
@@ -45,6 +45,7 @@ MAX_AT_ONCE = 64
 # After the requests in flight (graceful_seconds), and within the unit's TimeoutStopSec.
 STOP_SECONDS = 10.0
 TRIES_PER_PAUSE = 8
+FIND_MS = 1_000
 
 
 class Then(Enum):
@@ -80,6 +81,7 @@ class EffectRunner:
         self._is_stopping = False
         self._due: list[tuple[int, int, PendingEffect]] = []
         self._last_pass = 0
+        self._find_at = 0
         self._number = itertools.count()  # of effects due at the same time the older goes first
         self._known: set[PendingEffect] = set()
         self._attempts: dict[PendingEffect, int] = {}
@@ -99,6 +101,17 @@ class EffectRunner:
         for effect in pending:
             self._push(effect, self._clock.now_ms())
         return len(pending)
+
+    async def find(self) -> int:
+        """Schedule what other replicas have committed, once a second; returns 0: not work yet.
+
+        An effect that ended since it was read runs once more, and finds nothing left to do.
+        """
+        now = steady_ms()
+        if now >= self._find_at:
+            self._find_at = now + FIND_MS
+            await self.recover()
+        return 0
 
     async def start_due(self) -> int:
         """Start the effects that are due, up to a limit; returns how many.

@@ -7,12 +7,19 @@ an idle chain costs nothing and a restart misses no block.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.store import StaleWrite
+
+T = TypeVar("T")
 
 MONERO = "monero"
+# How often a change is made anew when another replica changed the chains meanwhile.
+TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +133,25 @@ class Mined:
     mined_at: int
 
 
+async def on_current(change: Callable[[], Awaitable[T]]) -> T:
+    """What ``change`` returns; it reads and writes again if a write was stale.
+
+    Raises errors.Unavailable after some tries.
+    """
+    for _ in range(TRIES):
+        try:
+            return await change()
+        except StaleWrite:
+            continue
+    raise Unavailable("Other replicas keep changing the simulated chains. Try again.")
+
+
 class SandboxLedger(Protocol):
-    """Keeps the simulated chains. Reads are of committed state; writes are durable on return."""
+    """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
+
+    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
+    based on.
+    """
 
     async def chains(self) -> list[SimulatedChain]:
         """All chains."""
@@ -173,6 +197,10 @@ class SandboxLedger(Protocol):
         """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
         ...
 
+    async def broadcast_new(self, tx: Tx) -> None:
+        """The same, but stale if its txid is known."""
+        ...
+
     async def mine(self, mined: Sequence[Mined]) -> None:
         """Take transactions into blocks and their amounts into the balance."""
         ...
@@ -197,6 +225,6 @@ class SandboxLedger(Protocol):
         """The fault has happened."""
         ...
 
-    async def put_setting(self, setting: Setting, value: int) -> None:
-        """Change a setting for good."""
+    async def put_setting(self, setting: Setting, value: int, was: int | None = None) -> None:
+        """Change a setting for good; stale if ``was`` is given and no longer its value."""
         ...

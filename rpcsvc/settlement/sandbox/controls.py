@@ -6,7 +6,9 @@ would on real chains. They cover every row of "What happens to a deposit".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rpcsvc.clock import OffsetClock, iso8601
@@ -16,7 +18,15 @@ from rpcsvc.domain.order import Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
-from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
+from rpcsvc.settlement.sandbox.chain import (
+    Fault,
+    SandboxLedger,
+    Setting,
+    Tx,
+    TxKind,
+    TxState,
+    on_current,
+)
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
 
 # The start of the year 2100: RFC 3339 has four digits for the year.
@@ -59,18 +69,25 @@ class SimulatedChains:
         Raises InvalidInput when nothing is due, and AmountAboveMaximum when the wallet could not
         hold it.
         """
-        async with self._engine.moving:  # of two at once, the second finds the first on its way
-            tx = self._deposit(order, await self._due(order) if units is None else units)
-            await self._require_room(tx)
-            await self._ledger.broadcast(tx)
+        async with self._engine.moving:
+            tx = await on_current(lambda: self._send(order, units))
         return SimulatedDeposit(tx.txid, tx.network, tx.recipient, tx.units)
 
-    def _deposit(self, order: Order, units: int) -> Tx:
+    async def _send(self, order: Order, units: int | None) -> Tx:
+        terms = order.terms
+        sent = await self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
+        tx = self._deposit(order, _due(order, sent) if units is None else units, len(sent))
+        await self._require_room(tx)
+        await self._ledger.broadcast_new(tx)
+        return tx
+
+    def _deposit(self, order: Order, units: int, number: int) -> Tx:
+        """The next deposit. Of two at once only one gets its txid; the other is made anew."""
         terms = order.terms
         sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
         return Tx(
             network=terms.deposit_network,
-            txid=self._random(32).hex(),
+            txid=hashlib.sha256(f"{terms.deposit_address}/{number}".encode()).hexdigest(),
             kind=TxKind.DEPOSIT,
             recipient=terms.deposit_address,
             sender=sender,
@@ -79,32 +96,20 @@ class SimulatedChains:
             broadcast_at=self._clock.now_ms(),
         )
 
-    async def _due(self, order: Order) -> int:
-        """What is due beside what is on its way: sent, and not yet seen by the order."""
-        terms = order.terms
-        seen = {item.key.txid for item in order.deposits if item.is_active}
-        txs = await self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
-        unseen = sum(
-            tx.units for tx in txs if tx.state is not TxState.DROPPED and tx.txid not in seen
-        )
-        if order.due_units <= unseen or order.status.is_terminal:
-            raise InvalidInput(
-                "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
-            )
-        return order.due_units - unseen
-
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
         """Provoke a fault of one order's deposit, or of its next payout or refund."""
         if kind in self._deposit_faults:
             async with self._engine.moving:
-                await self._deposit_faults[kind](order)
+                await on_current(lambda: self._deposit_faults[kind](order))
         else:
             await self._ledger.add_fault(order.order_id, Fault(kind.value))
 
     async def fault(self, kind: FaultKind, *, seconds: int | None, rate: str | None) -> None:
         """Provoke a fault of the whole sandbox."""
         if kind is FaultKind.ADVANCE_CLOCK:
-            await self._advance(_required("seconds", seconds))
+            wanted = _required("seconds", seconds)
+            async with self._engine.moving:  # else one of two at once would be lost
+                await on_current(lambda: self._advance(wanted))
         elif kind is FaultKind.SET_RATE:
             await self._set(Setting.USDC_PER_XMR, _rate(_required("rate", rate)))
         elif kind in _SWITCHES:
@@ -117,17 +122,18 @@ class SimulatedChains:
         self._engine.settings[setting] = value
 
     async def _advance(self, seconds: int) -> None:
-        async with self._engine.moving:  # else one of two at once would be lost
-            offset = self._clock.offset_ms + seconds * 1000
-            if self._clock.now_ms() + seconds * 1000 > _LATEST_MS:
-                raise InvalidInput(
-                    f"seconds would take the sandbox's clock beyond {iso8601(_LATEST_MS)}. Start"
-                    " with a new data directory to begin again at the time of day.",
-                    field="seconds",
-                    received=seconds,
-                )
-            await self._set(Setting.CLOCK_OFFSET_MS, offset)
-            self._clock.offset_ms = offset
+        await self._engine.refresh()
+        before = self._clock.offset_ms
+        if self._clock.now_ms() + seconds * 1000 > _LATEST_MS:
+            raise InvalidInput(
+                f"seconds would take the sandbox's clock beyond {iso8601(_LATEST_MS)}. Start"
+                " with a new data directory to begin again at the time of day.",
+                field="seconds",
+                received=seconds,
+            )
+        offset = before + seconds * 1000
+        await self._ledger.put_setting(Setting.CLOCK_OFFSET_MS, offset, before)
+        self._engine.settings[Setting.CLOCK_OFFSET_MS] = self._clock.offset_ms = offset
 
     async def _pause(self, *, paused: bool) -> None:
         async with self._engine.moving:
@@ -146,6 +152,7 @@ class SimulatedChains:
         tx = await self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
         if tx.state is TxState.MINED:
             await self._reorganise(order)
+            tx = replace(tx, state=TxState.MEMPOOL, block_height=None)
         await self._ledger.set_state(tx, TxState.DROPPED, self._clock.now_ms())
 
     async def _restore(self, order: Order) -> None:
@@ -178,6 +185,17 @@ class SimulatedChains:
             field="orderId",
             received=order.order_id,
         )
+
+
+def _due(order: Order, sent: Sequence[Tx]) -> int:
+    """What is due beside what is on its way: sent, and not yet seen by the order."""
+    seen = {item.key.txid for item in order.deposits if item.is_active}
+    unseen = sum(tx.units for tx in sent if tx.state is not TxState.DROPPED and tx.txid not in seen)
+    if order.due_units <= unseen or order.status.is_terminal:
+        raise InvalidInput(
+            "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
+        )
+    return order.due_units - unseen
 
 
 def _rate(text: str) -> int:

@@ -45,6 +45,7 @@ from rpcsvc.settlement.sandbox.chain import (
     TxKind,
     TxState,
     block_hash,
+    on_current,
 )
 
 BPS = 10_000
@@ -111,12 +112,17 @@ class SandboxEngine:
 
     async def start(self) -> None:
         """Make the chains at the first start, and take up the settings of earlier runs."""
-        self.settings = await self._ledger.settings()
-        self._clock.offset_ms = self.settings.get(Setting.CLOCK_OFFSET_MS, 0)
+        await self.refresh()
         known = {chain.network for chain in await self._ledger.chains()}
         missing = [c for c in self._initial_chains() if c.network not in known]
         if missing:
             await self._ledger.add_chains(missing)
+
+    async def refresh(self) -> int:
+        """Read the settings again, which other replicas may have changed; returns 0: no work."""
+        self.settings = await self._ledger.settings()
+        self._clock.offset_ms = self.settings.get(Setting.CLOCK_OFFSET_MS, 0)
+        return 0
 
     def require_ready(self) -> None:
         """Raise errors.Unavailable while the ``engine_down`` fault is on."""
@@ -181,7 +187,7 @@ class SandboxEngine:
         async with self.moving:
             now = self._clock.now_ms()
             chains = {chain.network: chain for chain in await self._ledger.chains()}
-            await self._mine_due(chains, now)
+            await on_current(lambda: self._mine_due(chains, now))
             shown = [
                 self._sighting(chains[tx.network], tx, now)
                 for tx in await self._ledger.watched()
