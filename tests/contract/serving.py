@@ -27,6 +27,7 @@ MONERO = (
 )
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
 BACK = {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO}
+UNKNOWN_ORDER = "ord_" + "0" * 26
 JSON = {"content-type": "application/json"}
 
 

@@ -47,22 +47,10 @@ from tests.contract.faulty_line import (
     lost_after,
     lost_before,
 )
-from tests.contract.serving import EVM, MONERO, TOKEN, Served, serving
-from tests.contract.test_events import UNKNOWN
+from tests.contract.serving import EVM, MONERO, TOKEN, UNKNOWN_ORDER, Served, serving
+from tests.contract.swap_clients import ISSUER, QUICK, client_of
 
-ISSUER = "http://127.0.0.1:8080"
 WANTED: dict[str, Any] = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
-
-
-async def at_once(_seconds: float) -> None:
-    """No pause."""
-
-
-QUICK = Retries(sleep=at_once, draw=lambda: 0.0)
-
-
-def client_of(url: str, **options: Any) -> SwapClient:
-    return SwapClient(url, **{"issuer": ISSUER, "retries": QUICK, **options})
 
 
 @pytest.fixture
@@ -108,7 +96,7 @@ async def test_client_swaps_over_rpc_with_a_token(tmp_path: Path) -> None:
     ):
         await swap_once(client, Swap(**WANTED))
         with pytest.raises(OrderNotFound):
-            await client.status(UNKNOWN)
+            await client.status(UNKNOWN_ORDER)
 
 
 async def test_client_swaps_over_the_socket(served: Served) -> None:
@@ -368,7 +356,7 @@ async def test_changed_answer_is_not_believed(line: FaultyLine, old: bytes, new:
 async def test_answers_of_another_key_are_not_believed(served: Served) -> None:
     async with client_of(served.url, kid="A" * 43) as client:
         with pytest.raises(Unverified) as error:
-            await client.status(UNKNOWN)
+            await client.status(UNKNOWN_ORDER)
     assert error.value.cause.code == "unpinned_key"
 
 
@@ -403,9 +391,9 @@ async def test_refusals_have_types_of_their_own(served: Served) -> None:
             await client.create(Swap(**{**WANTED, "to": "0x" + "0" * 40}))
         assert wrong.value.problems[0]["field"] == "to"
         with pytest.raises(OrderNotFound):
-            await client.status(UNKNOWN)
+            await client.status(UNKNOWN_ORDER)
         with pytest.raises(OrderNotFound):
-            await client.wait(UNKNOWN)
+            await client.wait(UNKNOWN_ORDER)
         swap = Swap(**WANTED)
         await client.create(swap)
         with pytest.raises(IdempotencyConflict):

@@ -25,11 +25,10 @@ from rpcsvc.client import (
 )
 from rpcsvc.operations import funding, x402
 from tests.contract.faulty_line import FaultyLine, faulty_line, lost_after, lost_before
+from tests.contract.paying import PAYER, debits
 from tests.contract.serving import MONERO, TOKEN, Served, serving
-from tests.contract.test_client import ISSUER, QUICK, client_of
-from tests.contract.test_funding import debits
+from tests.contract.swap_clients import ISSUER, QUICK, client_of
 
-PAYER = Account.from_key(b"\7" * 32)
 PAID = [(PAYER.address, 150_000_000)]
 Json = dict[str, Any]
 

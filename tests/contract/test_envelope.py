@@ -17,12 +17,11 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.error_codes import all_errors
-from tests.contract.serving import EVM, MONERO, SWAP, Served, split_path
+from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served, split_path
 
 KEYS = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data"]
 SESSION = "3F2B8C1E-7D64-4F0A-9C1B-2A5E8D7F6C90"
 U2X = {"direction": "u2x", "chain": 8453, "amount": "150", "to": MONERO}
-UNKNOWN_ORDER = "ord_" + "0" * 26
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 

@@ -17,8 +17,8 @@ from rpcsvc.operations import events as events_module
 from rpcsvc.orders.ports.store import HistoryEntry
 from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.orders.waits import Room, Waits
-from tests.contract.serving import Served, serving
-from tests.contract.test_events import UNKNOWN, events, followed, ordered, until_waiting
+from tests.contract.following import events, followed, ordered, until_waiting
+from tests.contract.serving import UNKNOWN_ORDER, Served, serving
 
 Json = dict[str, Any]
 
@@ -110,7 +110,7 @@ async def test_stream_refuses_what_it_can_not_take(
 
 
 async def test_stream_of_no_order_is_refused_as_json(served: Served) -> None:
-    answer = await opened(served, UNKNOWN)
+    answer = await opened(served, UNKNOWN_ORDER)
     assert (answer.status, (await answer.json())["error"]["code"]) == (404, "order_not_found")
 
 

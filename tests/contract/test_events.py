@@ -15,47 +15,17 @@ from rpcsvc.errors import RateLimited
 from rpcsvc.operations.events import TYPE_OF
 from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.orders.waits import Room, Waits
-from tests.contract.serving import SWAP, Served, serving
+from tests.contract.following import (
+    events,
+    followed,
+    ordered,
+    status,
+    until_none_waits,
+    until_waiting,
+)
+from tests.contract.serving import SWAP, UNKNOWN_ORDER, Served, serving
 
-UNKNOWN = "ord_" + "0" * 26
 Json = dict[str, Any]
-
-
-async def ordered(served: Served) -> str:
-    data = (await served.post("/agent/swap/execute", SWAP)).body["data"]
-    return str(data["order"]["orderId"])
-
-
-async def events(served: Served, order_id: str, **query: Any) -> Json:
-    return dict((await served.http("GET", f"/agent/swap/events/{order_id}", params=query)).body)
-
-
-async def status(served: Served, order_id: str, **query: Any) -> Json:
-    return dict((await served.http("GET", f"/agent/swap/status/{order_id}", params=query)).body)
-
-
-async def until_waiting(waits: Waits, count: int = 1) -> None:
-    while True:
-        if waits.count >= count:
-            return
-        await asyncio.sleep(0.01)
-
-
-async def until_none_waits(served: Served) -> None:
-    while True:
-        if not served.up.service.waits.count:
-            return
-        await asyncio.sleep(0.01)
-
-
-async def followed(served: Served, order_id: str, last: str) -> list[Json]:
-    """All events up to one of a type, as a client gets them that always comes back."""
-    found: list[Json] = []
-    async with asyncio.timeout(60):
-        while not found or found[-1]["type"] != last:
-            after = found[-1]["cursor"] if found else 0
-            found += (await events(served, order_id, after=after, waitSec=5))["data"]["events"]
-    return found
 
 
 def test_every_event_of_the_machine_has_a_public_name() -> None:
@@ -101,8 +71,8 @@ async def test_events_are_waited_for_and_come_at_once(served: Served) -> None:
 async def test_events_of_no_order_are_not_waited_for(served: Served) -> None:
     async with asyncio.timeout(10):
         for answer in (
-            await events(served, UNKNOWN, waitSec=25),
-            await status(served, UNKNOWN, waitSec=25),
+            await events(served, UNKNOWN_ORDER, waitSec=25),
+            await status(served, UNKNOWN_ORDER, waitSec=25),
         ):
             assert answer["error"]["code"] == "order_not_found"
 

@@ -10,77 +10,32 @@ from typing import Any
 
 import pytest
 from eth_account import Account
-from x402.client import x402Client
-from x402.http.x402_http_client import x402HTTPClient
 from x402.mcp.types import MCPToolResult
 from x402.mcp.utils import (
     extract_payment_required_from_result,
     extract_payment_response_from_meta,
 )
-from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from tests.contract.serving import BACK, SWAP, Answer, Served, serving
+from tests.contract.paying import (
+    PAYER,
+    X402_CLIENT,
+    debits,
+    finished,
+    fund,
+    header,
+    new_order,
+    offered,
+    read_required,
+    signed,
+    x402_client,
+)
+from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.mcp import call, meta
-from tests.rows import all_rows
 
-PAYER = Account.from_key(b"\7" * 32)
 Json = dict[str, Any]
-
-
-def client_of(account: Any = PAYER) -> x402HTTPClient:
-    """A client that signs with an account, whatever the amount."""
-    client = x402Client()
-    client.set_spend_controls(False)
-    register_exact_evm_client(client, account)
-    return x402HTTPClient(client)
-
-
-CLIENT = client_of()
-
-
-async def new_order(served: Served, swap: Json = BACK) -> str:
-    return str((await served.post("/agent/swap/execute", swap)).body["data"]["order"]["orderId"])
-
-
-async def fund(served: Served, order_id: str, **headers: str) -> Answer:
-    return await served.http("POST", f"/agent/swap/fund/{order_id}", headers=headers)
-
-
-async def signed(offer: Json) -> Json:
-    """The payment that the client makes of PaymentRequired."""
-    payment = await CLIENT._client.create_payment_payload(_required(offer))
-    return dict(payment.model_dump(by_alias=True, exclude_none=True))
-
-
-def _required(offer: Json) -> Any:
-    encoded = base64.b64encode(json.dumps(offer).encode()).decode()
-    return CLIENT.get_payment_required_response({"PAYMENT-REQUIRED": encoded}.get, None)
-
-
-async def offered(served: Served, order_id: str) -> Json:
-    """PaymentRequired of an order."""
-    return dict((await fund(served, order_id)).body["error"]["details"]["paymentRequired"])
-
-
-def header(payment: Json) -> dict[str, str]:
-    return {"PAYMENT-SIGNATURE": base64.b64encode(json.dumps(payment).encode()).decode()}
-
-
-async def finished(served: Served, order_id: str) -> Json:
-    async with asyncio.timeout(20):
-        while True:
-            answer = await served.http("GET", f"/agent/swap/status/{order_id}?waitSec=1")
-            if answer.body["state"] in ("completed", "terminal_failure"):
-                return dict(answer.body)
-
-
-def debits(served: Served) -> list[tuple[str, int]]:
-    """What left payers, of every transaction that the pool has."""
-    sql = "SELECT sender, units FROM sandbox_transactions WHERE kind = 'deposit'"
-    return [(row[0], row[1]) for row in all_rows(served.up.database, sql)]
 
 
 async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
@@ -110,7 +65,7 @@ async def test_x402_client_pays_an_order_over_http(served: Served) -> None:
     order_id = await new_order(served)
     asked = await fund(served, order_id)
     assert (asked.status, asked.body["error"]["code"]) == (402, "payment_required")
-    required = CLIENT.get_payment_required_response(asked.headers.get, asked.body)
+    required = X402_CLIENT.get_payment_required_response(asked.headers.get, asked.body)
     assert (
         required.model_dump(by_alias=True, exclude_none=True)
         == (asked.body["error"]["details"]["paymentRequired"])
@@ -118,11 +73,11 @@ async def test_x402_client_pays_an_order_over_http(served: Served) -> None:
     assert isinstance(required, PaymentRequired)
     assert required.resource is not None
     assert required.resource.url.endswith(f"/api/v1/agent/swap/fund/{order_id}")
-    payment = await CLIENT._client.create_payment_payload(required)
-    sent = CLIENT.encode_payment_signature_header(payment)
+    payment = await X402_CLIENT._client.create_payment_payload(required)
+    sent = X402_CLIENT.encode_payment_signature_header(payment)
     paid = await fund(served, order_id, **sent)
     assert paid.status == 200
-    settled = CLIENT.get_payment_settle_response(paid.headers.get)
+    settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
     assert (settled.success, settled.payer) == (True, PAYER.address)
     assert paid.body["data"]["paymentResponse"]["transaction"] == settled.transaction
     order = await finished(served, order_id)
@@ -143,7 +98,7 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     for foreign in (other, {**offer, "accepts": [{**offer["accepts"][0], "amount": "149999999"}]}):
         answer = await fund(served, order_id, **header(await signed(foreign)))
         assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
-        told = _required(answer.body["error"]["details"]["paymentRequired"])
+        told = read_required(answer.body["error"]["details"]["paymentRequired"])
         assert told.error == "invalid_payment_requirements"
     payment = await signed(offer)
     payment["payload"]["authorization"]["nonce"] = "0x" + "1" * 64
@@ -197,8 +152,8 @@ async def test_copies_at_once_are_one_debit(served: Served) -> None:
 async def test_payments_of_two_payers_at_once_are_one_debit(served: Served) -> None:
     order_id = await new_order(served)
     offer = await offered(served, order_id)
-    other = client_of(Account.from_key(b"\x09" * 32))
-    second = await other._client.create_payment_payload(_required(offer))
+    other = x402_client(Account.from_key(b"\x09" * 32))
+    second = await other._client.create_payment_payload(read_required(offer))
     payments = [
         header(await signed(offer)),
         header(second.model_dump(by_alias=True, exclude_none=True)),
@@ -391,7 +346,7 @@ async def test_mcp_takes_the_payment_in_meta(served: Served) -> None:
     asked = await _fund_tool(served, order_id, {})
     required = extract_payment_required_from_result(asked)
     assert required is not None
-    payment = await CLIENT._client.create_payment_payload(required)
+    payment = await X402_CLIENT._client.create_payment_payload(required)
     given = {"x402/payment": payment.model_dump(by_alias=True, exclude_none=True)}
     settled = extract_payment_response_from_meta(await _fund_tool(served, order_id, given))
     assert settled is not None

@@ -8,8 +8,8 @@ import pytest
 
 from rpcsvc.client import Swap
 from rpcsvc.orders.quoted import read_digest
+from tests.contract.paying import finished, fund, header, offered, signed
 from tests.contract.serving import BACK, SWAP, Served
-from tests.contract.test_funding import finished, fund, header, offered, signed
 from tests.rows import all_rows
 
 GAS = 50_000  # sandbox.usdc_payout_fee: what a transfer of USDC costs there

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract.serving import Answer, Served, serving
+from tests.contract.serving import UNKNOWN_ORDER, Answer, Served, serving
 from tests.mcp import call, message, meta, stateless, swap
 
 TASKS = "io.modelcontextprotocol/tasks"
 KNOWN = meta(extensions={TASKS: {}})
-UNKNOWN = "ord_" + "0" * 26
 
 
 async def ordered(served: Served) -> str:
@@ -83,7 +82,7 @@ async def test_tasks_need_their_capability_and_an_order(served: Served, method: 
     error = undeclared.body["error"]
     assert (undeclared.status, error["code"]) == (400, -32021)
     assert error["data"]["requiredCapabilities"] == {"extensions": {TASKS: {}}}
-    for task_id in (UNKNOWN, "nonsense"):
+    for task_id in (UNKNOWN_ORDER, "nonsense"):
         refused = await task(served, method, task_id)
         assert (refused.status, refused.body["error"]["code"]) == (400, -32602)
     params = {"taskId": order_id}
@@ -95,7 +94,12 @@ async def test_wait_is_a_task_only_where_it_can_be_one(served: Served) -> None:
     order_id = await ordered(served)
     undeclared = await call(served, "get_swap_status", {"orderId": order_id, "waitSec": 1})
     assert undeclared["resultType"] == "complete"
-    for more in ({"waitSec": 26}, {"waitSec": "5"}, {"verify": "elsewhere"}, {"orderId": UNKNOWN}):
+    for more in (
+        {"waitSec": 26},
+        {"waitSec": "5"},
+        {"verify": "elsewhere"},
+        {"orderId": UNKNOWN_ORDER},
+    ):
         refused = await wait(served, order_id, **more)
         assert (refused["resultType"], refused["isError"]) == ("complete", True)
     plain = await call(served, "get_swap_status", {"orderId": order_id}, _meta=KNOWN)

@@ -16,8 +16,8 @@ from rpcsvc.orders.backend import Readings
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState
 from rpcsvc.serving import web_app
+from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
-from tests.contract.test_events import until_waiting
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 # What the sandbox has no source for: wallets that can run dry, audits.

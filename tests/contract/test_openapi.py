@@ -15,7 +15,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.site import BFF_ROOT
 from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, check_response, filled, openapi_of
-from tests.contract.serving import BACK, EVM, JSON, SWAP, Answer, Served, serving
+from tests.contract.serving import BACK, EVM, JSON, SWAP, UNKNOWN_ORDER, Answer, Served, serving
 
 PLAN, QUOTE, CREATE = "/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"
 STATUS = "/agent/swap/status/{orderId}"
@@ -23,7 +23,6 @@ PAY = "/agent/swap/fund/{orderId}"
 FUND, FAULT, TICKETS = "/sandbox/fund", "/sandbox/fault", "/agent/support/tickets"
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "http"}
 ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
-NOBODYS = "ord_" + "0" * 26
 
 
 async def send(
@@ -129,11 +128,11 @@ async def test_every_link_leads_to_an_answer(served: Served) -> None:
         ("post", CREATE, {**SWAP, "amount": "999999"}, 400, "amount_above_maximum"),
         ("post", CREATE, {**SWAP, "sessionId": "x" * 500, "what": [1]}, 400, "invalid_input"),
         ("post", TICKETS, {"message": ""}, 400, "invalid_input"),
-        ("post", FUND, {"orderId": NOBODYS}, 404, "order_not_found"),
+        ("post", FUND, {"orderId": UNKNOWN_ORDER}, 404, "order_not_found"),
         ("post", FAULT, {"fault": "payout_fails"}, 400, "missing_input"),
-        ("get", STATUS, {"orderId": NOBODYS}, 404, "order_not_found"),
+        ("get", STATUS, {"orderId": UNKNOWN_ORDER}, 404, "order_not_found"),
         ("get", STATUS, {"orderId": "x"}, 400, "invalid_input"),
-        ("get", STATUS, {"orderId": NOBODYS, "verfy": EVM}, 400, "invalid_input"),
+        ("get", STATUS, {"orderId": UNKNOWN_ORDER, "verfy": EVM}, 400, "invalid_input"),
         ("get", "/agent/capabilities", {"what": "x"}, 400, "invalid_input"),
     ],
 )
@@ -180,7 +179,7 @@ async def test_a_body_that_can_t_be_read_is_a_declared_refusal(
 async def test_another_http_method_is_a_declared_refusal(served: Served) -> None:
     document = openapi_of(served)
     for method, path, _ in calls(document):
-        target, _ = filled(path, {"orderId": NOBODYS})
+        target, _ = filled(path, {"orderId": UNKNOWN_ORDER})
         answer = await served.http("DELETE", target)
         check_response(document, path, method, answer.status, answer.headers, answer.body)
         assert answer.status == 405
@@ -190,7 +189,7 @@ async def test_another_http_method_is_a_declared_refusal(served: Served) -> None
 async def test_plain_http_through_a_proxy_is_a_declared_refusal(tmp_path: Path) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         for method, path, _ in calls(openapi_of(served)):
-            params = {"orderId": NOBODYS} if "{" in path else {}
+            params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
             answer = await send(served, method, path, params, headers=PROXIED)
             assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
 
@@ -207,7 +206,7 @@ async def test_budgets_are_told_and_their_end_is_a_declared_refusal(tmp_path: Pa
             assert {"ratelimit", "ratelimit-policy"} <= {name.lower() for name in good.headers}
             assert (await send(served, method, path, params)).status == 429
         for method, path, _ in calls(openapi_of(served)):
-            params = {"orderId": NOBODYS} if "{" in path else {}
+            params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
             answer = await send(served, method, path, params)
             assert answer.status == (200 if path == "/health" else 429)
 
@@ -236,7 +235,7 @@ async def test_a_fault_of_the_service_is_declared_for_every_operation(
     for method, path, _ in calls(openapi_of(served)):
         if path in ("/health", links.QUICKSTART.removeprefix("/api/v1")):
             continue
-        params = {"orderId": NOBODYS} if "{" in path else {}
+        params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
         assert (await send(served, method, path, params)).status == status
 
 

@@ -13,9 +13,7 @@ import pytest
 
 from rpcsvc.settlement.upstream.exchange import Exchange, Reply, UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.failures import NoAnswer
-from tests.contract.serving import Served, serving
-from tests.contract.sidecar import SWAPS, beside, upstream_id
-from tests.contract.test_funding import (
+from tests.contract.paying import (
     PAYER,
     debits,
     finished,
@@ -25,6 +23,8 @@ from tests.contract.test_funding import (
     offered,
     signed,
 )
+from tests.contract.serving import Served, serving
+from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.e2e.processes import until
 from tests.rows import all_rows
 

@@ -15,10 +15,9 @@ from rpcsvc.orders.ports.venue import FaultKind
 from tests.contract import bff
 from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
 from tests.contract.described import openapi_of
-from tests.contract.serving import EVM, MONERO, SWAP, Served
+from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served
 
 TICKETS = "/agent/support/tickets"
-NOBODYS = "ord_" + "0" * 26
 U2X = {"direction": "u2x", "chain": "base", "amount": "150"}
 
 
@@ -239,11 +238,11 @@ async def test_an_id_that_can_not_be_written_back_is_refused(served: Served) -> 
 
 
 async def test_a_ticket_about_an_unknown_order_leads_to_no_order(served: Served) -> None:
-    answer = await served.post(TICKETS, {"message": "m", "orderId": NOBODYS})
+    answer = await served.post(TICKETS, {"message": "m", "orderId": UNKNOWN_ORDER})
     (step,) = answer.body["nextActions"]
     assert step["action"] == "tell_user"
     assert "operation" not in step
-    assert NOBODYS in step["description"]
+    assert UNKNOWN_ORDER in step["description"]
 
 
 async def test_a_bridge_order_is_looked_at_where_it_can_be_seen(served: Served) -> None:
@@ -274,7 +273,7 @@ def _schema_of(path: str, served: Served) -> dict[str, Any]:
     return {**body["schema"], "components": document["components"]}
 
 
-@pytest.mark.parametrize("order_id", ["", "x", "ORD_" + "0" * 26, "ord_" + "U" * 26, NOBODYS])
+@pytest.mark.parametrize("order_id", ["", "x", "ORD_" + "0" * 26, "ord_" + "U" * 26, UNKNOWN_ORDER])
 async def test_an_order_s_id_is_described_as_it_is_read(served: Served, order_id: str) -> None:
     ticket = {
         "orderId": order_id, "sessionId": None, "walletAddress": None, "category": "c",

@@ -18,8 +18,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from rpcsvc.client import Swap, SwapClient
 from rpcsvc.operations.params import SwapParams
+from tests.contract.following import events, followed, ordered, status
 from tests.contract.serving import EVM, SWAP, Served, serving
-from tests.contract.test_events import events, followed, ordered, status
 from tests.e2e.processes import until
 from tests.operator_cli import Cli, on_socket
 from tests.receiver import Received, Receiver, receiving

@@ -1,4 +1,4 @@
-"""Names that a reader meets in a list: those of tests, and of log events."""
+"""Names of tests and of log events, and which modules tests import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LONGEST = 60
@@ -31,6 +33,41 @@ def log_events() -> set[str]:
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)
     }
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """The dotted names that a module imports; of ``from a import b`` it is ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = "tests." * bool(node.level) + (node.module or "")
+            yield from (f"{folder}.{each.name}" for each in node.names)
+
+
+def imported_tests(source: str) -> set[str]:
+    """The test modules that a module imports."""
+    return {name for name in imported_modules(source) if re.match(r"tests\.(\w*\.)*test_\w+", name)}
+
+
+def test_test_modules_are_not_imported() -> None:
+    assert {name for source in sources("tests") for name in imported_tests(source)} == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tests.contract.test_events",
+        "from tests.contract.test_events import ordered",
+        "from tests.contract import test_events",
+        "def ordered():\n    from tests.contract.test_events import ordered",
+        "from .test_events import ordered",
+        "from . import test_events",
+    ],
+)
+def test_import_of_a_test_module_is_found(line: str) -> None:
+    assert imported_tests(line)
+    assert not imported_tests("from aiohttp.test_utils import TestClient")
 
 
 def test_test_names_have_sixty_characters_at_most() -> None:

@@ -1,0 +1,49 @@
+"""Creates orders, reads their status and events, and waits until callers wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rpcsvc.orders.waits import Waits
+from tests.contract.serving import SWAP, Served
+
+Json = dict[str, Any]
+
+
+async def ordered(served: Served) -> str:
+    """The id of a new order for `SWAP`."""
+    data = (await served.post("/agent/swap/execute", SWAP)).body["data"]
+    return str(data["order"]["orderId"])
+
+
+async def events(served: Served, order_id: str, **query: Any) -> Json:
+    return dict((await served.http("GET", f"/agent/swap/events/{order_id}", params=query)).body)
+
+
+async def status(served: Served, order_id: str, **query: Any) -> Json:
+    return dict((await served.http("GET", f"/agent/swap/status/{order_id}", params=query)).body)
+
+
+async def until_waiting(waits: Waits, count: int = 1) -> None:
+    while True:
+        if waits.count >= count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def until_none_waits(served: Served) -> None:
+    while True:
+        if not served.up.service.waits.count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def followed(served: Served, order_id: str, last: str) -> list[Json]:
+    """All events up to the first of a type, read with one long poll after the other."""
+    found: list[Json] = []
+    async with asyncio.timeout(60):
+        while not found or found[-1]["type"] != last:
+            after = found[-1]["cursor"] if found else 0
+            found += (await events(served, order_id, after=after, waitSec=5))["data"]["events"]
+    return found
