@@ -61,8 +61,8 @@ STABLE = [path for path in DOCUMENTS if path not in FOR_EACH_READER]
 KEY_IN_TEXT = re.compile(r"""idempotency-key["']?:?\s+["']?([0-9a-f-]{36})""")
 
 
-class Made:
-    """What others make, with its calls counted; the keys can be changed."""
+class StubSources:
+    """Sources of the documents: OpenAPI calls are counted, keys can be replaced."""
 
     def __init__(self) -> None:
         self.openapi_calls = 0
@@ -76,21 +76,21 @@ class Made:
         return {"keys": self.keys}
 
     @property
-    def sources(self) -> Sources:
+    def as_sources(self) -> Sources:
         return Sources(self.openapi, dict, self.jwks, recording.load, lambda: EXAMPLE_KEY)
 
 
-def discovery_of(up: Running, made: Made) -> DiscoveryHttp:
+def discovery_of(up: Running, sources: StubSources) -> DiscoveryHttp:
     """The documents of a running service."""
     gate = Gate(up.settings, up.service.random, time.monotonic)
-    documents = catalogue(site_of(up.settings, up.service), made.sources)
+    documents = catalogue(site_of(up.settings, up.service), sources.as_sources)
     return DiscoveryHttp(gate, up.service.clock, documents)
 
 
-def documents_edge(up: Running, made: Made) -> Edge:
-    """The documents alone, with foreign parts that the test controls."""
+def documents_edge(up: Running, sources: StubSources) -> Edge:
+    """The documents alone, with sources that the test controls."""
     gate = Gate(up.settings, up.service.random, time.monotonic)
-    discovery = discovery_of(up, made)
+    discovery = discovery_of(up, sources)
     routes = web.Application()
     routes.add_routes(discovery.routes())
     return Edge(
@@ -105,7 +105,11 @@ def documents_edge(up: Running, made: Made) -> Edge:
 
 @asynccontextmanager
 async def visiting(
-    data_dir: Path, *, environ: dict[str, str] | None = None, made: Made | None = None, **flags: Any
+    data_dir: Path,
+    *,
+    environ: dict[str, str] | None = None,
+    sources: StubSources | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Served]:
     """A service whose public address is not the one that it listens on."""
     given = {
@@ -117,7 +121,7 @@ async def visiting(
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
     async with running(settings) as up:
-        edge = web_app(up) if made is None else documents_edge(up, made)
+        edge = web_app(up) if sources is None else documents_edge(up, sources)
         client: TestClient[Any, Any] = TestClient(EdgeServer(edge))
         await client.start_server()
         try:
@@ -450,20 +454,20 @@ async def test_a_client_that_has_the_document_gets_304(site: Served, path: str) 
 
 
 async def test_documents_are_written_when_first_asked_for_and_kept(tmp_path: Path) -> None:
-    made = Made()
-    async with visiting(tmp_path, made=made) as served:
-        assert made.openapi_calls == 0
+    sources = StubSources()
+    async with visiting(tmp_path, sources=sources) as served:
+        assert sources.openapi_calls == 0
         for path in (links.OPENAPI, links.OPENAPI, links.OPENAPI_WELL_KNOWN):
             assert (await get(served, path)).status == 200
-        assert made.openapi_calls == 1
+        assert sources.openapi_calls == 1
 
 
 async def test_a_rotated_key_is_in_the_jwks_at_once(tmp_path: Path) -> None:
-    made = Made()
-    async with visiting(tmp_path, made=made) as served:
+    sources = StubSources()
+    async with visiting(tmp_path, sources=sources) as served:
         before = await get(served, links.JWKS)
         assert (await get(served, links.JWKS)).headers["etag"] == before.headers["etag"]
-        made.keys = ["second", "first"]
+        sources.keys = ["second", "first"]
         after = await get(served, links.JWKS, if_none_match=before.headers["etag"])
         assert after.status == 200
         assert json.loads(await after.read()) == {"keys": ["second", "first"]}
@@ -496,13 +500,13 @@ async def test_a_document_is_not_written_to(site: Served) -> None:
 
 
 async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path) -> None:
-    made = Made()
+    sources = StubSources()
 
     def broken() -> dict[str, Any]:
         raise ValueError("a secret in /etc")
 
-    made.openapi = broken  # type: ignore[method-assign] # a maker that fails
-    async with visiting(tmp_path, made=made) as served:
+    sources.openapi = broken  # type: ignore[method-assign] # a maker that fails
+    async with visiting(tmp_path, sources=sources) as served:
         response = await get(served, links.OPENAPI)
         assert response.status == 500
         assert "secret" not in await response.text()

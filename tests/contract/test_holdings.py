@@ -61,15 +61,15 @@ async def test_more_than_the_wallet_holds_is_refused_with_the_most(
     served: Served, hold: Wallet, path: str
 ) -> None:
     hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
-    wish = SWAP if path.endswith("create") else QUOTE
+    params = SWAP if path.endswith("create") else QUOTE
 
-    answer = await served.post(path, wish)
+    answer = await served.post(path, params)
 
     assert answer.status == 400
     error = answer.body["error"]
     assert (error["code"], error["details"]["maxNow"]) == ("amount_above_maximum", "0.4")
     assert "`details.maxNow`" in ERROR[error["code"]]
-    again = await served.post(path, {**wish, "amount": error["details"]["maxNow"]})
+    again = await served.post(path, {**params, "amount": error["details"]["maxNow"]})
     assert again.status == 200
     assert served.count("orders") == int(path.endswith("create"))
 
@@ -110,10 +110,10 @@ async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: W
 async def test_amount_that_fees_would_eat_is_refused_with_the_minimum(tmp_path: Path) -> None:
     """Network fees may be above what the chain's minimum in dollars is worth."""
     async with serving(tmp_path, sandbox__usdc_payout_fee="20") as served:
-        wish = {**SWAP, "amount": "0.1"}
+        params = {**SWAP, "amount": "0.1"}
         for path in ("/agent/swap/quote", "/agent/swap/create"):
             answer = await served.post(
-                path, wish if path.endswith("create") else {**QUOTE, "amount": "0.1"}
+                path, params if path.endswith("create") else {**QUOTE, "amount": "0.1"}
             )
             assert (answer.status, answer.body["error"]["code"]) == (400, "amount_below_minimum")
         least = answer.body["error"]["details"]["minimum"]

@@ -1,4 +1,4 @@
-"""What callers may send wrong, over the wire: refused with a lesson, never with a 500."""
+"""Wrong inputs over the wire are refused with a validation message, never with a 500."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ BAD_AMOUNTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("amount", "lesson"), BAD_AMOUNTS, ids=lambda v: repr(v)[:24])
-async def test_a_bad_amount_is_refused_with_its_own_lesson(
-    served: Served, amount: Any, lesson: str
+@pytest.mark.parametrize(("amount", "expected"), BAD_AMOUNTS, ids=lambda v: repr(v)[:24])
+async def test_a_bad_amount_is_refused_with_its_own_message(
+    served: Served, amount: Any, expected: str
 ) -> None:
     for answer in (
         (await served.post("/agent/swap/quote", {**SWAP, "to": None, "amount": amount})),
@@ -48,7 +48,7 @@ async def test_a_bad_amount_is_refused_with_its_own_lesson(
     ):
         assert answer.status == 400
     problem = next(e for e in answer.body["validationErrors"] if e["field"] == "amount")
-    assert lesson in problem["message"]
+    assert expected in problem["message"]
     assert answer.body["ok"] is False
     assert answer.body["state"] == "invalid_input"
     assert served.count("orders") == 0
@@ -68,21 +68,21 @@ BAD_DESTINATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("to", "lesson"), BAD_DESTINATIONS, ids=lambda v: repr(v)[:24])
+@pytest.mark.parametrize(("to", "expected"), BAD_DESTINATIONS, ids=lambda v: repr(v)[:24])
 async def test_a_bad_evm_destination_is_refused(
-    served: Served, to: str, lesson: str | None
+    served: Served, to: str, expected: str | None
 ) -> None:
     answer = await served.post("/agent/swap/execute", {**SWAP, "to": to})
     assert answer.status == 400
-    if lesson is None:
+    if expected is None:
         assert answer.body["error"]["code"] == "invalid_json"
         return
     assert answer.body["error"]["code"] == "invalid_destination"
-    assert lesson in answer.body["error"]["message"]
+    assert expected in answer.body["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("to", "lesson"),
+    ("to", "expected"),
     [
         (MONERO[:-1] + "G", "checksum"),
         (MONERO[:40] + "1" + MONERO[41:], "checksum"),
@@ -91,11 +91,11 @@ async def test_a_bad_evm_destination_is_refused(
         ("0" + MONERO[1:], "position 1"),
     ],
 )
-async def test_a_bad_monero_destination_is_refused(served: Served, to: str, lesson: str) -> None:
+async def test_a_bad_monero_destination_is_refused(served: Served, to: str, expected: str) -> None:
     swap = {"direction": "u2x", "chain": "base", "amount": "150", "to": to}
     answer = await served.post("/agent/swap/execute", swap)
     assert answer.body["error"]["code"] == "invalid_destination"
-    assert lesson in answer.body["error"]["message"]
+    assert expected in answer.body["error"]["message"]
 
 
 async def test_a_deposit_address_of_the_service_is_no_destination(served: Served) -> None:

@@ -467,10 +467,10 @@ async def test_orders_are_made_and_followed_under_a_flood_of_quotes(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         assert (await create(served))["ok"]
-        wish = {name: SWAP[name] for name in ("direction", "chain", "amount")}
+        params = {name: SWAP[name] for name in ("direction", "chain", "amount")}
 
         quotes = await asyncio.gather(
-            *(served.rpc("swap.quote", wish) for _ in range(3 * CALLS_PER_MINUTE))
+            *(served.rpc("swap.quote", params) for _ in range(3 * CALLS_PER_MINUTE))
         )
 
         refused = [quote for quote in quotes if not quote.body["result"]["ok"]]

@@ -46,8 +46,8 @@ async def order(served: Served, swap: Json, amount: str, address: str) -> Answer
 
 async def attack(served: Served, address: str = ATTACKER, number: int = 18) -> list[Answer]:
     """Orders of about 26,000 USD each, both ways by turns, all at once."""
-    wishes = [(X2U, "158"), (U2X, "26000")] * (number // 2)
-    return await asyncio.gather(*(order(served, swap, amount, address) for swap, amount in wishes))
+    amounts = [(X2U, "158"), (U2X, "26000")] * (number // 2)
+    return await asyncio.gather(*(order(served, swap, amount, address) for swap, amount in amounts))
 
 
 async def test_18_orders_of_one_address_leave_inventory_to_others(tmp_path: Path) -> None:
@@ -105,18 +105,18 @@ async def test_addresses_together_leave_a_part_to_known_callers(tmp_path: Path) 
             await order(served, X2U, "150", f"203.0.113.{number}")
         refused = await order(served, X2U, "150", HONEST)
         assert (refused.status, refused.body["error"]["details"]["scope"]) == (429, "addresses")
-        wish = {**X2U, "amount": "150"}
+        params = {**X2U, "amount": "150"}
         headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
-        by_token = await served.rpc("swap.execute", wish, **headers)
+        by_token = await served.rpc("swap.execute", params, **headers)
         assert by_token.body["result"]["ok"], by_token.body
 
 
 async def test_what_is_refused_over_json_rpc_is_a_result(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path, orders__unfunded_token_orders=1) as served:
-        wish = {**X2U, "amount": "1"}
+        params = {**X2U, "amount": "1"}
         headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
-        assert (await served.rpc("swap.execute", wish, **headers)).body["result"]["ok"]
-        refused = await served.rpc("swap.execute", wish, **headers)
+        assert (await served.rpc("swap.execute", params, **headers)).body["result"]["ok"]
+        refused = await served.rpc("swap.execute", params, **headers)
         assert (refused.status, refused.body["result"]["state"]) == (200, "rate_limited")
         assert int(refused.headers["retry-after"]) > 3_500
 
@@ -198,9 +198,9 @@ async def test_an_address_makes_so_many_orders_a_day_over_a_restart(tmp_path: Pa
         assert (await order(served, X2U, "1", ATTACKER)).status == 429
         assert (await order(served, X2U, "1", HONEST)).status == 200
         for _ in range(3):
-            wish = {**X2U, "amount": "1"}
+            params = {**X2U, "amount": "1"}
             headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
-            answer = await served.rpc("swap.execute", wish, **headers)
+            answer = await served.rpc("swap.execute", params, **headers)
             assert answer.body["result"]["ok"], "a token is not bounded by the day"
         assert all_rows(served.up.database, "SELECT max(orders) FROM order_counts") == [(3,)]
 
@@ -255,8 +255,8 @@ async def test_twenty_four_orders_behind_a_sidecar_leave_it_to_others(
     }
     async with running_central as central, beside(central, tmp_path / "side", **flags) as sidecar:
         back = {**U2X, "to": STAGENET}
-        wishes = [(X2U, "60"), (back, "10000")] * 12
-        taken = [await order(sidecar, swap, amount, ATTACKER) for swap, amount in wishes]
+        amounts = [(X2U, "60"), (back, "10000")] * 12
+        taken = [await order(sidecar, swap, amount, ATTACKER) for swap, amount in amounts]
         refused = [answer for answer in taken if answer.status != 200]
         assert {answer.body["error"]["code"] for answer in refused} == {"rate_limited"}
         for swap, amount in ((X2U, "60"), (back, "10000")):
@@ -272,9 +272,9 @@ async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
         serving(tmp_path / "central", orders__unfunded_address_orders=1) as central,
         beside(central, tmp_path / "side") as sidecar,
     ):
-        wish = {**X2U, "amount": "1"}
-        assert (await sidecar.post("/agent/swap/execute", wish)).status == 200
-        refused = await sidecar.post("/agent/swap/execute", wish)
+        params = {**X2U, "amount": "1"}
+        assert (await sidecar.post("/agent/swap/execute", params)).status == 200
+        refused = await sidecar.post("/agent/swap/execute", params)
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
@@ -283,7 +283,7 @@ async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"
         assert (await sidecar.post(path, body)).status == 200
-        assert (await sidecar.post("/agent/swap/execute", wish)).status == 200
+        assert (await sidecar.post("/agent/swap/execute", params)).status == 200
 
 
 def served_order(served: Served) -> Json:

@@ -105,16 +105,16 @@ async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
 
 
 @pytest.mark.parametrize(
-    ("message", "lesson", "allowed"),
+    ("message", "expected", "allowed"),
     [("", "at least 1 character", {"minimumLength": 1}),
      ("x" * 8001, "at most 8000 characters", {"maximumLength": 8000})],
     ids=["empty", "long"],
 )  # fmt: skip
 async def test_a_text_of_another_length_is_told_how_long_it_may_be(
-    served: Served, message: str, lesson: str, allowed: Any
+    served: Served, message: str, expected: str, allowed: Any
 ) -> None:
     reported = problem((await served.post(TICKETS, {"message": message})).body)
-    assert lesson in reported["message"]
+    assert expected in reported["message"]
     assert reported["allowed"] == allowed
 
 

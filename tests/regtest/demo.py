@@ -55,15 +55,15 @@ async def stack(directory: Path) -> AsyncIterator[Exchange]:
             yield made
 
 
-async def swap(run: Exchange, at: Server, title: str, wish: dict[str, Any]) -> None:
+async def swap(run: Exchange, at: Server, title: str, params: dict[str, Any]) -> None:
     """One swap, told as it happens."""
     say(f"\n== {title}")
-    order = (await create(at, **wish))["data"]["order"]
-    say(f"order {order['orderId']}: send {wish['amount']} to {order['depositAddress']}")
-    if wish["direction"] == "x2u":
-        txid = await run.pay_xmr(order["depositAddress"], int(wish["amount"]) * XMR)
+    order = (await create(at, **params))["data"]["order"]
+    say(f"order {order['orderId']}: send {params['amount']} to {order['depositAddress']}")
+    if params["direction"] == "x2u":
+        txid = await run.pay_xmr(order["depositAddress"], int(params["amount"]) * XMR)
     else:
-        txid = await run.pay_usdc(order["depositAddress"], int(wish["amount"]) * USDC)
+        txid = await run.pay_usdc(order["depositAddress"], int(params["amount"]) * USDC)
     say(f"the user's deposit: {txid}")
     receipt = (await follow(run, at, order["orderId"]))["receipt"]
     say(f"paid out: {receipt['amount']} {receipt['asset']} on {receipt['network']}")

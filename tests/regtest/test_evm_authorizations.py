@@ -59,7 +59,7 @@ class Rig:
         own = self.own
         self.connection = EvmConnection(own.client, own.network)
         self.budget = GasBudget(self.budget_units, {NETWORK: COIN_PRICE}, own.ledger, own.clock)
-        self.side = EvmAuthorizations(
+        self.authorizations = EvmAuthorizations(
             self.connection,
             own.payments,
             own.ledger,
@@ -103,7 +103,7 @@ class Rig:
         await self.own.token.client.rpc.act("evm_increaseTime", [seconds])
 
     async def outcome(self, record: FundingRecord) -> tuple[Outcome, str | None]:
-        carried = await self.side.carry_out(record)
+        carried = await self.authorizations.carry_out(record)
         return carried.outcome, carried.txid
 
     async def payment(self, record: FundingRecord) -> EvmPayment | None:
@@ -133,8 +133,8 @@ async def rig(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     record = rig.record()
-    assert rig.side.domain == rig.own.token.domain
-    await rig.side.require_usable(record)
+    assert rig.authorizations.domain == rig.own.token.domain
+    await rig.authorizations.require_usable(record)
     assert await rig.sent() == 0
     await rig.own.controls.automine(enabled=False)
     for _ in range(3):
@@ -162,7 +162,7 @@ async def test_one_that_others_sent_first_costs_no_gas(rig: Rig) -> None:
     record = rig.record()
     theirs = await rig.broadcast(record)
     await mined(rig.own.token.client, theirs)
-    await rig.side.require_usable(record)
+    await rig.authorizations.require_usable(record)
     assert await rig.outcome(record) == (Outcome.SETTLED, theirs)
     assert (await rig.balance(), await rig.sent()) == (VALUE, 0)
 
@@ -188,10 +188,10 @@ async def test_one_that_others_mine_first_is_paid_by_theirs(rig: Rig) -> None:
 
 async def test_a_nonce_used_for_another_payment_fails_when_deep(rig: Rig) -> None:
     record, other = rig.record(), rig.record(to=KEYS.address(8))
-    await rig.side.require_usable(record)
+    await rig.authorizations.require_usable(record)
     await mined(rig.own.token.client, await rig.broadcast(other))
     with pytest.raises(AuthorizationRefused) as refused:
-        await rig.side.require_usable(record)
+        await rig.authorizations.require_usable(record)
     assert refused.value.refusal.reason is Reason.NONCE_USED
     # As if it was recorded just before.
     assert await rig.outcome(record) == (Outcome.PENDING, None)
@@ -271,7 +271,7 @@ async def test_what_the_token_would_refuse_is_refused(rig: Rig, case: str, reaso
         signed = replace(record.signed, signature=rig.record().signed.signature)
         record = replace(record, signed=signed)
     with pytest.raises(AuthorizationRefused) as refused:
-        await rig.side.require_usable(record)
+        await rig.authorizations.require_usable(record)
     assert refused.value.refusal.reason is reason
     # Even on record nothing is sent that fails when it is tried out.
     assert await rig.outcome(record) == (Outcome.PENDING, None)
@@ -291,7 +291,7 @@ def wrapped(record: FundingRecord) -> FundingRecord:
 
 async def reason_of(rig: Rig, record: FundingRecord) -> Reason:
     with pytest.raises(AuthorizationRefused) as refused:
-        await rig.side.require_usable(record)
+        await rig.authorizations.require_usable(record)
     # Even on record nothing is sent that fails when it is tried out.
     assert await rig.outcome(record) == (Outcome.PENDING, None)
     assert await rig.sent() == 0
@@ -304,7 +304,7 @@ async def test_a_contract_wallet_pays_by_its_own_signature(rig: Rig, is_wrapped:
     record = rig.record(payer=wallet)
     if is_wrapped:
         record = wrapped(record)
-    await rig.side.require_usable(record)
+    await rig.authorizations.require_usable(record)
     assert await rig.outcome(record) == (Outcome.PENDING, None)
     assert (await rig.outcome(record))[0] is Outcome.SETTLED
     assert (await rig.balance(), await rig.balance(wallet)) == (VALUE, 1000 * USDC - VALUE)
@@ -338,9 +338,9 @@ async def test_gas_beyond_the_daily_budget_is_not_spent(rig: Rig) -> None:
     await tight.connection.check()
     second = tight.record(2)
     with pytest.raises(Unavailable, match="no more gas"):
-        await tight.side.require_usable(second)
+        await tight.authorizations.require_usable(second)
     with pytest.raises(Unavailable, match="no more gas"):
-        await tight.side.carry_out(second)
+        await tight.authorizations.carry_out(second)
     assert tight.budget.problem() is not None
     assert await tight.sent() == 1
     rig.own.clock.now += 86_400_001
@@ -389,7 +389,7 @@ async def test_a_committed_payment_is_published_after_a_crash(
     with monkeypatch.context() as patched:
         patched.setattr(EvmPublisher, "hand_over", dies)
         with pytest.raises(KeyboardInterrupt):
-            await rig.side.carry_out(record)
+            await rig.authorizations.carry_out(record)
     assert await rig.sent() == 0
     async with rig.own.again() as own:
         later = Rig(own, rig.signer)

@@ -78,19 +78,19 @@ async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
 @pytest.mark.slow
 async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None:
     """The hot wallet holds 20,000 USDC: one order takes most of it, no second one gets it too."""
-    wish = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}
+    swap = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}
     async with stack.serving() as at:
         quote = await call(
-            at, "service.swap.quote", {k: wish[k] for k in ("direction", "chain", "amount")}
+            at, "service.swap.quote", {k: swap[k] for k in ("direction", "chain", "amount")}
         )
         assert quote["ok"], quote
         assert float(quote["data"]["quote"]["fees"]["network"]) > 0
         before = await most_now(at, "x2u")
-        await create(at, **wish)
+        await create(at, **swap)
         assert await most_now(at, "x2u") < before - 80
-        refused = await call(at, "service.swap.create", wish)
+        refused = await call(at, "service.swap.create", swap)
         assert refused["error"]["code"] == "amount_above_maximum"
-        least = {**wish, "amount": refused["error"]["details"]["maxNow"]}
+        least = {**swap, "amount": refused["error"]["details"]["maxNow"]}
         assert (await call(at, "service.swap.create", least))["ok"]
 
 

@@ -1,4 +1,4 @@
-"""Books and chains that agree, made life by life: what the auditor's rules are tried on."""
+"""Books and chains that agree, built one order at a time, for tests of the auditor's rules."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class World:
         done = frozenset(item.txid for item in self.annotations)
         return Ether(held, dict(self.spent), dict(self.came), done)
 
-    # --- lives ---------------------------------------------------------------------------------
+    # --- order histories ---------------------------------------------------------------------
 
     def order(self, direction: Direction, spread: int = 50, integrator: int = 0) -> OrderEntry:
         number = next(self.numbers)

@@ -138,8 +138,8 @@ class Chain(EvmClient):
         return logs
 
 
-class Link(EvmConnection):
-    """A node that was checked."""
+class CheckedConnection(EvmConnection):
+    """A connection whose node passes every check."""
 
     async def check(self) -> Block:
         block = await self.client.block()
@@ -160,7 +160,7 @@ class Reader:
         self.restart()
 
     def restart(self) -> None:
-        self.connection = Link(self.chain, self.network)
+        self.connection = CheckedConnection(self.chain, self.network)
         self.scanner = EvmDepositScanner(self.connection, self.ledger, self.clock)
 
     async def poll(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:

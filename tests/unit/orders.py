@@ -61,7 +61,7 @@ def key(n: int) -> DepositKey:
     return DepositKey("network", f"tx{n}", 0)
 
 
-# --- random lives ----------------------------------------------------------------------------
+# --- random events ---------------------------------------------------------------------------
 
 Draw = Callable[[st.SearchStrategy[int]], int]
 

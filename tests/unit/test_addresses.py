@@ -226,7 +226,7 @@ def test_a_network_byte_that_monero_does_not_use_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "lesson"),
+    ("text", "expected"),
     [
         (STANDARD[:-1], "94 characters"),
         (STANDARD + " ", "spaces around"),
@@ -236,13 +236,13 @@ def test_a_network_byte_that_monero_does_not_use_is_refused() -> None:
         ("", "has 0 characters"),
     ],
 )
-def test_a_bad_monero_address_is_told_what_is_wrong(text: str, lesson: str) -> None:
-    with pytest.raises(InvalidDestination, match=lesson):
+def test_a_bad_monero_address_is_told_what_is_wrong(text: str, expected: str) -> None:
+    with pytest.raises(InvalidDestination, match=expected):
         parse_monero_address(text, networks=ALL)
 
 
 @pytest.mark.parametrize(
-    ("text", "lesson"),
+    ("text", "expected"),
     [
         (EIP55[0][2:], "does not start with 0x"),
         ("0X" + EIP55[0][2:], "write the x in lower case"),
@@ -255,8 +255,8 @@ def test_a_bad_monero_address_is_told_what_is_wrong(text: str, lesson: str) -> N
         ("", "does not start with 0x"),
     ],
 )
-def test_a_bad_evm_address_is_told_what_is_wrong(text: str, lesson: str) -> None:
-    with pytest.raises(InvalidDestination, match=lesson):
+def test_a_bad_evm_address_is_told_what_is_wrong(text: str, expected: str) -> None:
+    with pytest.raises(InvalidDestination, match=expected):
         parse_evm_address(text)
 
 

@@ -52,7 +52,7 @@ def kinds(report: Report) -> set[str]:
     return {item.kind for item in report.differences}
 
 
-# --- random lives ----------------------------------------------------------------------------
+# --- random histories ------------------------------------------------------------------------
 
 
 def swapped(world: World, units: list[int], spread: int) -> None:
@@ -106,7 +106,7 @@ def others(world: World, units: list[int], spread: int) -> None:
     world.ether_by_hand(units[0] * 10**15, units[-1] * 10**15, spread)
 
 
-LIVES: list[Callable[[World, list[int], int], None]] = [
+HISTORIES: list[Callable[[World, list[int], int], None]] = [
     swapped, swapped_back, repriced, refunded, sent_back, held, waiting, others,
 ]  # fmt: skip
 
@@ -114,9 +114,9 @@ LIVES: list[Callable[[World, list[int], int], None]] = [
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     world = World()
-    for live in draw(st.lists(st.sampled_from(LIVES), min_size=1, max_size=8)):
+    for add in draw(st.lists(st.sampled_from(HISTORIES), min_size=1, max_size=8)):
         units = draw(st.lists(st.integers(1, 5_000), min_size=1, max_size=3))
-        live(world, units, draw(st.integers(1, 200)))
+        add(world, units, draw(st.integers(1, 200)))
     return world
 
 
@@ -143,7 +143,7 @@ def test_each_deposit_is_audited_at_its_own_rate(paid: int, found: set[str]) -> 
 
 @given(worlds())
 @settings(max_examples=150, deadline=None)
-def test_books_of_correct_lives_have_no_difference(world: World) -> None:
+def test_books_of_correct_histories_have_no_difference(world: World) -> None:
     report = audited(world)
     assert report.differences == ()
     assert report.notes == ()

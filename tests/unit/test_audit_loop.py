@@ -37,8 +37,8 @@ STOLEN = Difference("unrecorded_payment", "tx", "0", "7", "USDC")
 MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
 
 
-class Told(Auditor):
-    """An auditor that finds what it is told to."""
+class ScriptedAuditor(Auditor):
+    """An auditor that finds what a test sets."""
 
     def __init__(self) -> None:
         self.found: tuple[Difference, ...] = ()
@@ -58,7 +58,7 @@ def loop_over(auditor: Auditor, data_dir: Path, *, pauses: bool = True) -> Audit
 
 
 async def test_a_difference_pauses_payouts_once(tmp_path: Path) -> None:
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     loop = loop_over(auditor, tmp_path)
     await loop.once()
     assert switch.reason() is None
@@ -80,7 +80,7 @@ async def test_a_difference_pauses_payouts_once(tmp_path: Path) -> None:
 async def test_difference_found_during_another_pause_pauses_after_it(
     tmp_path: Path,
 ) -> None:
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     loop = loop_over(auditor, tmp_path)
     switch.pause("the operator's own")
     auditor.found = (STOLEN,)
@@ -93,7 +93,7 @@ async def test_difference_found_during_another_pause_pauses_after_it(
 
 
 async def test_a_restart_during_its_own_pause_does_not_pause_once_more(tmp_path: Path) -> None:
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     auditor.found = (STOLEN,)
     await loop_over(auditor, tmp_path).once()
     restarted = loop_over(auditor, tmp_path)
@@ -107,7 +107,7 @@ async def test_a_restart_during_its_own_pause_does_not_pause_once_more(tmp_path:
 
 
 async def test_payouts_go_on_when_the_operator_wants_it_so(tmp_path: Path) -> None:
-    auditor = Told()
+    auditor = ScriptedAuditor()
     auditor.found = (STOLEN,)
     await loop_over(auditor, tmp_path, pauses=False).once()
     assert PauseSwitch(tmp_path).reason() is None
@@ -119,21 +119,21 @@ async def test_payouts_go_on_when_the_operator_wants_it_so(tmp_path: Path) -> No
 async def test_an_audit_that_can_not_be_made_is_no_difference(
     tmp_path: Path, failure: Exception
 ) -> None:
-    auditor = Told()
+    auditor = ScriptedAuditor()
     auditor.failure = failure
     await loop_over(auditor, tmp_path).once()
     assert PauseSwitch(tmp_path).reason() is None
 
 
 async def test_an_interval_of_0_is_never(tmp_path: Path) -> None:
-    loop = AuditLoop(Told(), PauseSwitch(tmp_path), seconds=0, pause_on_difference=True)
+    loop = AuditLoop(ScriptedAuditor(), PauseSwitch(tmp_path), seconds=0, pause_on_difference=True)
     async with asyncio.timeout(60):
         await loop.run()
 
 
 async def test_it_audits_after_each_interval(tmp_path: Path) -> None:
     waits: list[float] = []
-    auditor = Told()
+    auditor = ScriptedAuditor()
     auditor.found = (STOLEN,)
 
     async def pause(seconds: float) -> None:
@@ -162,7 +162,7 @@ async def test_ether_that_anyone_can_send_pauses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = captured(monkeypatch, "rpcsvc.audit.auditor")
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     loop = loop_over(auditor, tmp_path)
     auditor.found = (ether(5, 6, ETHER_INCOME),)
     await loop.once()
@@ -172,7 +172,7 @@ async def test_ether_that_anyone_can_send_pauses_nothing(
 
 
 async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: Path) -> None:
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     loop = loop_over(auditor, tmp_path)
     auditor.found = (ether(100, 93),)
     await loop.once()
@@ -201,7 +201,7 @@ async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: P
 async def test_ether_lost_during_another_pause_pauses_after_it(
     tmp_path: Path,
 ) -> None:
-    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
     loop = loop_over(auditor, tmp_path)
     for found in (93, 92):
         switch.pause("the operator's own")

@@ -84,7 +84,7 @@ def test_rounding_is_to_the_named_side_by_less_than_one(a: int, b: int, c: int) 
 
 
 @pytest.mark.parametrize(
-    ("text", "lesson"),
+    ("text", "expected"),
     [
         ("0", "above 0"),
         ("0.000", "above 0"),
@@ -110,8 +110,8 @@ def test_rounding_is_to_the_named_side_by_less_than_one(a: int, b: int, c: int) 
     ],
     ids=repr,
 )
-def test_each_bad_amount_has_its_own_lesson(text: str, lesson: str) -> None:
-    with pytest.raises(InvalidInput, match=lesson) as caught:
+def test_each_bad_amount_has_its_own_message(text: str, expected: str) -> None:
+    with pytest.raises(InvalidInput, match=expected) as caught:
         parse_amount(text, XMR)
     assert (caught.value.field, caught.value.received) == ("amount", text)
 

@@ -37,8 +37,8 @@ async def databases(tmp_path: Path) -> AsyncIterator[tuple[Database, Database]]:
     await copy.close()
 
 
-class Link:
-    """The wallet, found to be the right one."""
+class ConnectionStub:
+    """A connection whose node and wallet pass every check; counts the checks."""
 
     def __init__(self, wallet: Wallet) -> None:
         self.wallet = wallet
@@ -52,7 +52,7 @@ class Link:
 
 
 async def skip(wallet: Wallet, ledger: SqlMoneroLedger, count: int, *, rescan: bool = False) -> int:
-    connection = cast("MoneroConnection", Link(wallet))
+    connection = cast("MoneroConnection", ConnectionStub(wallet))
     return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
 
@@ -196,7 +196,7 @@ async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Databas
 async def test_a_person_sees_how_far_the_wallet_is(databases: tuple[Database, Database]) -> None:
     _, copy = await ledgers(databases)
     said: list[str] = []
-    connection = cast("MoneroConnection", Link(Wallet()))
+    connection = cast("MoneroConnection", ConnectionStub(Wallet()))
     count = 2 * OPTIONS.addresses_per_call + 1
     await skip_monero(connection, copy, OPTIONS, count, rescan=True, progress=said.append)
     steps = range(0, count, OPTIONS.addresses_per_call)

@@ -35,7 +35,7 @@ from rpcsvc.settlement.onchain.evm.node import (
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.sandbox import ManualClock
-from tests.unit.evm_chain import Link
+from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment
 
 TOKEN, PAYER, TO, OTHER = (evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x05E2, 0xDE60, 0x57A6))
@@ -99,8 +99,8 @@ class Node(EvmClient):
         return Log(TOKEN, (topic, *words), data, TXID, self.used[2], "0x", 1)
 
 
-class Checked(Link):
-    """A node whose token was asked for its name, too."""
+class TokenConnection(CheckedConnection):
+    """A checked connection that knows the EIP-712 domain of its token."""
 
     domain = usdc.Domain("USD Coin", "2", 42161, TOKEN)
 
@@ -119,14 +119,14 @@ class Rig:
         signed = SignedAuthorization(given, b"\1" * 65)
         self.record = FundingRecord(key, "ord_1", signed, NOW * 1000)
         self.budget = GasBudget(1_000_000, {NET: 2_000_000_000}, self.ledger, self.clock)
-        self.connection = Checked(self.node, NETWORK)
+        self.connection = TokenConnection(self.node, NETWORK)
         payments = cast("Any", SimpleNamespace(hot_wallet=OTHER))
-        self.side = EvmAuthorizations(
+        self.authorizations = EvmAuthorizations(
             self.connection, payments, self.ledger, self.budget, self.clock, lambda: False
         )
 
     async def outcome(self) -> Outcome:
-        return (await self.side.carry_out(self.record)).outcome
+        return (await self.authorizations.carry_out(self.record)).outcome
 
 
 @pytest.fixture
@@ -178,29 +178,29 @@ async def test_an_unused_one_fails_when_its_end_is_deep(
 async def test_one_that_is_sent_is_found_by_its_transaction(rig: Rig) -> None:
     rig.node.used, rig.node.hides = (USED, TO, TOP), True
     sent = replace(rig.record, state=FundingState.SENT, txid=TXID)
-    assert await rig.side.carry_out(sent) == (Outcome.SETTLED, TXID, None)
+    assert await rig.authorizations.carry_out(sent) == (Outcome.SETTLED, TXID, None)
 
 
 async def test_a_use_that_no_event_tells_of_is_reported(rig: Rig) -> None:
     rig.node.used, rig.node.hides = (USED, TO, TOP - 50), True
     assert await rig.outcome() is Outcome.PENDING
-    assert rig.side.conditions() == []
+    assert rig.authorizations.conditions() == []
     rig.clock.now += 601_000
     assert await rig.outcome() is Outcome.PENDING
-    (text,) = rig.side.conditions()
+    (text,) = rig.authorizations.conditions()
     assert "shows no event of it" in text
     rig.node.hides = False
     assert await rig.outcome() is Outcome.SETTLED
-    assert rig.side.conditions() == []
+    assert rig.authorizations.conditions() == []
 
 
 async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
     rig.node.wallet = usdc.VALID_SIGNATURE
     rig.node.used = (USED, TO, TOP)
-    await rig.side.require_usable(rig.record)
+    await rig.authorizations.require_usable(rig.record)
     rig.node.used = (USED, OTHER, TOP)
     with pytest.raises(AuthorizationRefused) as refused:
-        await rig.side.require_usable(rig.record)
+        await rig.authorizations.require_usable(rig.record)
     assert refused.value.refusal.reason is Reason.NONCE_USED
 
 
@@ -223,7 +223,7 @@ async def test_what_its_owner_did_not_sign_is_refused(
     rig.node.wallet, rig.node.used = wallet, (USED, TO, TOP)
     record = replace(rig.record, signed=replace(rig.record.signed, signature=signature))
     with pytest.raises(AuthorizationRefused) as refused:
-        await rig.side.require_usable(record)
+        await rig.authorizations.require_usable(record)
     assert refused.value.refusal.reason is reason
 
 
@@ -231,7 +231,7 @@ async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None
     """Some nodes say in words of their own that a call that was tried out took too much."""
     rig.node.wallet = usdc.VALID_SIGNATURE
     with pytest.raises(AuthorizationRefused) as refused, rig.connection.watched():
-        await rig.side.require_usable(rig.record)
+        await rig.authorizations.require_usable(rig.record)
     assert refused.value.refusal.reason is Reason.SIMULATION
 
 

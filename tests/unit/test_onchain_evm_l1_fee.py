@@ -75,15 +75,15 @@ class Node(EvmClient):
         return 40_000
 
 
-class Link(EvmConnection):
-    """A node that was checked."""
+class CheckedConnection(EvmConnection):
+    """A connection whose node passes every check."""
 
     async def check(self) -> Block:
         return Block(7, "0x07", "0x06", 1_800_000_000, GWEI)
 
 
-def link_to(node: Node, network: EvmNetwork = NETWORK) -> Link:
-    return Link(node, network)
+def connection_to(node: Node, network: EvmNetwork = NETWORK) -> CheckedConnection:
+    return CheckedConnection(node, network)
 
 
 def order(data: bytes = b"\xa9" * 68, gas: int = 65_000) -> PaymentOrder:
@@ -138,7 +138,7 @@ def test_the_call_is_that_of_the_published_interface() -> None:
 
 async def test_oracle_is_given_the_call_itself_and_a_margin_is_added() -> None:
     node = Node(rate=1000)
-    fee = await L1Fee(link_to(node)).of(order())
+    fee = await L1Fee(connection_to(node)).of(order())
     (reported,) = node.reported
     assert reported[:1] == b"\x02"
     assert order().data in reported
@@ -147,7 +147,7 @@ async def test_oracle_is_given_the_call_itself_and_a_margin_is_added() -> None:
 
 async def test_what_is_not_known_yet_is_taken_at_its_widest() -> None:
     node = Node()
-    await L1Fee(link_to(node)).of(order())
+    await L1Fee(connection_to(node)).of(order())
     later = TransactionPlan(10, 9_999_999, TOKEN, 65_000, 900 * GWEI, 90 * GWEI, order().data)
     assert len(node.reported[0]) >= len(unsigned(later))
 
@@ -156,7 +156,7 @@ async def test_network_without_an_oracle_calls_and_adds_nothing() -> None:
     node = Node()
     node.problem = REFUSAL
     plain = replace(NETWORK, l1_fee_oracle=None)
-    assert await L1Fee(link_to(node, plain)).of(order()) == 0
+    assert await L1Fee(connection_to(node, plain)).of(order()) == 0
     assert node.reported == []
 
 
@@ -165,7 +165,7 @@ async def test_an_oracle_that_fails_is_unavailable_and_not_zero(problem: NodeErr
     node = Node()
     node.problem = problem
     with pytest.raises(Unavailable, match=r"optimism.*gives no fee"):
-        await L1Fee(link_to(node)).of(order())
+        await L1Fee(connection_to(node)).of(order())
 
 
 @pytest.mark.parametrize("answer", [b"", b"\x01", bytes(31), bytes(64)])
@@ -174,14 +174,14 @@ async def test_an_answer_that_is_no_number_is_unavailable_and_not_zero(answer: b
     node = Node()
     node.answer = answer
     with pytest.raises(Unavailable, match="gives no fee"):
-        await L1Fee(link_to(node)).of(order())
+        await L1Fee(connection_to(node)).of(order())
 
 
-async def test_a_node_that_does_not_answer_is_a_matter_of_the_link() -> None:
+async def test_a_node_that_does_not_answer_is_a_connection_problem() -> None:
     node = Node()
     node.problem = SILENCE
     with pytest.raises(TimedOut):
-        await L1Fee(link_to(node)).of(order())
+        await L1Fee(connection_to(node)).of(order())
 
 
 # --- what it is counted in ----------------------------------------------------------------------
@@ -189,7 +189,7 @@ async def test_a_node_that_does_not_answer_is_a_matter_of_the_link() -> None:
 
 async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
-    gas, without = EvmGas(link_to(node), HOT), EvmGas(link_to(node, plain), HOT)
+    gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
     await gas.poll()
     await without.poll()
     assert without.payout_cost() == with_margin(40_000) * (2 * GWEI + GWEI // 10)
@@ -199,7 +199,7 @@ async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
 
 async def test_an_authorization_costs_more_than_a_payout() -> None:
     node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
-    gas, without = EvmGas(link_to(node), HOT), EvmGas(link_to(node, plain), HOT)
+    gas, without = EvmGas(connection_to(node), HOT), EvmGas(connection_to(node, plain), HOT)
     with pytest.raises(Unavailable):
         gas.authorization_cost()
     await gas.poll()
@@ -212,7 +212,7 @@ async def test_an_authorization_costs_more_than_a_payout() -> None:
 
 async def test_the_cost_follows_the_oracle() -> None:
     node = Node(rate=10**6)
-    gas = EvmGas(link_to(node), HOT)
+    gas = EvmGas(connection_to(node), HOT)
     await gas.poll()
     node.rate = 0
     await gas.poll()
@@ -226,7 +226,7 @@ async def test_the_cost_follows_the_oracle() -> None:
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
 async def test_without_the_oracle_no_cost_is_told_not_even_the_old_one(problem: RpcFailure) -> None:
     node = Node()
-    gas = EvmGas(link_to(node), HOT)
+    gas = EvmGas(connection_to(node), HOT)
     await gas.poll()
     assert gas.problem is None
     node.problem = problem
@@ -246,7 +246,7 @@ async def test_without_the_oracle_no_cost_is_told_not_even_the_old_one(problem: 
 async def test_balances_are_known_though_the_oracle_fails() -> None:
     node = Node()
     node.problem = REVERTED
-    gas = EvmGas(link_to(node), HOT)
+    gas = EvmGas(connection_to(node), HOT)
     await gas.poll()
     assert gas.hot is not None
     assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
@@ -254,38 +254,38 @@ async def test_balances_are_known_though_the_oracle_fails() -> None:
 
 async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
     node = Node()
-    l1_part = await L1Fee(link_to(node)).of(order())
+    l1_part = await L1Fee(connection_to(node)).of(order())
     least = 65_000 * (GWEI + GWEI // 10)
-    enough = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    enough = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
     assert await enough.first_price(order()) == GasPrice(GWEI + GWEI // 10, GWEI // 10)
-    short = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    short = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
     with pytest.raises(Unavailable, match="too dear"):
         await short.first_price(order())
 
 
 async def test_l1_part_counts_towards_the_highest_replacement_fee() -> None:
     node, old = Node(), waiting(b"\xa9" * 68, 10 * GWEI)
-    l1_part = await L1Fee(link_to(node)).of(old.order)
+    l1_part = await L1Fee(connection_to(node)).of(old.order)
     least = 50_000 * 11 * GWEI
-    enough = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    enough = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
     price = await enough.raised_price(old)
     assert price is not None
     assert price.max_fee == 11 * GWEI
-    short = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    short = EvmGas(connection_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
     assert await short.raised_price(old) is None
 
 
 async def test_a_fee_beyond_all_reason_is_too_dear_and_nothing_else() -> None:
     node = Node()
     node.answer = b"\xff" * 32
-    gas = EvmGas(link_to(node), HOT)
+    gas = EvmGas(connection_to(node), HOT)
     with pytest.raises(Unavailable, match="too dear"):
         await gas.first_price(order())
     assert await gas.raised_price(waiting(b"")) is None
 
 
 async def needs(node: Node, *others: EvmPayment) -> int:
-    gas = EvmGas(link_to(node), HOT)
+    gas = EvmGas(connection_to(node), HOT)
     return await gas.needed(order(b"\x01" * 68), GasPrice(3 * GWEI, GWEI), others)
 
 
@@ -293,9 +293,9 @@ async def test_ether_is_needed_for_gas_and_l1_of_all_that_waits() -> None:
     node = Node()
     short, long = waiting(b"\x02" * 4, 2 * GWEI), waiting(b"\x03" * 300, 5 * GWEI)
     gas_of_it = 65_000 * 3 * GWEI
-    alone = await L1Fee(link_to(node)).of(order(b"\x01" * 68))
+    alone = await L1Fee(connection_to(node)).of(order(b"\x01" * 68))
     assert await needs(node) == gas_of_it + alone
-    longest = await L1Fee(link_to(node)).of(long.order)
+    longest = await L1Fee(connection_to(node)).of(long.order)
     gas_of_all = gas_of_it + 50_000 * 7 * GWEI
     assert await needs(node, short, long) == gas_of_all + 3 * longest
 
@@ -304,7 +304,11 @@ async def test_ether_is_needed_for_gas_and_l1_of_all_that_waits() -> None:
 async def test_nothing_is_offered_while_the_oracle_fails(ask: Callable[..., Any]) -> None:
     node = Node()
     node.problem = REVERTED
-    asked = EvmGas(link_to(node), HOT) if ask is EvmGas.first_price else L1Fee(link_to(node))
+    asked = (
+        EvmGas(connection_to(node), HOT)
+        if ask is EvmGas.first_price
+        else L1Fee(connection_to(node))
+    )
     with pytest.raises(Unavailable, match="gives no fee"):
         await ask(asked, order())
     with pytest.raises(Unavailable, match="gives no fee"):

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement
-from tests.unit.evm_chain import HOT, NETWORK, Chain, Link
+from tests.unit.evm_chain import HOT, NETWORK, Chain, CheckedConnection
 
 WEI = 10**20 + 1  # more than an integer of SQLite holds
 
@@ -50,7 +50,7 @@ async def poll(opening: EvmOpening, node: Node) -> None:
 
 
 def opening_of(node: Node, ledger: SqlOpeningLedger) -> EvmOpening:
-    return EvmOpening(Link(node, NETWORK), HOT, ledger)
+    return EvmOpening(CheckedConnection(node, NETWORK), HOT, ledger)
 
 
 async def known(ledger: SqlOpeningLedger) -> Opening | None:

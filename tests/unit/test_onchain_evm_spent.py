@@ -90,8 +90,8 @@ class Node:
         return SentIn(block(number), {NONCE: self.made, NONCE + 1: made("0xnext")} if here else {})
 
 
-class Link:
-    """A node that was checked."""
+class ConnectionStub:
+    """A connection whose node passes every check."""
 
     def __init__(self, client: Node) -> None:
         self.client, self.network = client, NETWORK
@@ -112,7 +112,7 @@ class Rig:
         self.node = node
         self.payment = EvmPayment(NETWORK.name, HOT, NONCE, order, attempts, 1, state)
         self.conditions = Conditions(NETWORK.name)
-        self.presence = EvmPresence(cast("Any", Link(node)), self.conditions)
+        self.presence = EvmPresence(cast("Any", ConnectionStub(node)), self.conditions)
 
     async def judge(self) -> Judgement:
         judged = await self.presence.judge(self.payment)
@@ -192,7 +192,7 @@ async def test_what_an_older_release_recorded_is_no_proof() -> None:
 @pytest.mark.parametrize("spent_in", [1, 2, 3, 1_000_000, 349_999_999, 350_000_000])
 async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: int) -> None:
     node = Node("0xother", spent_in, 350_000_000)
-    spent = SpentNonces(cast("Any", Link(node)))
+    spent = SpentNonces(cast("Any", ConnectionStub(node)))
     payment, top = Rig(node).payment, block(node.top)
     by = BlockPoint(top.number, top.hash)
     here = Spender(made("0xother"), BlockPoint(spent_in, f"0x{spent_in}"))
@@ -209,7 +209,7 @@ async def test_pruned_node_is_not_asked_for_older_states(
 ) -> None:
     node = Node("0xother", 5_000 - blocks_ago, 5_000)
     node.oldest = 5_000 - 127
-    spent = SpentNonces(cast("Any", Link(node)))
+    spent = SpentNonces(cast("Any", ConnectionStub(node)))
     found = await spent.find(Rig(node).payment, BlockPoint(5_000, "0x5000"), block(5_000))
     assert isinstance(found, Spender)
     assert found.block.number == 5_000 - blocks_ago
@@ -218,7 +218,7 @@ async def test_pruned_node_is_not_asked_for_older_states(
 async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
     node = Node("0xother", 4_000, 5_000)
     node.oldest = 5_000
-    spent = SpentNonces(cast("Any", Link(node)))
+    spent = SpentNonces(cast("Any", ConnectionStub(node)))
     payment, by = Rig(node).payment, BlockPoint(5_000, "0x5000")
     assert isinstance(await spent.find(payment, by, block(5_000)), NotFound)
     node.oldest = 0

@@ -66,8 +66,8 @@ class OwnWallet(Wallet):
         self.does.append("store")
 
 
-class Link(MoneroConnection):
-    """One whose daemons are fine."""
+class CheckedConnection(MoneroConnection):
+    """A connection whose daemons pass every check."""
 
     async def check_node(self) -> NodeInfo:
         return NodeInfo(101, "h100", "fakechain", True, False, True, 101, 0, "0.18")
@@ -96,7 +96,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is nowhere, and whose bytes the node refuses."""
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
-    connection = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     rig = Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 
     async def annotate(txid: str) -> None:

@@ -154,8 +154,8 @@ def test_a_reason_that_is_no_text_pauses_all_the_same(switch: PauseSwitch) -> No
 # --- who throws it ---------------------------------------------------------------------------
 
 
-class Told(Auditor):
-    """An auditor that finds what it is told to."""
+class ScriptedAuditor(Auditor):
+    """An auditor that finds what a test sets."""
 
     def __init__(self) -> None:
         self.found: tuple[Difference, ...] = (STOLEN,)
@@ -167,7 +167,7 @@ class Told(Auditor):
 async def test_the_auditor_stops_payouts_on_a_full_disk(
     tmp_path: Path, switch: PauseSwitch, disk: Disk
 ) -> None:
-    auditor, disk.is_full = Told(), True
+    auditor, disk.is_full = ScriptedAuditor(), True
     loop = AuditLoop(auditor, switch, seconds=1, pause_on_difference=True)
     for _ in range(2):
         await loop.once()

@@ -206,7 +206,7 @@ def test_a_deposit_turns_an_unfunded_reservation_into_a_funded() -> None:
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) -> None:
-    async def live() -> None:
+    async def run() -> None:
         with TemporaryDirectory() as folder:
             database = await Database.open(Path(folder))
             try:
@@ -214,7 +214,7 @@ def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) 
             finally:
                 await database.close()
 
-    asyncio.run(live())
+    asyncio.run(run())
 
 
 async def _live(data: st.DataObject, database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Money at an order's address on another network than the order's: nobody's deposit, and listed."""
+"""Deposits that belong to no order, at an order's address on another network among them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.sandbox import ManualClock, sandbox
 
 _ADDRESS = "INSERT INTO evm_addresses VALUES (?, ?)"
 _DEPOSIT = "INSERT INTO evm_deposits VALUES (?, ?, 0, ?, 2500000, '0xUser', 1000, 7, 'h', ?, 0)"
-_SAYS = "UPDATE evm_deposits SET acknowledged = ? WHERE txid = ?"
+_ACKNOWLEDGE = "UPDATE evm_deposits SET acknowledged = ? WHERE txid = ?"
 
 
 async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
     await database.write([statement(sql, values) for sql, values in rows])
 
 
-class Side(EvmAdapter):
-    """The notes of one that serves these networks."""
+class NotingAdapter(EvmAdapter):
+    """An adapter for two networks that has nothing but its ledger of unrecorded transactions."""
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
@@ -54,34 +54,34 @@ async def test_deposit_on_another_network_names_the_order_it_fits(
         await write(
             database,
             (_DEPOSIT, ("arbitrum", "own", 1, "confirmed")),
-            (_DEPOSIT, ("base", "astray", 1, "seen")),
+            (_DEPOSIT, ("base", "elsewhere", 1, "seen")),
             (_DEPOSIT, ("arbitrum", "lost", 2, "confirmed")),
         )
         ledger = SqlUnrecordedLedger(database)
         lost = UnattributedDeposit("arbitrum", "lost", "0xLost", 2_500_000, None)
         assert await ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
-        await write(database, (_SAYS, ("confirmed", "astray")))
-        astray = UnattributedDeposit("base", "astray", address, 2_500_000, placed.order_id)
-        assert await ledger.unattributed_deposits() == [lost, astray]
+        await write(database, (_ACKNOWLEDGE, ("confirmed", "elsewhere")))
+        misdirected = UnattributedDeposit("base", "elsewhere", address, 2_500_000, placed.order_id)
+        assert await ledger.unattributed_deposits() == [lost, misdirected]
 
-        side = Side(ledger)
-        (note,) = await side.notes()
+        adapter = NotingAdapter(ledger)
+        (note,) = await adapter.notes()
         assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
-        explained = (
+        annotation = (
             "INSERT INTO annotated_transactions (network, txid, note, at)"
             " VALUES (?, ?, 'sent back', 1)"
         )
-        await write(database, (explained, ("arbitrum", "lost")))
+        await write(database, (annotation, ("arbitrum", "lost")))
         assert (
-            f"astray on base came to the address of order {placed.order_id}"
-            in (await side.notes())[0]
+            f"elsewhere on base came to the address of order {placed.order_id}"
+            in (await adapter.notes())[0]
         )
 
-        await write(database, (_SAYS, ("removed", "astray")))
-        assert (await ledger.unattributed_deposits(), await side.notes()) == ([], [])
+        await write(database, (_ACKNOWLEDGE, ("removed", "elsewhere")))
+        assert (await ledger.unattributed_deposits(), await adapter.notes()) == ([], [])
 
 
-async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> None:
+async def test_xmr_at_the_address_of_a_lost_order_is_listed(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path)
     deposit = (
         "INSERT INTO monero_deposits (txid, minor, units, unlock_time, first_seen_at, height,"
@@ -91,18 +91,18 @@ async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> Non
     await write(database, (deposit, ("seen",)))
     ledger = SqlUnrecordedLedger(database)
     assert await ledger.unattributed_deposits() == []
-    says = "UPDATE monero_deposits SET acknowledged = ?"
-    await write(database, (says, ("confirmed",)))
+    acknowledge = "UPDATE monero_deposits SET acknowledged = ?"
+    await write(database, (acknowledge, ("confirmed",)))
     assert await ledger.unattributed_deposits() == [
         UnattributedDeposit("monero", "tx", "8Lost", 7, None)
     ]
-    assert await Side(ledger).notes() == [], "it is not USDC"
-    await write(database, (says, ("removed",)))
+    assert await NotingAdapter(ledger).notes() == [], "it is not USDC"
+    await write(database, (acknowledge, ("removed",)))
     assert await ledger.unattributed_deposits() == []
     await database.close()
 
 
-async def test_a_database_that_is_down_is_no_matter_of_notes(
+async def test_unreachable_database_yields_no_notes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     database = await SqliteDatabase.open(tmp_path)
@@ -112,5 +112,5 @@ async def test_a_database_that_is_down_is_no_matter_of_notes(
         raise Unavailable("locked")
 
     monkeypatch.setattr(ledger, "unattributed_deposits", down)
-    assert await Side(ledger).notes() == []
+    assert await NotingAdapter(ledger).notes() == []
     await database.close()

@@ -76,10 +76,10 @@ def test_a_client_is_stored_without_its_name() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(1, 200)), max_size=40))
-def test_no_sequence_of_orders_breaks_a_bound(wishes: list[tuple[str, int]]) -> None:
+def test_no_sequence_of_orders_breaks_a_bound(requests: list[tuple[str, int]]) -> None:
     """What is refused would break one, and an order of the room that is told is taken."""
     book = Book()
-    for number, (client, units) in enumerate(wishes):
+    for number, (client, units) in enumerate(requests):
         room = book.room(client)
         refusal = book.refusal(client, units)
         assert (refusal is None) == (units <= room)
@@ -95,11 +95,11 @@ def test_no_sequence_of_orders_breaks_a_bound(wishes: list[tuple[str, int]]) -> 
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), max_size=40),
 )
 def test_fewer_addresses_than_fill_their_share_leave_room(
-    attackers: int, wishes: list[tuple[int, int]]
+    attackers: int, requests: list[tuple[int, int]]
 ) -> None:
     """docs/economics.md: it takes address_total_share / address_share addresses."""
     book = Book()
-    for number, (client, units) in enumerate(wishes):
+    for number, (client, units) in enumerate(requests):
         attacker = CLIENTS[client]
         if client < attackers and book.refusal(attacker, units) is None:
             book.put(f"ord_{number}", Reservation("n", units, attacker, "d", 10))

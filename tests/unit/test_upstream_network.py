@@ -15,8 +15,8 @@ from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.offered import NetworkCheck
 
 
-class Told:
-    """Stands for the upstream's calls: tells its network, or can't be reached (None)."""
+class UpstreamStub:
+    """Answers with its network; None: no connection."""
 
     def __init__(self, network: str | None) -> None:
         self.network = network
@@ -30,15 +30,8 @@ class Told:
         return Capabilities.model_validate({"data": {"network": self.network}}, context=b"")
 
 
-class Stub:
-    """The one call of Upstream that is made here."""
-
-    def __init__(self, reported: Told) -> None:
-        self.capabilities = reported.capabilities
-
-
-def check_of(reported: Told, ours: str = "mainnet") -> NetworkCheck:
-    return NetworkCheck(cast("Upstream", Stub(reported)), MoneroNetwork(ours))
+def check_of(stub: UpstreamStub, ours: str = "mainnet") -> NetworkCheck:
+    return NetworkCheck(cast("Upstream", stub), MoneroNetwork(ours))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ def check_of(reported: Told, ours: str = "mainnet") -> NetworkCheck:
 async def test_orders_pass_only_where_the_networks_are_the_same(
     reported: str, ours: str, is_same: bool
 ) -> None:
-    check = check_of(Told(reported), ours)
+    check = check_of(UpstreamStub(reported), ours)
     assert not check.health().ok
     with pytest.raises(Unavailable):
         check.require_same()
@@ -79,16 +72,16 @@ async def test_orders_pass_only_where_the_networks_are_the_same(
 
 
 async def test_each_order_asks_and_an_earlier_answer_lets_none_through() -> None:
-    reported = Told("mainnet")
-    check = check_of(reported)
+    stub = UpstreamStub("mainnet")
+    check = check_of(stub)
     await check.require_same_now()
     await check.require_same_now()
-    assert reported.asked == [Urgency.CREATION] * 2
-    reported.network = None
+    assert stub.asked == [Urgency.CREATION] * 2
+    stub.network = None
     with pytest.raises(Unavailable, match="does not report its network now"):
         await check.require_same_now()
     # Prices are still told: what is asked before each order decides.
     check.require_same()
-    reported.network = "sandbox"
+    stub.network = "sandbox"
     with pytest.raises(Unavailable, match="another network"):
         await check.require_same_now()

@@ -25,8 +25,8 @@ PACE = Pace()
 ARBITRUM, BASE = 42161, 8453
 
 
-class Told:
-    """Stands for the upstream's calls: tells one list after the other; None: can't be reached."""
+class UpstreamStub:
+    """Answers with one list of chains after the other; None: no connection."""
 
     def __init__(self, time: VirtualTime, *answers: list[int] | None) -> None:
         self.time = time
@@ -48,8 +48,8 @@ class Told:
         return UpstreamChains.model_construct(chains=listed(*numbers))
 
 
-class ToldWithNetwork(Told):
-    """The same of an upstream that tells its network, too."""
+class UpstreamStubWithNetwork(UpstreamStub):
+    """An upstream that reports its network, too."""
 
     where = "mainnet"
 
@@ -59,11 +59,11 @@ class ToldWithNetwork(Told):
 
 
 def watch_of(
-    time: VirtualTime, reported: Told, pace: Pace = PACE
+    time: VirtualTime, stub: UpstreamStub, pace: Pace = PACE
 ) -> tuple[ChainWatch, OfferedChains]:
-    chains, upstream = OfferedChains(configured()), cast("Upstream", reported)
+    chains, upstream = OfferedChains(configured()), cast("Upstream", stub)
     timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
-    has_network = isinstance(reported, ToldWithNetwork)
+    has_network = isinstance(stub, UpstreamStubWithNetwork)
     network = NetworkCheck(upstream, MoneroNetwork.MAINNET) if has_network else None
     return ChainWatch(upstream, chains, timing, pace, network), chains
 
@@ -122,8 +122,8 @@ def test_a_list_without_any_configured_chain_changes_nothing() -> None:
 
 async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
     time = VirtualTime()
-    reported = Told(time, [0, ARBITRUM, BASE], [0, BASE])
-    watch, chains = watch_of(time, reported)
+    stub = UpstreamStub(time, [0, ARBITRUM, BASE], [0, BASE])
+    watch, chains = watch_of(time, stub)
     with pytest.raises(Unavailable):
         watch.require_known()
     assert not watch.health().ok
@@ -132,9 +132,9 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
     assert watch.health().ok
     assert numbers(chains) == {ARBITRUM, BASE}
     await time.pass_until(PACE.usual - 1)
-    assert reported.asked == [(0, Urgency.WATCHED)]
+    assert stub.asked == [(0, Urgency.WATCHED)]
     await time.pass_until(PACE.usual)
-    assert reported.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
+    assert stub.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
     assert numbers(chains) == {BASE}
     await watch.close()
 
@@ -142,23 +142,23 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
 @pytest.mark.parametrize("bad", [None, [], [0, 101]], ids=["no answer", "empty", "unknown ones"])
 async def test_what_is_known_is_kept_when_a_refresh_fails(bad: list[int] | None) -> None:
     time = VirtualTime()
-    reported = Told(time, [ARBITRUM], bad, [BASE])
-    watch, chains = watch_of(time, reported)
+    stub = UpstreamStub(time, [ARBITRUM], bad, [BASE])
+    watch, chains = watch_of(time, stub)
     await watch.start()
     await time.pass_until(PACE.usual)
     assert numbers(chains) == {ARBITRUM}
     watch.require_known()
     assert watch.health().ok
     await time.pass_until(PACE.usual + PACE.failed)
-    assert [at for at, _ in reported.asked] == [0, PACE.usual, PACE.usual + PACE.failed]
+    assert [at for at, _ in stub.asked] == [0, PACE.usual, PACE.usual + PACE.failed]
     assert numbers(chains) == {BASE}
     await watch.close()
 
 
 async def test_no_order_is_taken_before_the_first_chain_list() -> None:
     time = VirtualTime()
-    reported = Told(time, None, [0, 101], [ARBITRUM])
-    watch, _ = watch_of(time, reported)
+    stub = UpstreamStub(time, None, [0, 101], [ARBITRUM])
+    watch, _ = watch_of(time, stub)
     await watch.start()
     with pytest.raises(Unavailable) as caught:
         watch.require_known()
@@ -169,19 +169,19 @@ async def test_no_order_is_taken_before_the_first_chain_list() -> None:
     assert "101" in (health.detail or "")
     await time.pass_until(2 * PACE.unknown)
     watch.require_known()
-    assert len(reported.asked) == 3
+    assert len(stub.asked) == 3
     await watch.close()
 
 
 async def test_an_upstream_that_says_nothing_holds_up_no_start() -> None:
     time = VirtualTime()
-    reported = Told(time, [ARBITRUM])
-    reported.is_silent = True
-    watch, _ = watch_of(time, reported, Pace(start=1))
+    stub = UpstreamStub(time, [ARBITRUM])
+    stub.is_silent = True
+    watch, _ = watch_of(time, stub, Pace(start=1))
     async with asyncio.timeout(180):
         await watch.start()
     assert not watch.health().ok
-    reported.is_silent = False
+    stub.is_silent = False
     await time.pass_until(PACE.unknown)
     assert watch.health().ok
     await watch.close()
@@ -189,15 +189,15 @@ async def test_an_upstream_that_says_nothing_holds_up_no_start() -> None:
 
 async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
     time = VirtualTime()
-    reported = Told(time, [ARBITRUM], [BASE])
-    watch, chains = watch_of(time, reported)
+    stub = UpstreamStub(time, [ARBITRUM], [BASE])
+    watch, chains = watch_of(time, stub)
     await watch.start()
     for _ in range(100):
         watch.ask_soon()
         await time.pass_until(time.now + 100)
-    assert len(reported.asked) == 1
+    assert len(stub.asked) == 1
     await time.pass_until(PACE.least)
-    assert len(reported.asked) == 2
+    assert len(stub.asked) == 2
     assert numbers(chains) == {BASE}
     await watch.close()
 
@@ -205,13 +205,13 @@ async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
 @pytest.mark.parametrize("at_start", [True, False])
 async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: bool) -> None:
     time = VirtualTime()
-    reported = ToldWithNetwork(time, [ARBITRUM])
-    reported.where = "sandbox" if at_start else "mainnet"
-    watch, _ = watch_of(time, reported)
+    stub = UpstreamStubWithNetwork(time, [ARBITRUM])
+    stub.where = "sandbox" if at_start else "mainnet"
+    watch, _ = watch_of(time, stub)
     await watch.start()
     if not at_start:
         await watch.require_network()
-        reported.where = "sandbox"
+        stub.where = "sandbox"
         with pytest.raises(Unavailable):
             await watch.require_network()
     for _ in range(3):
@@ -219,8 +219,8 @@ async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: 
             watch.require_known()
         assert "settles on sandbox" in (watch.health().detail or "")
         await time.pass_until(time.now + PACE.unknown)
-    assert len(reported.asked) == 4
-    reported.where = "mainnet"
+    assert len(stub.asked) == 4
+    stub.where = "mainnet"
     await time.pass_until(time.now + PACE.unknown)
     watch.require_known()
     assert watch.health().ok

@@ -34,7 +34,7 @@ async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Ta
     first, second = numbered(1), numbered(2, Direction.USDC_TO_XMR)
     await keeper.open(first, Admission(ONE))
     await keeper.open(second, Admission(TOKEN))
-    lives: list[tuple[str, ev.Event]] = [
+    history: list[tuple[str, ev.Event]] = [
         ("ord_1", ev.DepositSeen(key(1), first.terms.deposit_amount // 2, None, NOW)),
         ("ord_1", ev.DepositSeen(key(2), first.terms.deposit_amount, None, NOW)),
         ("ord_1", ev.DepositRemoved(key(2))),
@@ -45,7 +45,7 @@ async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Ta
         ("ord_1", ev.TransferPrepared("ord_1/payout/1", "id", "raw")),
         ("ord_1", ev.TransferSettled("ord_1/payout/1")),
     ]
-    for order_id, event in lives:
+    for order_id, event in history:
         assert await keeper.reserved() == keeper.recount()
         assert await wrong_sums(database) == []
         await keeper.apply(order_id, event)
