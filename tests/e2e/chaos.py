@@ -1,6 +1,6 @@
-"""Callers that outlive the death of a service: drawn orders, replays, and what they were told.
+"""Random callers of a service that is killed and restarted under them.
 
-What is drawn follows from a seed alone; when a service dies does not.
+A seed determines what the callers do; when exactly the service is killed depends on timing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _ALARMS: Final = frozenset({"error", "critical"})
 
 @contextmanager
 def seeded() -> Iterator[int]:
-    """A seed that is new in each run, unless the environment names one; a failure tells it."""
+    """A new seed for each run unless the environment sets one; a failure's note has it."""
     seed = int(os.environ.get(SEED) or time.time_ns() % 1_000_000)
     try:
         yield seed
     except BaseException as error:
-        error.add_note(f"{SEED}={seed} draws the same deeds again")
+        error.add_note(f"{SEED}={seed} draws the same actions again")
         raise
 
 
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 async def ask(at: Server, request: Request) -> bytes:
-    """What the call came to, without what differs each time. Raises Gone and Refused."""
+    """The part of the answer that a replay repeats. Raises Gone and Refused."""
     try:
         async with (
             aiohttp.ClientSession() as session,
@@ -85,33 +85,33 @@ async def ask(at: Server, request: Request) -> bytes:
     if refusal is not None:
         assert refusal["code"] not in ("internal_error", -32603), answer
         raise Refused(refusal["code"], answer)
-    return _lasting(answer)
+    return _stable_part(answer)
 
 
-def _lasting(answer: bytes) -> bytes:
+def _stable_part(answer: bytes) -> bytes:
     """The data of an envelope, byte for byte; the whole of an answer that is none."""
     _, found, rest = answer.partition(b'"data":')
     return rest.rpartition(b',"requestId"')[0] if found else answer
 
 
-# --- a service that dies -----------------------------------------------------------------------
+# --- a service that is killed ------------------------------------------------------------------
 
 
-class Mortal:
+class KillableService:
     """A service on a data directory, killed and started again, each time at another port."""
 
     def __init__(self, data_dir: Path, environ: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir
-        self.deaths = 0
+        self.crashes = 0
         self.up = asyncio.Event()
         self._environ = environ
-        self.server = self._begin()
+        self.server = self._launch()
 
-    def _begin(self) -> Server:
+    def _launch(self) -> Server:
         return Server(self.data_dir, environ=self._environ)
 
     async def start(self) -> None:
-        """Wait until it answers: while a fault is on, it takes no orders."""
+        """Wait until it is live; while a fault is on, it is not ready."""
 
         async def answers() -> bool:
             assert not self.server.is_dead, self.server.log.read_text()[-2000:]
@@ -120,12 +120,12 @@ class Mortal:
         await until(answers)
         self.up.set()
 
-    def die(self) -> None:
-        """End it as a power cut would, and begin anew."""
+    def crash(self) -> None:
+        """Kill it as a power cut would, and launch it again."""
         self.up.clear()
         self.server.kill()
-        self.deaths += 1
-        self.server = self._begin()
+        self.crashes += 1
+        self.server = self._launch()
 
     async def rpc(self, method: str, **params: Any) -> dict[str, Any]:
         """The data of a call over JSON-RPC. Raises Gone and Refused."""
@@ -133,7 +133,7 @@ class Mortal:
         return dict(orjson.loads(answer))
 
     def alarms(self) -> list[str]:
-        """What it wrote into its logs that is an error."""
+        """Its log lines of level error and above."""
         logs = sorted(self.data_dir.parent.glob("*.log"))
         return [line for log in logs for line in log.read_text().splitlines() if _is_alarm(line)]
 
@@ -146,10 +146,12 @@ def _is_alarm(line: str) -> bool:
 
 
 @asynccontextmanager
-async def mortal(data_dir: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[Mortal]:
-    """A service that answers now; nothing of it is left afterwards."""
+async def killable_service(
+    data_dir: Path, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[KillableService]:
+    """A service that is live; it is killed on exit if it still runs."""
     data_dir.parent.mkdir(mode=0o700, exist_ok=True)
-    service = Mortal(data_dir, environ)
+    service = KillableService(data_dir, environ)
     try:
         await service.start()
         yield service
@@ -162,9 +164,9 @@ async def mortal(data_dir: Path, environ: Mapping[str, str] | None = None) -> As
 
 
 class OrderRequest(NamedTuple):
-    """An order to be made. ``requests``: the ways in which its call may be sent, one without a key.
+    """An order to place. ``requests``: equivalent calls; just one if it has no idempotency key.
 
-    Nobody but the service knows the session of a bridge order.
+    The session of a bridge order is known to the service alone.
     """
 
     direction: str
@@ -177,117 +179,121 @@ class OrderRequest(NamedTuple):
         return len(self.requests) > 1
 
 
-class Made(NamedTuple):
-    """An order that was acknowledged, with the answer to its call."""
+class PlacedOrder(NamedTuple):
+    """An acknowledged order, with the answer to its call."""
 
-    wish: OrderRequest
+    request: OrderRequest
     order_id: str
     answer: bytes
 
 
 class Caller:
-    """Makes orders over every surface, and remembers what it was told.
+    """Places orders over every surface and keeps the answers.
 
     ``api_key`` is that of an integrator, if the service has one.
     """
 
-    def __init__(self, service: Mortal, name: str, api_key: str | None = None) -> None:
+    def __init__(self, service: KillableService, name: str, api_key: str | None = None) -> None:
         self.service = service
         self.random = random.Random(name)
-        self.made: list[Made] = []
+        self.placed: list[PlacedOrder] = []
         self.unanswered: list[OrderRequest] = []
-        self.forlorn = 0  # calls without a key that may have made an order
+        self.in_doubt = 0  # unanswered calls without a key: each may have placed an order
         self._api_key = api_key
         self._name = name.replace(" ", "-")
         self._keys = 0
 
     async def order(self) -> None:
         """A new order. Raises Gone."""
-        draw = self.random.choice([self._agent_wish, self._front_end_wish, self._bridge_wish])
+        draw = self.random.choice(
+            [self._agent_request, self._front_end_request, self._bridge_request]
+        )
         await self._send(draw())
 
-    async def insist(self) -> None:
-        """What was not answered, once more. Raises Gone."""
+    async def retry(self) -> None:
+        """Send one unanswered call again. Raises Gone."""
         if self.unanswered:
             await self._send(self.unanswered.pop(self.random.randrange(len(self.unanswered))))
 
-    async def settle_calls(self) -> None:
-        """Have every call answered. Raises Gone."""
+    async def retry_all(self) -> None:
+        """Send every unanswered call until it is answered. Raises Gone."""
         while self.unanswered:
-            await self.insist()
+            await self.retry()
 
-    async def _send(self, wish: OrderRequest) -> None:
-        request = self.random.choice(wish.requests)
+    async def _send(self, request: OrderRequest) -> None:
+        call = self.random.choice(request.requests)
         try:
-            answer = await ask(self.service.server, request)
+            answer = await ask(self.service.server, call)
         except Gone:
-            self._keep(wish)
+            self._keep(request)
             raise
         except Refused as refused:
             assert refused.code == "unavailable", refused
-            self._keep(wish)
+            self._keep(request)
             return
         reported = orjson.loads(answer)
         order_id = reported["orderId"] if "orderId" in reported else reported["order"]["orderId"]
-        self.made.append(Made(wish, order_id, answer))
+        self.placed.append(PlacedOrder(request, order_id, answer))
 
-    def _keep(self, wish: OrderRequest) -> None:
-        if wish.has_key:
-            self.unanswered.append(wish)
+    def _keep(self, request: OrderRequest) -> None:
+        if request.has_key:
+            self.unanswered.append(request)
         else:
-            self.forlorn += 1
+            self.in_doubt += 1
 
     async def replay(self) -> None:
-        """One of its calls again, several at once. Raises Gone."""
-        keyed = [made for made in self.made if made.wish.has_key]
+        """Repeat an answered call, up to three times at once. Raises Gone."""
+        keyed = [placed for placed in self.placed if placed.request.has_key]
         if keyed:
             await self.repeat(self.random.choice(keyed), self.random.randint(1, 3))
 
-    async def repeat(self, made: Made, times: int) -> None:
-        """Every way of sending the call gives the first answer, to the byte. Raises Gone."""
-        requests = (made.wish.requests[n % 2] for n in range(times))
+    async def repeat(self, placed: PlacedOrder, times: int) -> None:
+        """Every equivalent call gives the first answer, byte for byte. Raises Gone."""
+        requests = (placed.request.requests[n % 2] for n in range(times))
         again = await asyncio.gather(*(ask(self.service.server, each) for each in requests))
-        assert set(again) == {made.answer}
+        assert set(again) == {placed.answer}
 
     async def repeat_all(self) -> None:
-        """Every call that has a key, twice. Raises Gone."""
-        for made in self.made:
-            if made.wish.has_key:
-                await self.repeat(made, 2)
+        """Repeat every call that has a key, twice. Raises Gone."""
+        for placed in self.placed:
+            if placed.request.has_key:
+                await self.repeat(placed, 2)
 
     async def reuse_a_key(self) -> None:
-        """Another call under a key that was used. Raises Gone."""
-        keyed = [made for made in self.made if made.wish.has_key]
+        """Send another call under a used key: it is refused. Raises Gone."""
+        keyed = [placed for placed in self.placed if placed.request.has_key]
         if not keyed:
             return
-        wish = self.random.choice(keyed).wish
-        request = wish.requests[-1]
-        name = "toAddress" if "toAddress" in request.body else "to"
-        other = {**request.body, name: TO[wish.direction][-1]}
+        request = self.random.choice(keyed).request
+        call = request.requests[-1]
+        name = "toAddress" if "toAddress" in call.body else "to"
+        other = {**call.body, name: TO[request.direction][-1]}
         with pytest.raises(Refused, match="idempotency_conflict"):
-            await ask(self.service.server, request._replace(body=other))
+            await ask(self.service.server, call._replace(body=other))
 
     async def ask_for_refund(self) -> None:
-        """Whether any is due or not. Raises Gone."""
-        if self.made:
-            await self.name_refund_address(self.random.choice(self.made), self.random.randrange(3))
+        """Name a refund address for some order, whether a refund is due or not. Raises Gone."""
+        if self.placed:
+            await self.name_refund_address(
+                self.random.choice(self.placed), self.random.randrange(3)
+            )
 
-    async def name_refund_address(self, made: Made, number: int) -> None:
+    async def name_refund_address(self, placed: PlacedOrder, number: int) -> None:
         """Have the order refunded to the ``number``-th address, if its session is known."""
-        if made.wish.session_id is None:
+        if placed.request.session_id is None:
             return
         with suppress(Refused):  # a refund to it has failed before
             await self.service.rpc(
                 "support.create",
                 message="refund, please",
-                orderId=made.order_id,
-                sessionId=made.wish.session_id,
-                walletAddress=BACK[made.wish.direction][number],
+                orderId=placed.order_id,
+                sessionId=placed.request.session_id,
+                walletAddress=BACK[placed.request.direction][number],
             )
 
     async def poll(self) -> None:
-        """An order that was made is there. Raises Gone."""
-        known = [made for made in self.made if made.wish.session_id is not None]
+        """A placed order is found. Raises Gone."""
+        known = [placed for placed in self.placed if placed.request.session_id is not None]
         if known:
             order_id = self.random.choice(known).order_id
             seen = await self.service.rpc("swap.status", orderId=order_id)
@@ -295,7 +301,7 @@ class Caller:
 
     # --- drawing ---
 
-    def _agent_wish(self) -> OrderRequest:
+    def _agent_request(self) -> OrderRequest:
         direction, session = self._direction(), self._session()
         params = {
             "direction": direction,
@@ -313,12 +319,12 @@ class Caller:
         http = Request(f"/api/v1/agent/swap/{operation}", params, key)
         return OrderRequest(direction, session, (rpc, http))
 
-    def _front_end_wish(self) -> OrderRequest:
-        """With and without chunks, and with the fee of whoever brought it."""
+    def _front_end_request(self) -> OrderRequest:
+        """With and without chunks, and with or without the integrator's fee."""
         direction, session = self._direction(), self._session()
         chain = self.random.choice(list(USDC))
-        sides = [(0, "XMR"), (chain, USDC[chain])]
-        (sent, token), (received, other) = sides if direction == "x2u" else sides[::-1]
+        assets = [(0, "XMR"), (chain, USDC[chain])]
+        (sent, token), (received, other) = assets if direction == "x2u" else assets[::-1]
         body = {
             "fromChainId": sent,
             "toChainId": received,
@@ -334,7 +340,7 @@ class Caller:
             headers["x-api-key"] = self._api_key
         return OrderRequest(direction, session, (Request("/bff/v1/orders", body, headers),) * 2)
 
-    def _bridge_wish(self) -> OrderRequest:
+    def _bridge_request(self) -> OrderRequest:
         direction = self._direction()
         way = "deposit" if direction == "x2u" else "withdraw"
         key = {"idempotency-key": self._key()}
@@ -353,10 +359,10 @@ class Caller:
 
 
 async def fault_schedule(
-    service: Mortal, faults: Sequence[Mapping[str, Any]], seed: int, end: float
+    service: KillableService, faults: Sequence[Mapping[str, Any]], seed: int, end: float
 ) -> None:
-    """Faults of a whole sandbox, until ``end`` of the monotonic clock."""
-    drawn = random.Random(f"{seed} weather")
+    """Inject faults into the sandbox until ``end`` of the monotonic clock."""
+    drawn = random.Random(f"{seed} faults")
     while time.monotonic() < end:
         await service.up.wait()
         with suppress(Gone):

@@ -1,4 +1,4 @@
-"""Orders, faults and time of a chaos run."""
+"""Settles the orders of a chaos run, and checks each by its own terms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpcsvc.domain.pricing import keeps_proportion
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.audit import count, orders_of
-from tests.e2e.chaos import Mortal
+from tests.e2e.chaos import KillableService
 from tests.e2e.processes import until
 
 # What is due, dust, too little, enough but less, more, and above the maximum.
@@ -25,17 +25,17 @@ MOST_CHUNKS: Final = 200
 GONE: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
 
-async def let_time_pass(service: Mortal) -> None:
-    """Until every deadline has passed, and every chunk was swapped or given up."""
+async def pass_deadlines(service: KillableService) -> None:
+    """Advance the clock until every deadline has passed and every chunk is swapped or abandoned."""
     for seconds in (1, 2 * HOUR, 2 * HOUR, 25 * HOUR, HOUR):
-        await come_to_rest(service, seconds)
+        await settle(service, seconds)
     for _ in range(MOST_CHUNKS):
         if count(service.data_dir, "effects"):
-            await come_to_rest(service, HOUR)
+            await settle(service, HOUR)
 
 
-async def come_to_rest(service: Mortal, seconds: int) -> None:
-    """Let time pass, and wait until all that is due then is done."""
+async def settle(service: KillableService, seconds: int) -> None:
+    """Advance the clock, and wait until all work that is due is done."""
     answer = await service.rpc("sandbox.fault", fault="advance_clock", seconds=seconds)
     now = int(datetime.fromisoformat(answer["now"]).timestamp() * 1000)
     due = (
@@ -53,11 +53,11 @@ async def come_to_rest(service: Mortal, seconds: int) -> None:
         await until(is_done)
     except TimeoutError:
         left = [table for table in due if count(service.data_dir, table)]
-        raise AssertionError(f"it does not come to rest: {left}") from None
+        raise AssertionError(f"work that is due is not done: {left}") from None
 
 
 async def stored(data_dir: Path) -> list[Order]:
-    """All orders, as the books have them."""
+    """All orders in the database."""
     database = await Database.open(data_dir)
     try:
         store = SqlOrderStore(database, str)
@@ -67,8 +67,8 @@ async def stored(data_dir: Path) -> list[Order]:
         await database.close()
 
 
-def faults_of(order: Order) -> list[str]:
-    """What is wrong with an order that is at rest, by its own terms."""
+def inconsistencies_of(order: Order) -> list[str]:
+    """What is wrong with a settled order, by its own terms."""
     found = []
     if not order.status.is_terminal and order.action_required is None:
         found.append(f"is {order.status}, and waits for nobody")
@@ -78,14 +78,14 @@ def faults_of(order: Order) -> list[str]:
     payouts = [transfer for transfer in sent if transfer.kind is TransferKind.PAYOUT]
     if len(payouts) != (order.status is OrderStatus.COMPLETED):
         found.append(f"is {order.status} with {len(payouts)} payouts")
-    found += [fault for payout in payouts for fault in _payout_faults(order, payout)]
+    found += [each for payout in payouts for each in _payout_inconsistencies(order, payout)]
     beside = sum(_beside_deposits(order, t) for t in sent if t.kind is TransferKind.REFUND)
     if not 0 <= beside <= sum(_unswapped(order, payout) for payout in payouts):
         found.append(f"was sent {beside} back beside its deposits")
     return [f"{order.order_id} {each}" for each in found]
 
 
-def _payout_faults(order: Order, payout: Transfer) -> list[str]:
+def _payout_inconsistencies(order: Order, payout: Transfer) -> list[str]:
     terms = order.terms
     taken = [d for d in order.deposits if d.transfer_id == payout.transfer_id]
     total = sum(d.units for d in taken)

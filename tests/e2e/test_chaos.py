@@ -1,7 +1,7 @@
-"""A server that is killed at random moments, while callers and chains do whatever they like.
+"""Random calls and faults while the service is killed at random; then its database is audited.
 
-Orders over every surface, deposits of every size, every fault of the sandbox, refunds asked for and
-replays are drawn from a seed. Afterwards the books are read from outside.
+Orders over every surface, deposits of every size, every fault of the sandbox, requested refunds and
+replays are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.audit import audit, count, orders_of
-from tests.e2e.chaos import Caller, Made, Mortal, Refused, fault_schedule, mortal, seeded
-from tests.e2e.chaos_orders import AMOUNTS, come_to_rest, faults_of, let_time_pass, stored
+from tests.e2e.chaos import (
+    Caller,
+    KillableService,
+    PlacedOrder,
+    Refused,
+    fault_schedule,
+    killable_service,
+    seeded,
+)
+from tests.e2e.chaos_orders import AMOUNTS, inconsistencies_of, pass_deadlines, settle, stored
 from tests.e2e.processes import Gone
 from tests.sandbox import ORDER_FAULTS
 
@@ -33,7 +41,7 @@ ENVIRON: Final = {
 }
 SECONDS: Final = 25.0
 CALLERS: Final = 6
-# A fault is ended more often than it is made: else nothing would move for most of the time.
+# A fault is ended more often than it is begun: else nothing would move for most of the time.
 FAULT_SCHEDULE: Final[list[dict[str, Any]]] = [
     *[{"fault": fault} for fault in ("engine_down", "rates_down", "pause_blocks")],
     *[{"fault": fault} for fault in ("engine_up", "rates_up", "resume_blocks") for _ in range(3)],
@@ -43,88 +51,88 @@ FAULT_SCHEDULE: Final[list[dict[str, Any]]] = [
 
 
 class User(Caller):
-    """Pays its orders, and has misfortunes with them, as its own random numbers say."""
+    """Pays its orders and injects faults into them, as its own random numbers say."""
 
-    async def live(self, end: float) -> None:
-        """One deed after the other."""
-        deeds = {
-            self.order: 5, self.insist: 2, self.fund: 6, self.suffer: 3, self.replay: 2,
+    async def run(self, end: float) -> None:
+        """Draw one action after the other until ``end`` of the monotonic clock."""
+        actions = {
+            self.order: 5, self.retry: 2, self.fund: 6, self.inject_fault: 3, self.replay: 2,
             self.reuse_a_key: 1, self.ask_for_refund: 3, self.poll: 2,
         }  # fmt: skip
         while time.monotonic() < end:
             await self.service.up.wait()
-            (deed,) = self.random.choices(list(deeds), list(deeds.values()))
+            (action,) = self.random.choices(list(actions), list(actions.values()))
             with suppress(Gone):
-                await deed()
+                await action()
 
     async def fund(self) -> None:
         """A deposit for one of the latest orders; two at once now and then. Raises Gone."""
-        if not self.made:
+        if not self.placed:
             return
-        made = self.random.choice(self.made[-8:])
-        amount = self.random.choice(AMOUNTS[made.wish.direction])
+        placed = self.random.choice(self.placed[-8:])
+        amount = self.random.choice(AMOUNTS[placed.request.direction])
         params = {} if amount is None else {"amount": amount}
         deposits = 2 if self.random.random() < 0.15 else 1
         sent = (
-            self.service.rpc("sandbox.fund", orderId=made.order_id, **params)
+            self.service.rpc("sandbox.fund", orderId=placed.order_id, **params)
             for _ in range(deposits)
         )
         with suppress(Refused):  # nothing is due any more
             await asyncio.gather(*sent)
 
-    async def suffer(self) -> None:
-        """A fault of one of the latest orders. Raises Gone."""
-        if self.made:
-            order_id = self.random.choice(self.made[-12:]).order_id
+    async def inject_fault(self) -> None:
+        """Inject a fault into one of the latest orders. Raises Gone."""
+        if self.placed:
+            order_id = self.random.choice(self.placed[-12:]).order_id
             fault = self.random.choice(ORDER_FAULTS)
             with suppress(Refused):  # it has no such deposit
                 await self.service.rpc("sandbox.fault", fault=fault, orderId=order_id)
 
 
-async def die_again_and_again(service: Mortal, seed: int, end: float) -> None:
+async def crash_repeatedly(service: KillableService, seed: int, end: float) -> None:
     """Kill the service at random moments, while it starts included."""
-    drawn = random.Random(f"{seed} deaths")
+    drawn = random.Random(f"{seed} crashes")
     while time.monotonic() < end:
         await asyncio.sleep(drawn.uniform(0.2, 4.0))
-        service.die()
+        service.crash()
         while drawn.random() < 0.25:
             await asyncio.sleep(drawn.uniform(0.1, 1.5))
-            service.die()
+            service.crash()
         await service.start()
 
 
-# --- coming to rest --------------------------------------------------------------------------
+# --- recovery --------------------------------------------------------------------------------
 
 
-async def heal(service: Mortal, users: Sequence[User]) -> None:
+async def recover(service: KillableService, users: Sequence[User]) -> None:
     """End every fault, have every call answered, and let every deadline pass."""
     for fault in ("engine_up", "rates_up", "resume_blocks"):
         await service.rpc("sandbox.fault", fault=fault)
     for user in users:
-        await user.settle_calls()
-    await let_time_pass(service)
+        await user.retry_all()
+    await pass_deadlines(service)
     for attempt in range(3):
         for user in users:
-            for made in user.made:
-                await user.name_refund_address(made, attempt)
-        await come_to_rest(service, 1)
+            for placed in user.placed:
+                await user.name_refund_address(placed, attempt)
+        await settle(service, 1)
 
 
-# --- the books afterwards --------------------------------------------------------------------
+# --- the audit afterwards --------------------------------------------------------------------
 
 
-async def check(data_dir: Path, made: Sequence[Made], forlorn: int) -> list[str]:
-    """All that does not add up; ``forlorn`` calls may have made an order that nobody knows."""
+async def check(data_dir: Path, placed: Sequence[PlacedOrder], in_doubt: int) -> list[str]:
+    """All inconsistencies; each call ``in_doubt`` may have placed an order unknown to callers."""
     found = [*audit(data_dir), *_db_check(data_dir)]
-    found += [fault for order in await stored(data_dir) for fault in faults_of(order)]
-    reported, there = [each.order_id for each in made], orders_of(data_dir)
+    found += [fault for order in await stored(data_dir) for fault in inconsistencies_of(order)]
+    reported, there = [each.order_id for each in placed], orders_of(data_dir)
     if len(set(reported)) < len(reported):
         found.append("two calls were told of one order")
     if lost := set(reported) - set(there):
         found.append(f"acknowledged, and not there: {lost}")
-    if len(there) > len(reported) + forlorn:
+    if len(there) > len(reported) + in_doubt:
         found.append(f"{len(there)} orders, of which {len(reported)} were told of")
-    if count(data_dir, "idempotency_keys") != sum(each.wish.has_key for each in made):
+    if count(data_dir, "idempotency_keys") != sum(each.request.has_key for each in placed):
         found.append("a key stands for an order that its caller was not told of")
     if count(data_dir, "effects"):
         found.append("work is left over")
@@ -143,20 +151,20 @@ async def test_chaos_loses_no_money_and_pays_nothing_twice(
 ) -> None:
     data_dir = tmp_path / "data"
     with seeded() as seed:
-        async with mortal(data_dir, ENVIRON) as service:
+        async with killable_service(data_dir, ENVIRON) as service:
             users = [User(service, f"{seed} {n}", API_KEY) for n in range(CALLERS)]
             end = time.monotonic() + SECONDS
-            async with asyncio.TaskGroup() as life:
+            async with asyncio.TaskGroup() as tasks:
                 for user in users:
-                    life.create_task(user.live(end))
-                life.create_task(fault_schedule(service, FAULT_SCHEDULE, seed, end))
-                life.create_task(die_again_and_again(service, seed, end))
-            await heal(service, users)
+                    tasks.create_task(user.run(end))
+                tasks.create_task(fault_schedule(service, FAULT_SCHEDULE, seed, end))
+                tasks.create_task(crash_repeatedly(service, seed, end))
+            await recover(service, users)
             for user in users:
                 await user.repeat_all()
             assert service.server.stop() == 0
-        made = [each for user in users for each in user.made]
-        assert service.deaths >= 3
-        assert made
+        placed = [each for user in users for each in user.placed]
+        assert service.crashes >= 3
+        assert placed
         assert service.alarms() == []
-        assert await check(data_dir, made, sum(user.forlorn for user in users)) == []
+        assert await check(data_dir, placed, sum(user.in_doubt for user in users)) == []

@@ -34,24 +34,24 @@ JUMPS = [100, 300, 600, 600, 1_000, 1_000, 2_000, 5_000, 60_000, 1_000_000]
 USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 
 
-class Life:
-    """One random life of a service."""
+class Scenario:
+    """Random orders, deposits, faults, restarts and time at one service."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = ManualClock()
         self.orders: list[tuple[str, str, str]] = []  # direction, order id, session id
 
-    async def live(self, data_dir: Path, steps: int) -> None:
+    async def run(self, data_dir: Path, steps: int) -> None:
         left = steps
         while left > 0:
             part = min(left, self.random.randint(5, 20))
             async with sandbox(data_dir, self.clock) as box:
                 for _ in range(part):
                     await self.step(box)
-            left -= part  # the service stops here, in the middle of whatever it did
+            left -= part  # the service stops here, whatever it is doing
         async with sandbox(data_dir, self.clock) as box:
-            await self.heal(box)
+            await self.recover(box)
             await self.check(box)
 
     async def step(self, box: Sandbox) -> None:
@@ -96,8 +96,8 @@ class Life:
             self.orders.append((direction, order_id, answer["data"]["sessionId"]))
 
     async def make_twap_order(self, box: Sandbox, direction: str) -> None:
-        sides = [(0, "XMR", 7 * 10**12), (42161, USDC, 1_100 * 10**6)]
-        (sent, token, amount), (received, other, _) = sides if direction == "x2u" else sides[::-1]
+        assets = [(0, "XMR", 7 * 10**12), (42161, USDC, 1_100 * 10**6)]
+        (sent, token, amount), (received, other, _) = assets if direction == "x2u" else assets[::-1]
         if not all(check.ok for check in (await box.up.service.venue.health()).values()):
             return
         answer = await box.bff(
@@ -110,7 +110,7 @@ class Life:
         assert order is not None
         self.orders.append((direction, order.order_id, order.terms.session_id))
 
-    async def heal(self, box: Sandbox) -> None:
+    async def recover(self, box: Sandbox) -> None:
         """End all faults, let every deadline pass, and give the addresses that are asked for."""
         for fault in ("engine_up", "rates_up", "resume_blocks"):
             await box.fault(fault)
@@ -151,19 +151,19 @@ XMR_3 = (
 )
 
 
-def run_life(seed: int, steps: int) -> None:
+def run_scenario(seed: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(Life(seed).live(Path(folder) / "data", steps))
+        asyncio.run(Scenario(seed).run(Path(folder) / "data", steps))
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_money_is_conserved_whatever_happens(seed: int) -> None:
-    run_life(seed, steps=60)
+    run_scenario(seed, steps=60)
 
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
-def test_money_is_conserved_in_many_long_lives(seed: int) -> None:
-    run_life(seed, steps=120)
+def test_money_is_conserved_in_many_long_scenarios(seed: int) -> None:
+    run_scenario(seed, steps=120)

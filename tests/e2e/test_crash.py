@@ -35,7 +35,7 @@ A_WEEK = 7 * 86_400
 
 @dataclass
 class Story:
-    """One order's life as its client lives it; told again from the start after a crash."""
+    """The calls of one order's client; repeated from the start after a crash."""
 
     data_dir: Path
     direction: str
@@ -132,7 +132,7 @@ AnyStory = Swapped | Refunded | Expired | PartlyPaid
 
 
 async def tell_through_a_crash(story: AnyStory, crash: Crash) -> None:
-    """The client's life with a server that dies at ``crash``, and a clean one after it."""
+    """Run the client on a server that is killed at ``crash``, then on one that is not."""
     async with server(story.data_dir, crash=crash) as first:
         with suppress(Gone):
             await story.tell(first)

@@ -29,7 +29,7 @@ def signer() -> x402ClientSync:
 
 @dataclass
 class Payer:
-    """A client that lives through a crash; ``keeps``: it has the payment still that it signed."""
+    """A client that survives a crash; ``keeps``: it still has the payment that it signed."""
 
     data_dir: Path
     keeps: bool

@@ -140,7 +140,7 @@ async def check_the_end(client: Client, end: dict[str, Any]) -> None:
 
 
 async def tell_through_a_crash(client: Client, crash: Crash) -> None:
-    """The client's life with a server that dies at ``crash``, and a clean one after it."""
+    """Run the client on a server that is killed at ``crash``, then on one that is not."""
     async with server(client.data_dir, crash=crash, environ=ENVIRON) as first:
         with suppress(Gone):
             await client.tell(first)

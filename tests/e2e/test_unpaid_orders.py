@@ -58,17 +58,17 @@ def holds(box: Sandbox, order: Placed) -> bool:
     return bool(found)
 
 
-class Life(NamedTuple):
-    """``late``: days after which a deposit comes; None: never. ``again``: so many of them."""
+class LateDeposits(NamedTuple):
+    """An order whose ``deposits`` come after ``day`` days; never if ``day`` is None."""
 
     direction: str
     is_cancelled: bool
-    late: int | None
-    again: int
+    day: int | None
+    deposits: int
 
 
-LIVES = st.builds(
-    Life,
+CASES = st.builds(
+    LateDeposits,
     st.sampled_from(WAYS),
     st.booleans(),
     st.none() | st.sampled_from([1, 29, 31, 62]),
@@ -77,17 +77,17 @@ LIVES = st.builds(
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lives=st.lists(LIVES, min_size=1, max_size=5))
-def test_late_deposits_are_refunded_however_old_the_order(lives: list[Life]) -> None:
-    asyncio.run(play(lives))
+@given(cases=st.lists(CASES, min_size=1, max_size=5))
+def test_late_deposits_are_refunded_however_old_the_order(cases: list[LateDeposits]) -> None:
+    asyncio.run(run(cases))
 
 
-async def play(lives: list[Life]) -> None:
+async def run(cases: list[LateDeposits]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with sandbox(Path(folder)) as box:
-            orders = [await make(box, life.direction) for life in lives]
-            for order, life in zip(orders, lives, strict=True):
-                if life.is_cancelled:
+            orders = [await make(box, case.direction) for case in cases]
+            for order, case in zip(orders, cases, strict=True):
+                if case.is_cancelled:
                     await cancel(box, order)
             addresses = [
                 (await each.status())["data"]["order"]["depositAddress"] for each in orders
@@ -95,19 +95,19 @@ async def play(lives: list[Life]) -> None:
             await box.jump(2 * HOUR_MS)
             for day in range(1, 64):
                 await box.jump(DAY_MS)
-                for order, life in zip(orders, lives, strict=True):
-                    for _ in range(life.again if day == life.late else 0):
-                        await order.fund(LATE[life.direction])
+                for order, case in zip(orders, cases, strict=True):
+                    for _ in range(case.deposits if day == case.day else 0):
+                        await order.fund(LATE[case.direction])
             await box.settle(8)
-            for order, life, address in zip(orders, lives, addresses, strict=True):
+            for order, case, address in zip(orders, cases, addresses, strict=True):
                 data = (await order.status())["data"]
                 assert (data["outcome"], data["order"]["depositAddress"]) == ("expired", address)
                 refunds = [each for each in data["transfers"] if each["status"] == "settled"]
                 to = [(each["kind"], each["address"]) for each in refunds]
-                assert to == [("refund", REFUND_TO[life.direction])] * (
-                    life.again if life.late else 0
+                assert to == [("refund", REFUND_TO[case.direction])] * (
+                    case.deposits if case.day else 0
                 )
-                assert holds(box, order) is bool(life.late), "it is pruned unless money came"
+                assert holds(box, order) is bool(case.day), "it is pruned unless money came"
         assert check_database(Path(folder)) == []
 
 

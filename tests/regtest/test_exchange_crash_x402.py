@@ -1,6 +1,6 @@
 """kill -9 of the service at every step of a USDC order that is paid by x402: one debit, one credit.
 
-The payer is the client of the package x402, holds no ether, and lives through the service's deaths.
+The payer is the client of the package x402, holds no ether, and survives each crash of the service.
 What was moved is counted on the chains.
 """
 

@@ -74,7 +74,7 @@ SHADOW(open64)
 
 
 class Repeating(WalletRpc):
-    """A wallet daemon that finds the same random numbers in each of its lives."""
+    """A wallet daemon that finds the same random numbers after each restart."""
 
     def __init__(self, directory: Path, monerod: Monerod, shim: Path, numbers: Path) -> None:
         super().__init__(directory, monerod)

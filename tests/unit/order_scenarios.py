@@ -1,6 +1,6 @@
-"""An accountant who keeps books of his own beside the order machine, for random lives of orders.
+"""An accountant who keeps books of his own beside the order machine, for random order scenarios.
 
-He is told what the chain shows (``sees``) and which signed transfers fail (``fails``). Whatever is
+He is given what the chain shows (``sees``) and which signed transfers fail (``fails``). Whatever is
 wrong with an order is raised as ``Unsound``.
 
 After each event (``looks_at``):
@@ -16,7 +16,7 @@ At each signature (``signs``):
   - a refund sends back what it takes up, and of the leftover no more than is there;
   - no sender gets more than he has sent, nor, while the chain took nothing back, more than was not
     swapped of it.
-At the end of a life (``closes``):
+At the end of a scenario (``closes``):
   - the order is over, or asks for an address because something waits for one;
   - every unit on the chain was signed for, waits for that address, or is worth no more than a fee;
   - the order's status says what was paid.

@@ -1,9 +1,8 @@
-"""Random lives of orders: whatever happens, every unit is accounted for (order_scenarios.py).
+"""Random order scenarios: the accountant of order_scenarios.py accounts for every unit.
 
-A die throws all that can happen to one order: it is paid too little, too much and late, by up to
-three senders; the chain takes deposits and gives them back; transfers fail or get lost; deadlines
-are called in time, late or not at all. The machine may refuse none of it. A life is given by its
-seed; one that goes wrong tells its story.
+An order is underpaid, overpaid and paid late, by up to three senders; deposits are reorged out and
+come back; transfers fail or get lost; deadlines pass in time, late or not at all. The machine must
+accept every event. A seed determines the scenario; a failure's note lists its events.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def agreed_by(die: random.Random) -> Terms:
     )
 
 
-class Life:
-    """An order, the chain that it lives on, those who work for it, and a die."""
+class Scenario:
+    """One order with its chain and its worker, driven by a seed."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -65,13 +64,13 @@ class Life:
         self.books = Accountant(self.order.terms)
         self.now = NOW
         self.due: set[Effect] = set()
-        self.story: list[str] = []
+        self.events: list[str] = []
         self.addresses = 0
         self.failures = self.die.choice([0.1, 0.3, 0.5])
-        storms = [self.reorganise] * self.die.choice([0, 2, 3, 4])
-        self.moves = [*[self.mine] * 3, *storms, *[self.work] * 8, self.name_address]
+        reorgs = [self.reorganise] * self.die.choice([0, 2, 3, 4])
+        self.moves = [*[self.mine] * 3, *reorgs, *[self.work] * 8, self.name_address]
 
-    def live(self) -> None:
+    def run(self) -> None:
         """From the first deposit to the end. Raises Unsound, or what the machine raises."""
         try:
             if self.die.random() < 0.6:
@@ -80,11 +79,11 @@ class Life:
                 self.step()
             self.end()
         except Exception as wrong:
-            wrong.add_note("\n".join([f"life {self.seed}, {self.order.terms}", *self.story]))
+            wrong.add_note("\n".join([f"scenario {self.seed}, {self.order.terms}", *self.events]))
             raise
 
     def happens(self, event: ev.Event) -> None:
-        self.story.append(f"{self.now - NOW:>10} ms  {self.order.status:<17} {event}")
+        self.events.append(f"{self.now - NOW:>10} ms  {self.order.status:<17} {event}")
         result = transition(self.order, event, self.now)
         self.order = result.order
         self.due.update(result.effects)
@@ -99,7 +98,7 @@ class Life:
         self.die.choice([*[self.pay] * pays, *self.moves])()
 
     def poll(self) -> None:
-        """The clock: is the order's deadline over?"""
+        """Report the order's deadline if it has passed."""
         if self.order.deadline_at is not None and self.now >= self.order.deadline_at:
             self.happens(ev.DeadlinePassed())
 
@@ -115,7 +114,7 @@ class Life:
         self.show_new(self.die.choice([*small, *large, *[self.missing()] * 4]), state)
 
     def fund(self) -> None:
-        """What was agreed comes at once, from one or two senders."""
+        """Deposit the agreed amount at once, from one or two senders."""
         self.show_new(self.missing() // self.die.choice([1, 1, 2, 3]), DepositState.CONFIRMED)
         self.show_new(self.missing(), DepositState.CONFIRMED)
 
@@ -148,10 +147,10 @@ class Life:
         for event in events_of(self.order, sighting):
             self.happens(event)
 
-    # --- those who work for the order --------------------------------------------------------
+    # --- the worker --------------------------------------------------------------------------
 
     def work(self) -> None:
-        """One effect that is due is tried; it stays due until it is done or void."""
+        """Try one due effect; it stays due until it is done or void."""
         if not self.due:
             return
         effect = self.die.choice(sorted(self.due, key=repr))
@@ -221,15 +220,15 @@ class Life:
     # --- the end -----------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The chain makes up its mind, all work is done, and an address may be named."""
-        self.calm_down()
+        """Settle the chain, finish all work, and perhaps name a refund address."""
+        self.settle_chain()
         self.failures = 0.1
         self.work_until_over()
         if self.die.random() < 0.5:
             self.name_until_over()
         self.books.closes(self.order)
 
-    def calm_down(self) -> None:
+    def settle_chain(self) -> None:
         comes_back = self.die.random() < 0.7
         for deposit in list(self.books.chain.values()):
             gone = deposit.state is DepositState.REMOVED
@@ -260,14 +259,14 @@ class Life:
 # --- the tests -------------------------------------------------------------------------------
 
 
-# In life 12,082 the refund of a leftover fails while a deposit that it is of is gone: a rare one.
+# A rare case: in scenario 12,082 a leftover's refund fails while its deposit is reorged out.
 @pytest.mark.parametrize("first", [0, 300, 600, 900, 1_200, 12_000])
-def test_an_accountant_finds_every_unit_in_random_lives(first: int) -> None:
+def test_an_accountant_finds_every_unit_in_random_scenarios(first: int) -> None:
     for seed in range(first, first + 300):
-        Life(seed).live()
+        Scenario(seed).run()
 
 
 @pytest.mark.slow
-def test_an_accountant_finds_every_unit_in_very_many_lives() -> None:
+def test_an_accountant_finds_every_unit_in_many_scenarios() -> None:
     for seed in range(10_000, 25_000):
-        Life(seed).live()
+        Scenario(seed).run()

@@ -30,7 +30,7 @@ from rpcsvc.domain.pricing import Direction, Price
 from tests.unit.orders import HOUR, IN_CHUNKS, NOW, TIMEOUTS, XMR_UNIT, key, random_event, terms
 
 ALL_EVENTS = set(get_args(ev.Event))
-# An order of each kind, and the table that it lives by.
+# An order of each kind, and its table of transitions.
 OF_OURS = pytest.param(terms(), TRANSITIONS, id="ours")
 RELAYED_ONE = pytest.param(replace(terms(), upstream_id="theirs"), RELAYED, id="relayed")
 Table = Mapping[OrderStatus, Mapping[type, Rule]]

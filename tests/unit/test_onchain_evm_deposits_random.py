@@ -1,4 +1,4 @@
-"""Deposits of USDC on a made-up chain where everything happens, in any order."""
+"""USDC deposits on a simulated chain with random forks, lagging nodes and restarts."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def reader(tmp_path: Path) -> AsyncIterator[Reader]:
     await database.close()
 
 
-class Storm:
-    """Blocks, payments, forks, late nodes, restarts and lost acknowledgements, in any order."""
+class RandomChain:
+    """Blocks, payments, forks, lagging nodes, restarts and lost acknowledgements, at random."""
 
     def __init__(self, reader: Reader, seed: int) -> None:
         self.reader = reader
@@ -58,7 +58,7 @@ class Storm:
         if self.lost and self.dice.random() < 0.5:
             yield self.lost.pop(self.dice.randrange(len(self.lost)))
 
-    def blow(self) -> None:
+    def advance(self) -> None:
         chain, dice = self.reader.chain, self.dice
         if dice.random() < 0.25:
             depth = dice.randint(1, 12)
@@ -72,13 +72,13 @@ class Storm:
             chain.mine(*self.payments())
         chain.lag, chain.blind = dice.choice([0, 0, 0, 1, 2]), dice.choice([0, 0, 0, 1, 2])
 
-    async def pass_(self) -> None:
+    async def poll(self) -> None:
         if self.dice.random() < 0.2:
             self.reader.restart()
         with suppress(Unavailable):  # the fork is too short as yet
             await self.reader.poll(acknowledge=self.dice.random() < 0.8)
 
-    async def calm(self) -> None:
+    async def settle(self) -> None:
         self.reader.chain.lag = self.reader.chain.blind = 0
         self.reader.chain.mine(count=40)
         for _ in range(30):
@@ -113,18 +113,18 @@ async def test_full_ranges_shrink_and_then_grow_again(
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 40))]
 )
-async def test_after_any_weather_the_books_are_what_the_chain_is(
+async def test_known_deposits_match_the_chain_after_random_forks(
     reader: Reader, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:
         monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 2)
         monkeypatch.setattr(evm_deposits, "_RANGES_PER_PASS", 3)
         reader.restart()
-    storm = Storm(reader, seed)
+    chain = RandomChain(reader, seed)
     for _ in range(60):
-        storm.blow()
-        await storm.pass_()
-    await storm.calm()
+        chain.advance()
+        await chain.poll()
+    await chain.settle()
     held = {item.key: item.units for item in reader.book.values() if item.state is CONFIRMED}
     events = [
         (DepositKey("arbitrum", digest(name), position), units)
