@@ -60,8 +60,8 @@ from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
+from rpcsvc.store.checks import claim_of_another
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.engines import claim_of_another
 from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.store.engines import UnservedOrders
+from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.evm_payments import SqlOpeningLedger
 from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.journal_replay import (

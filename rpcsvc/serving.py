@@ -40,9 +40,9 @@ from rpcsvc.http.http_server import (
     Listener,
     raise_descriptor_limit,
 )
-from rpcsvc.http.mcp.app import OrderApp
-from rpcsvc.http.mcp.confirmation import Confirmations
+from rpcsvc.http.mcp.interim import UserApproval
 from rpcsvc.http.mcp.server import McpHttp
+from rpcsvc.http.mcp.tools import OrderApp
 from rpcsvc.http.messages import Refusals, require_framing
 from rpcsvc.http.metrics import Metrics
 from rpcsvc.http.openapi.document import openapi_document
@@ -330,7 +330,7 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
         up.dispatcher,
         site,
         discovery.caches,
-        Confirmations(up.service.client_secret),
+        UserApproval(up.service.client_secret),
         OrderApp(site, renderer, Catalogues().choose("")),
         settings.allowed_origins,
     )

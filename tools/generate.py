@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rpcsvc.app import Running, running
-from rpcsvc.cli.agent.commands import FILE as COMMANDS
+from rpcsvc.cli.agent.call import COMMANDS_FILE
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
@@ -82,7 +82,7 @@ def schemas(site: Site) -> str:
 
 
 def commands() -> str:
-    """The command of each operation with its inputs, as cli/agent/commands.py reads them."""
+    """The command of each operation with its inputs, as cli/agent/call.py reads them."""
     rows = [
         {
             "operation": operation.name,
@@ -262,7 +262,7 @@ def main() -> int:
     # The API descriptions show answers of the recording, and the parser reads the commands: these
     # come first.
     recorded = ROOT / "rpcsvc" / "http" / "documents" / "recording.json"
-    first = {recorded: asyncio.run(_recorded()), COMMANDS: commands()}
+    first = {recorded: asyncio.run(_recorded()), COMMANDS_FILE: commands()}
     stale = _bring_up(first, checking=checking)
     stale += _bring_up(generated(), checking=checking)
     for name in stale:

@@ -29,7 +29,7 @@ from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InputError, InvalidInput
 from rpcsvc.logs import shorten_addresses
-from rpcsvc.operations import support
+from rpcsvc.operations import session
 from rpcsvc.operations.admin_models import (
     AdminResult,
     AnnotationParams,
@@ -273,7 +273,7 @@ class Admin:
                 "walletAddress": view.address,
             }
         )
-        answer = await support.create_ticket(service, request, call)
+        answer = await session.create_ticket(service, request, call)
         given = answer.data.get("refundAddress")
         if not given or not given["accepted"]:
             view.refused = "the order does not wait any more"

@@ -57,7 +57,7 @@ from rpcsvc.operations.inputs import (
 from rpcsvc.operations.ordering import Placed, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
-from rpcsvc.operations.support import create_ticket
+from rpcsvc.operations.session import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_order
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim

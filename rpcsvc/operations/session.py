@@ -1,19 +1,47 @@
-"""The operations of a session's holder: swap.list and swap.refundAddress."""
+"""The operations of a session's holder: swap.list, swap.refundAddress and support.create.
+
+A support ticket may name the refund address of an order, too.
+"""
 
 from __future__ import annotations
 
+import hmac
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
 from rpcsvc import ids
-from rpcsvc.clock import iso8601
+from rpcsvc.clock import day_of, iso8601
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, Order
-from rpcsvc.errors import OrderNotFound
+from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
+from rpcsvc.domain.refunds import has_refused
+from rpcsvc.errors import (
+    InputError,
+    InvalidDestination,
+    InvalidInput,
+    OrderNotFound,
+    Unavailable,
+)
 from rpcsvc.operations.envelope import Answer, Json, action
-from rpcsvc.operations.inputs import read_order_id, read_session
-from rpcsvc.operations.params import ListParams, RefundAddressParams
-from rpcsvc.operations.service import Call, Service, session_source, with_session
-from rpcsvc.operations.support import awaits_address, read_untried
+from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
+from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
+from rpcsvc.operations.service import (
+    NO_SESSION,
+    Call,
+    Service,
+    session_source,
+    with_session,
+)
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
-from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
+from rpcsvc.orders.ports.store import Change, StaleWrite, Ticket
+from rpcsvc.orders.unfunded import SOCKET
+
+log = structlog.get_logger(__name__)
+
+# How often a ticket budget is read again because another ticket was charged to it meanwhile.
+_TRIES: Final = 5
 
 
 async def list_orders(service: Service, params: ListParams, call: Call) -> Answer:
@@ -67,8 +95,11 @@ def _next_page(after: str | None, session: str) -> list[Json]:
     return [action("next_page", "There may be older orders.", "swap.list", params)]
 
 
+# --- refund addresses --------------------------------------------------------------------------
+
+
 async def set_refund_address(service: Service, params: RefundAddressParams, call: Call) -> Answer:
-    """Have the refund that waits go to the address; whether it was accepted.
+    """Set the address of a refund that waits for one, and say whether it was accepted.
 
     Raises OrderNotFound, VerificationFailed, and InvalidDestination.
     """
@@ -93,20 +124,20 @@ def _why_not(order: Order) -> str:
 
 
 async def _give(service: Service, order: Order, address: str, params: RefundAddressParams) -> bool:
-    """Give the address where one is awaited. The same address again is accepted again."""
+    """Whether the order takes the address. Giving the same address again is accepted."""
     if order.terms.refund_address is not None:
         return False
     if order.refund_to == address:
         return True
     if not awaits_address(order):
         return False
-    if await service.venue.give_refund_address(order, address, _ticket(service, params)):
+    if await service.venue.give_refund_address(order, address, _upstream_ticket(service, params)):
         return True
     return (await find_any_order(service, order.order_id)).refund_to == address
 
 
-def _ticket(service: Service, params: RefundAddressParams) -> Ticket:
-    """The same in the form that an upstream takes; it is not a ticket of this service."""
+def _upstream_ticket(service: Service, params: RefundAddressParams) -> Ticket:
+    """The request as a ticket for the upstream; this service does not store it as a ticket."""
     return Ticket(
         ticket_id=ids.ticket_id(service.random),
         created_at=service.clock.now_ms(),
@@ -116,3 +147,151 @@ def _ticket(service: Service, params: RefundAddressParams) -> Ticket:
         session_id=params.session_id,
         wallet_address=params.address,
     )
+
+
+def awaits_address(order: Order) -> bool:
+    """Whether a refund of the order waits for an address, here or at its upstream."""
+    return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
+
+
+async def read_untried(text: str, order: Order, service: Service, *, field: str) -> str:
+    """The validated address, unless a refund to it has failed before. Raises InvalidDestination."""
+    address = await read_refund_address(text, order.terms.direction, service, field=field)
+    if has_refused(order, address):
+        raise InvalidDestination(
+            "A refund to this address has failed on its network, and another would, too. Send"
+            " another address of the user.",
+            field=field,
+            received=address,
+        )
+    return address
+
+
+# --- tickets -----------------------------------------------------------------------------------
+
+
+async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
+    """Record a ticket; set the order's refund address when its owner asks for it."""
+    session, order_id = _read_ids(params)
+    named = None if order_id is None else await service.store.order(order_id)
+    order = _owned(named, session)
+    refund_to = await _refund_address(service, params, order)
+    ticket = Ticket(
+        ticket_id=ids.ticket_id(service.random),
+        created_at=service.clock.now_ms(),
+        category=params.category,
+        message=params.message,
+        order_id=params.order_id,
+        session_id=session,
+        wallet_address=params.wallet_address,
+    )
+    is_charged = call.client != SOCKET and not _sets_refund_address(order, refund_to)
+    client = call.client.stored(service.client_secret) if is_charged else None
+    await _record(service, ticket, client)
+    log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
+    accepted = await _give_with_ticket(service, order, refund_to, ticket)
+    data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
+    session_fields = (session, session_source(call)) if session else NO_SESSION
+    actions = [_ticket_action(params.order_id, named)]
+    return Answer(
+        AgentState.TICKET_CREATED, with_session(service.views, data, session_fields), actions
+    )
+
+
+async def _record(service: Service, ticket: Ticket, client: str | None) -> None:
+    """Store a ticket and charge it to its client's budget; None charges nobody.
+
+    Raises Unavailable.
+    """
+    if client is None:
+        await service.store.commit(Change(ticket=ticket))
+        return None
+    for _ in range(_TRIES):
+        taken = await service.store.tickets_taken(day_of(ticket.created_at), client)
+        charge = service.ticket_budget.charge(client, ticket, taken)
+        with suppress(StaleWrite):  # others were faster: the budget is read again
+            return await service.store.commit(Change(ticket=ticket, charge=charge))
+    raise Unavailable("Others are writing tickets right now. Try again.", retry_after=1)
+
+
+def _read_ids(params: SupportParams) -> tuple[str | None, str | None]:
+    """Session id and order id of a ticket; unknown ones are accepted.
+
+    Raises InvalidInput or InputErrors for malformed ones.
+    """
+    session = order_id = None
+    problems: list[InputError] = []
+    try:
+        session = read_session(params.session_id)
+    except InvalidInput as problem:
+        problems.append(problem)
+    try:
+        order_id = None if params.order_id is None else read_order_id(params.order_id)
+    except InvalidInput as problem:
+        problems.append(problem)
+    if problems:
+        raise combined(problems)
+    return session, order_id
+
+
+def _owned(order: Order | None, session: str | None) -> Order | None:
+    """The order, if the caller has shown both halves of its owner's secret."""
+    if order is None or session is None:
+        return None
+    owns = hmac.compare_digest(order.terms.session_id.encode(), session.encode())
+    return order if owns else None
+
+
+async def _refund_address(
+    service: Service, params: SupportParams, order: Order | None
+) -> str | None:
+    """The validated refund address, when the order waits for one. Raises InvalidDestination."""
+    if order is None or params.wallet_address is None:
+        return None
+    if awaits_address(order):
+        return await read_untried(params.wallet_address, order, service, field="walletAddress")
+    if may_be_refunded_upstream(order):
+        with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
+            direction = order.terms.direction
+            return await read_refund_address(
+                params.wallet_address, direction, service, field="walletAddress"
+            )
+    return None
+
+
+def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
+    """Whether the ticket sets a refund address: no budget may block a refund."""
+    if order is None or refund_to is None:
+        return False
+    return awaits_address(order)
+
+
+async def _give_with_ticket(
+    service: Service, order: Order | None, address: str | None, ticket: Ticket
+) -> Json | None:
+    if order is None:
+        return None
+    if order.terms.refund_address is not None and ticket.wallet_address is not None:
+        return {"accepted": False, "address": ticket.wallet_address}  # the agreed one is final
+    if address is None:
+        return None
+    accepted = await service.venue.give_refund_address(order, address, ticket)
+    return {"accepted": accepted, "address": address}
+
+
+def _ticket_view(ticket: Ticket) -> Json:
+    return {
+        "ticketId": ticket.ticket_id,
+        "createdAt": iso8601(ticket.created_at),
+        "category": ticket.category,
+        "orderId": ticket.order_id,
+    }
+
+
+def _ticket_action(order_id: str | None, order: Order | None) -> Json:
+    if order is not None:
+        return look_again(order, "Give the user the ticketId, and check the order again later.")
+    text = "Give the user the ticketId."
+    if order_id is not None:
+        text += f" There is no order {order_id} here: check the orderId with them."
+    return action("tell_user", text)

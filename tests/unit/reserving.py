@@ -12,7 +12,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, OrderStore
 from rpcsvc.orders.reservations import counted, funded_reservations_of, reservations_of
 from rpcsvc.orders.unfunded import Admission
-from rpcsvc.store.book_checks import BOOKS
+from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import Tables
 from tests.unit.orders import NOW, VIEW, terms
 

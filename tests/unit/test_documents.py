@@ -22,8 +22,8 @@ from rpcsvc.errors import ServiceError
 from rpcsvc.http.discovery import Document, DocumentCache, Renewal, Sources, catalogue, is_current
 from rpcsvc.http.documents import advice, agent, links, llms, wellknown
 from rpcsvc.http.documents import recording as recordings
+from rpcsvc.http.documents.links import escape_markdown, mail_domain, table
 from rpcsvc.http.documents.signatures import SIGNED_LINES
-from rpcsvc.http.documents.text import escape_markdown, mail_domain, table
 from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.dispatch import LocalService

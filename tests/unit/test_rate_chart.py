@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.http.pages.rate_chart import HEIGHT, SPAN_MS, STEP_MS, WIDTH, RateChart, rate_chart
+from rpcsvc.http.pages.front import HEIGHT, SPAN_MS, STEP_MS, WIDTH, RateChart, rate_chart
 from rpcsvc.orders.ports.rates import RateRow
 
 NOW = 1_800_000_000_000

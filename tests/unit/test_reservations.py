@@ -19,9 +19,9 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.reservations import counted, reservations_of
 from rpcsvc.orders.unfunded import Admission
 from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.reservation_check import reservation_problems
 from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 from tests.unit.reserving import Keeper, numbered, wrong_sums
 

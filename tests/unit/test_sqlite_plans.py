@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.backends.sqlite.reader import compiled
-from rpcsvc.store.engines import _THERE
+from rpcsvc.store.checks import _THERE
 from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, _TO_WATCH
 from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
 from rpcsvc.store.operator_books import _FLOWS, _MADE_AT

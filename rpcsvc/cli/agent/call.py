@@ -1,7 +1,8 @@
 """Carries out one operation from the command line, and remembers its session and order.
 
-``<data-dir>/cli-state.json`` has a memory for each service: a session and an order together are
-the owner's secret, which no other service is to learn.
+``commands.json`` describes the commands: ``make generate`` writes it from the operation table,
+because importing the table takes longer than a call. ``<data-dir>/cli-state.json`` keeps session
+and order per service: together they are the owner's secret, which no other service may learn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpcsvc import strict_json
-from rpcsvc.cli.agent.commands import Command
 from rpcsvc.cli.context import FAILED, OK, AnswerUnwritten, Context, Json, UsageError
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.endpoint import endpoint_of, find_endpoint
@@ -25,10 +25,47 @@ from rpcsvc.client.transport import MAYBE_DONE
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidJson
 
+COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
 STATE_NAME = "cli-state.json"
 KEPT_SERVICES = 20
 # The service of the data directory, whether it runs or not.
 HERE = ""
+
+
+class Input(NamedTuple):
+    """One input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
+
+    name: str
+    option: str
+    kind: str
+    help: str | None
+
+
+class Command(NamedTuple):
+    """The command of one operation, as the table of operations declares it."""
+
+    operation: str
+    name: str
+    summary: str
+    idempotent: bool
+    creates: bool
+    sandbox_only: bool
+    inputs: tuple[Input, ...]
+
+    def takes(self, name: str) -> bool:
+        """Whether the operation has an input of that name."""
+        return any(each.name == name for each in self.inputs)
+
+
+def commands() -> tuple[Command, ...]:
+    """All of them, in the order of the table."""
+    return tuple(
+        Command(**{**row, "inputs": tuple(Input(**each) for each in row["inputs"])})
+        for row in json.loads(COMMANDS_FILE.read_bytes())
+    )
+
+
+# --- the state file ----------------------------------------------------------------------------
 
 
 class BrokenState(UsageError):
@@ -101,6 +138,9 @@ def _read(value: Any) -> CliState:
 def _is_plain(text: Any) -> bool:
     """Whether a header can hold it."""
     return isinstance(text, str) and text.isascii() and text.isprintable()
+
+
+# --- one call ----------------------------------------------------------------------------------
 
 
 FIELD: Final = "field_"

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from rpcsvc.cli.agent.call import print_envelope
-from rpcsvc.cli.agent.commands import commands
+from rpcsvc.cli.agent.call import commands, print_envelope
 from rpcsvc.cli.context import Context, Json
 from rpcsvc.cli.opening import in_process
 from rpcsvc.client.errors import Unreachable

@@ -6,8 +6,7 @@ import argparse
 import re
 from typing import Any, Final
 
-from rpcsvc.cli.agent.call import FIELD, run_operation
-from rpcsvc.cli.agent.commands import Command, Input, commands
+from rpcsvc.cli.agent.call import FIELD, Command, Input, commands, run_operation
 from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")

@@ -35,7 +35,7 @@ from rpcsvc.store.backends.sqlite.maintenance import (
     check_database,
     check_journal,
 )
-from rpcsvc.store.reservation_check import reservation_problems
+from rpcsvc.store.checks import reservation_problems
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.engines import claim_of_another
+from rpcsvc.store.checks import claim_of_another
 from rpcsvc.store.operator_books import SqlOperatorBooks
 
 

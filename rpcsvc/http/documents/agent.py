@@ -15,7 +15,7 @@ from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.http.documents import links, signatures
-from rpcsvc.http.documents.text import escape_markdown, mail_domain
+from rpcsvc.http.documents.links import escape_markdown, mail_domain
 from rpcsvc.http.gate import WINDOW_SECONDS
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site

@@ -12,9 +12,9 @@ from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ProtocolError, ServiceError
 from rpcsvc.http.documents import advice, links
 from rpcsvc.http.documents.agent import description, flow, limits
+from rpcsvc.http.documents.links import escape_markdown, link, page, table
 from rpcsvc.http.documents.recording import Recording, on_network, show, show_elsewhere
 from rpcsvc.http.documents.signatures import signature_check
-from rpcsvc.http.documents.text import escape_markdown, link, page, table
 from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind

@@ -19,7 +19,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import AgentState
 from rpcsvc.http.documents import links
-from rpcsvc.http.documents.text import code, json_text
+from rpcsvc.http.documents.links import code, json_text
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations import table
 from rpcsvc.operations.dispatch import LocalService

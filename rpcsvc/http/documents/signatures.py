@@ -11,7 +11,7 @@ from dataclasses import fields
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.http.documents import links
-from rpcsvc.http.documents.text import code
+from rpcsvc.http.documents.links import code
 from rpcsvc.http.site import Site
 from rpcsvc.verify import (
     ALGORITHM,

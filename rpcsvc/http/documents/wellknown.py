@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from rpcsvc.clock import iso8601
 from rpcsvc.http.documents import links
-from rpcsvc.http.documents.text import mail_domain
+from rpcsvc.http.documents.links import mail_domain
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.envelope import Json

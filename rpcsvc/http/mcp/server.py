@@ -34,8 +34,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.edge import is_loopback_origin
 from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object
-from rpcsvc.http.mcp import app
-from rpcsvc.http.mcp.confirmation import Confirmations
+from rpcsvc.http.mcp.interim import OrderTask, OrderTasks, UserApproval
 from rpcsvc.http.mcp.revisions import (
     APPS,
     HANDSHAKE,
@@ -47,8 +46,7 @@ from rpcsvc.http.mcp.revisions import (
     client_of,
     is_stateless,
 )
-from rpcsvc.http.mcp.tasks import OrderTask, OrderTasks
-from rpcsvc.http.mcp.tools import described, instructions, tools_of
+from rpcsvc.http.mcp.tools import OrderApp, described, instructions, result_meta, tools_of
 from rpcsvc.http.messages import error_headers, read_body, require_json, respond
 from rpcsvc.http.operation_routes import (
     Caller,
@@ -95,8 +93,8 @@ class McpHttp:
         dispatcher: Dispatcher,
         site: Site,
         documents: Iterable[DocumentCache],
-        confirmations: Confirmations,
-        order_app: app.OrderApp,
+        approval: UserApproval,
+        order_app: OrderApp,
         origins: Iterable[str],
     ) -> None:
         self._gate = gate
@@ -109,7 +107,7 @@ class McpHttp:
             for each in documents
             if each.document.path in links.DESCRIPTIONS
         }
-        self._confirmations = confirmations
+        self._approval = approval
         self._app = order_app
         self._tasks = OrderTasks(site, dispatcher)
         home = urlsplit(site.url)
@@ -209,9 +207,8 @@ class McpHttp:
             result = await answer(caller, client, hint, params)
             if not client.is_stateless:
                 return result
-            about = {SERVER_INFO_KEY: self._server_info}
-            told = {**result.get("_meta", {}), **about}
-            return {"resultType": "complete", **result, "_meta": told}
+            meta = {**result.get("_meta", {}), SERVER_INFO_KEY: self._server_info}
+            return {"resultType": "complete", **result, "_meta": meta}
 
         is_call = name == "tools/call"
         waiting = {"waits": self._waits} if is_call else {}
@@ -318,7 +315,7 @@ class McpHttp:
                 self._gate.charge(caller.context, "orders")
             agreed = None
             if client.can_ask_user and operation.effect is Effect.MOVES_MONEY:
-                agreed = self._confirmations.agreed(params, arguments)
+                agreed = self._approval.agreed(params, arguments)
                 if agreed is None:
                     return await self._ask(caller, hint, arguments)
         except InvalidParams:
@@ -392,13 +389,13 @@ class McpHttp:
         if reply.error is not None:
             return _result(reply)
         data = orjson.loads(reply.body)["data"]
-        return self._confirmations.question(arguments, data["quote"], data[FIELD])
+        return self._approval.question(arguments, data["quote"], data[FIELD])
 
 
 def _result(reply: Reply, client: Client | None = None, operation: Operation | None = None) -> Json:
     """A CallToolResult: the envelope as structured content, and as text for older clients.
 
-    With what the app is told of an order, for clients that may show one.
+    For clients that can show the app of an order, ``_meta`` has the data that it needs.
     """
     result: Json = {
         "content": [{"type": "text", "text": reply.body.decode()}],
@@ -406,7 +403,7 @@ def _result(reply: Reply, client: Client | None = None, operation: Operation | N
         "isError": reply.error is not None,
     }
     if client and client.can_show_apps and operation and operation.tool and operation.tool.has_app:
-        result["_meta"] = app.result_meta(reply)
+        result["_meta"] = result_meta(reply)
     return tool_result(reply, result)
 
 

@@ -1,22 +1,34 @@
-"""Tools as tools/list describes them: from the operation table, nothing by hand.
+"""The tools that tools/list describes, made from the operation table, and the page of an order that
+hosts show beside their results (an MCP App, SEP-1865).
 
-Claude's API refuses ``anyOf`` at the root of a tool's input schema, and clients pass it on as it
-is; so the cases of an operation are a chain of if, then and else, which means the same.
+The page loads nothing: the result of a tool tells it of the order, and has the QR code to pay by in
+``_meta``. Claude's API refuses ``anyOf`` at the root of a tool's input schema, and clients pass it
+on as it is; so the cases of an operation are a chain of if, then and else, which means the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+import orjson
+
+from rpcsvc.domain.money import USDC
+from rpcsvc.http.pages.rendering import Renderer, qr_image
+from rpcsvc.http.pages.texts import Texts
 from rpcsvc.http.schemas import lifted, params_schema
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.service import Effect, Operation, Tool
 
 SESSION_ID = "sessionId"
+APP_MIME_TYPE: Final = "text/html;profile=mcp-app"
+QR: Final = "order/qr"
+_APP_HEADING: Final = "checkout.heading_"
+# The page needs no origin beside itself.
+_APP_META: Final[Json] = {"ui": {"csp": {}, "prefersBorder": True}}
 
 
 def tools_of(operations: Iterable[Operation]) -> dict[str, Operation]:
@@ -106,3 +118,60 @@ def output_schema(site: Site, operation: Operation) -> Json:
         "else": {"required": ["error"]},
         "$defs": json.loads(parts.replace("#/components/schemas/", "#/$defs/")),
     }
+
+
+# --- the app -----------------------------------------------------------------------------------
+
+
+class OrderApp:
+    """The page of an order, as a resource."""
+
+    def __init__(self, site: Site, renderer: Renderer, texts: Texts) -> None:
+        self.uri = f"ui://{site.brand.slug}/order"
+        headings = {
+            key.removeprefix(_APP_HEADING): text
+            for key, text in texts.entries.items()
+            if key.startswith(_APP_HEADING)
+        }
+        values = {
+            "name": site.brand.name,
+            "version": site.version,
+            "tool": "get_swap_status",
+            "qr": QR,
+            "headings": headings,
+            "stale": texts.say("common.stale"),
+            "cancelled": texts.say("app.cancelled"),
+        }
+        self._html = renderer.app("app", texts, values)
+
+    @property
+    def tool_meta(self) -> Json:
+        """``_meta`` of a tool whose results the page shows."""
+        return {"ui": {"resourceUri": self.uri}}
+
+    def resource(self) -> Json:
+        """The page's entry in resources/list."""
+        return {
+            "uri": self.uri,
+            "name": "order",
+            "description": "an order: state, amount, address and QR code, shown by the host",
+            "mimeType": APP_MIME_TYPE,
+            "_meta": _APP_META,
+        }
+
+    def contents(self) -> Json:
+        """The page as resources/read answers it."""
+        return {"uri": self.uri, "mimeType": APP_MIME_TYPE, "text": self._html, "_meta": _APP_META}
+
+
+def result_meta(reply: Reply) -> Json:
+    """``_meta`` of a tool's result: the QR code of the payment that is due, if any.
+
+    Several wallets send an EIP-681 link to the token's contract, which loses the money: for USDC it
+    is the code of the bare address.
+    """
+    funding = None if reply.error else orjson.loads(reply.body)["data"].get("fundingInstructions")
+    if not funding:
+        return {}
+    is_usdc = funding["asset"] == USDC.symbol
+    return {QR: qr_image(funding["depositAddress" if is_usdc else "paymentUri"])}

@@ -1,22 +1,28 @@
-"""The contents of the site root and the status page."""
+"""The contents of the site root, with the chart of the last day's rates, and of the status page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.checkout import moment
-from rpcsvc.http.pages.rate_chart import SPAN_MS, STEP_MS, RateChart, rate_chart
 from rpcsvc.http.pages.texts import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
+from rpcsvc.orders.ports.rates import RateRow
 from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
 from rpcsvc.orders.unfunded import Client
+
+SPAN_MS: Final = 24 * 3_600_000
+STEP_MS: Final = 10 * 60_000
+WIDTH: Final = 960
+HEIGHT: Final = 160
+_MARGIN: Final = 8
 
 
 class Limit(NamedTuple):
@@ -104,3 +110,42 @@ def _rounded(units: int, asset: Asset, *, up: bool) -> str:
     step = 10 ** (asset.decimals - (4 if asset is XMR else 2))
     whole = -(-units // step) if up else units // step
     return f"{format_units(whole * step, asset)} {asset.symbol}"
+
+
+# --- the chart --------------------------------------------------------------------------------
+
+
+class RateChart(NamedTuple):
+    """The ``path`` of an SVG that is WIDTH wide and HEIGHT high, and its extremes in USDC."""
+
+    path: str
+    least: str
+    most: str
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def rate_chart(rows: Sequence[RateRow]) -> RateChart | None:
+    """A line chart of rates that are one step apart, oldest first; None for fewer than two.
+
+    Its right edge is now. The line is broken where a step has no rate.
+    """
+    if len(rows) < 2:
+        return None
+    rates = [row.usdc_per_xmr for row in rows]
+    least, most = min(rates), max(rates)
+    path, before = [], None
+    for row in rows:
+        x = WIDTH - min(max(row.age_ms, 0), SPAN_MS) * WIDTH // SPAN_MS
+        is_next = before is not None and row.at - before < 2 * STEP_MS
+        # A line of no length is drawn as a dot, so a step between two breaks is seen as well.
+        path.append(f"L{x} {_y(row, least, most)}" if is_next else f"M{x} {_y(row, least, most)}h0")
+        before = row.at
+    return RateChart("".join(path), format_units(least, USDC), format_units(most, USDC))
+
+
+def _y(row: RateRow, least: int, most: int) -> int:
+    if least == most:
+        return HEIGHT // 2
+    above = (row.usdc_per_xmr - least) * (HEIGHT - 2 * _MARGIN) // (most - least)
+    return HEIGHT - _MARGIN - above

@@ -29,7 +29,7 @@ from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.support import read_untried
+from rpcsvc.operations.session import read_untried
 from rpcsvc.operations.swap import find_funding
 from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations

@@ -14,8 +14,8 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.checks import UnservedOrders, claim_of_another
 from rpcsvc.store.database import Tables
-from rpcsvc.store.engines import UnservedOrders, claim_of_another
 from rpcsvc.store.operator_books import Flow, SqlOperatorBooks, Unswept
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger

@@ -14,9 +14,9 @@ from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, Reservati
 from rpcsvc.orders.reservations import UPSTREAM, reservations_of
 from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
 from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.reservation_check import reservation_problems
 from tests.unit.orders import HOUR, NOW, key
 from tests.unit.reserving import Keeper, numbered, wrong_sums
 

@@ -11,7 +11,7 @@ from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import Withdrawal, signed, stepped
 from rpcsvc.orders.ports.store import Rows, StaleWrite
-from rpcsvc.store.book_checks import BOOKS
+from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore

@@ -11,9 +11,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.schema import other_schema, version_of
 from rpcsvc.store.backends.postgresql.sql import compiled
-from rpcsvc.store.book_checks import BOOKS
+from rpcsvc.store.checks import BOOKS, reservation_problems
 from rpcsvc.store.database import DatabaseUnusable, Query, Row, Statement
-from rpcsvc.store.reservation_check import reservation_problems
 
 
 class _Moment:

@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.journal.files import Found, Line, Position, read_
 from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
-from rpcsvc.store.book_checks import BOOKS
+from rpcsvc.store.checks import BOOKS
 
 
 class BackupFailed(Exception):

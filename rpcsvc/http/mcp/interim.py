@@ -1,0 +1,193 @@
+"""Interim answers of tools/call (MCP 2026-07-28): a question to the user, and a task.
+
+Both are stateless, so every replica can go on with them. What the user was shown comes back sealed
+in ``requestState``: no other arguments and no worse price pass for it ("Input required"). A task is
+an order, and its id is the order's (the extension io.modelcontextprotocol/tasks).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from typing import Final, NamedTuple
+
+import orjson
+
+from rpcsvc.errors import (
+    InputError,
+    InputErrors,
+    InternalError,
+    InvalidInput,
+    InvalidParams,
+    OrderNotFound,
+)
+from rpcsvc.http.documents.links import operation_named
+from rpcsvc.http.operation_routes import Caller, carry_out
+from rpcsvc.http.site import Site
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Json, Reply
+from rpcsvc.operations.service import Operation
+from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+
+QUESTION: Final = "terms"
+_AGREED: Final = "agreed"
+_OVER: Final = frozenset({"completed", "terminal_failure"})
+_POLL_MS: Final = 5_000
+
+
+class UserApproval:
+    """Has the client ask its user whether to accept the terms of an order, and reads the answer.
+
+    ``secret`` authenticates ``requestState``.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hashlib.sha256(b"mcp confirmation" + secret).digest()
+
+    def question(self, arguments: Json, quote: Json, digest: str) -> Json:
+        """The result that has the client show its user the quote (``data.quote``) of a digest."""
+        return {
+            "resultType": "input_required",
+            "inputRequests": {
+                QUESTION: {
+                    "method": "elicitation/create",
+                    "params": {
+                        "mode": "form",
+                        "message": _sentence(arguments, quote),
+                        "requestedSchema": _FORM,
+                    },
+                }
+            },
+            "requestState": f"{digest}.{self._seal(digest, arguments)}",
+        }
+
+    def agreed(self, params: Json, arguments: Json) -> str | None:
+        """The digest of the quote that the user agreed to for these arguments.
+
+        None if the user has not been asked yet. Raises InvalidInput if the user declined, and
+        InvalidParams for a ``requestState`` that was not issued for these arguments.
+        """
+        state, responses = params.get("requestState"), params.get("inputResponses")
+        answer = responses.get(QUESTION) if isinstance(responses, dict) else None
+        if state is None or not isinstance(answer, dict):
+            return None
+        digest, _, seal = str(state).rpartition(".")
+        # As JSON has it: a caller's text may hold what UTF-8 can't.
+        if not hmac.compare_digest(json.dumps(seal), json.dumps(self._seal(digest, arguments))):
+            raise InvalidParams(
+                "requestState is not the one that was given for these arguments. Send both as they"
+                " were, or call again without it."
+            )
+        content = answer.get("content")
+        said_yes = isinstance(content, dict) and content.get(_AGREED) is True
+        if answer.get("action") != "accept" or not said_yes:
+            raise InvalidInput(
+                "The user did not agree to the terms: no order was made. Ask what they want"
+                " instead.",
+                field=_AGREED,
+            )
+        return digest
+
+    def _seal(self, digest: str, arguments: Json) -> str:
+        written = json.dumps([digest, arguments], sort_keys=True).encode()
+        return hmac.new(self._key, written, "sha256").hexdigest()
+
+
+_FORM: Final = {
+    "type": "object",
+    "properties": {
+        _AGREED: {
+            "type": "boolean",
+            "title": "Create this order",
+            "description": "Locks these terms. Nothing is paid until you send the deposit.",
+        }
+    },
+    "required": [_AGREED],
+}
+
+
+_ADDRESS: Final = re.compile(r"[0-9A-Za-z]{1,128}")
+
+
+def _shown(address: object) -> str:
+    """The address; a placeholder for text that could pass for a part of the question."""
+    is_one = isinstance(address, str) and _ADDRESS.fullmatch(address)
+    return str(address) if is_one else "(no address)"
+
+
+def _sentence(arguments: Json, quote: Json) -> str:
+    refund = arguments.get("refundAddress")
+    back = f" Refunds go to {_shown(refund)}." if refund is not None else ""
+    return (
+        f"Swap {quote['depositAmount']} {quote['depositAsset']} for about"
+        f" {quote['expectedOutput']} {quote['payoutAsset']} (at least {quote['minReceived']}),"
+        f" USDC on {quote['chain']}, paid to {_shown(arguments.get('to'))}.{back} Create the order?"
+    )
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+class OrderTask(NamedTuple):
+    """The state of a task, and the answer of swap.status that it was read from."""
+
+    view: Json
+    reply: Reply
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the order has ended, or waits for an address of its user's."""
+        return bool(self.view["status"] == "completed")
+
+
+class OrderTasks:
+    """Tasks that wait for the end of an order, read from the order. Cancelling one ends no swap."""
+
+    def __init__(self, site: Site, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.operation = operation_named(site, "swap.status")
+        self._events = operation_named(site, "swap.events")
+
+    def is_wait(self, operation: Operation, arguments: Json) -> bool:
+        """Whether the call asks for the status of an order with a valid ``waitSec``."""
+        seconds = arguments.get("waitSec")
+        is_valid = type(seconds) is int and 0 < seconds <= LONGEST_WAIT_SECONDS
+        return operation is self.operation and is_valid
+
+    async def begin(self, caller: Caller, hint: str | None, arguments: Json) -> OrderTask | Reply:
+        """The task for a call that waits; the reply if the order can't be read."""
+        return await self._task(caller, hint, {**arguments, "waitSec": 0})
+
+    async def get(self, caller: Caller, hint: str | None, params: Json) -> OrderTask:
+        """The task that ``params`` name. Raises InvalidParams and InternalError."""
+        found = await self._task(caller, hint, {"orderId": params.get("taskId")})
+        if isinstance(found, OrderTask):
+            return found
+        if isinstance(found.error, (InputError, InputErrors, OrderNotFound)):
+            raise InvalidParams("There is no such task. A taskId is the orderId of its order.")
+        raise InternalError(caller.request_id)
+
+    async def _task(self, caller: Caller, hint: str | None, params: Json) -> OrderTask | Reply:
+        reply = await carry_out(self._dispatcher, self.operation, caller, hint, params)
+        if reply.error is not None:
+            return reply
+        status = orjson.loads(reply.body)
+        data, actions = status["data"], status["nextActions"]
+        order = data["order"]
+        last = {"orderId": order["orderId"], "after": data["cursor"] - 1}
+        log = await carry_out(self._dispatcher, self._events, caller, hint, last)
+        if log.error is not None:
+            return log
+        is_over = status["state"] in _OVER or data["actionRequired"] is not None
+        view = {
+            "taskId": order["orderId"],
+            "status": "completed" if is_over else "working",
+            "statusMessage": actions[0]["description"] if actions else status["state"],
+            "createdAt": order["createdAt"],
+            "lastUpdatedAt": orjson.loads(log.body)["data"]["events"][-1]["at"],
+            "ttlMs": None,
+            "pollIntervalMs": _POLL_MS,
+        }
+        return OrderTask(view, reply)
