@@ -22,8 +22,8 @@ from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.transport import (
     CONNECT_SECONDS,
     LARGEST_ANSWER,
-    Reply,
-    Sent,
+    ServiceReply,
+    ServiceRequest,
     lost,
     not_reached,
 )
@@ -40,7 +40,7 @@ class AioTransport:
         connector = UnixConnector(str(endpoint.socket)) if endpoint.socket else TCPConnector()
         self._session = ClientSession(connector=connector, cookie_jar=DummyCookieJar())
 
-    async def exchange(self, sent: Sent) -> Reply:
+    async def exchange(self, sent: ServiceRequest) -> ServiceReply:
         """Send a request and read its whole answer. Raises Unreachable."""
         url = self._root + sent.target
         request = HttpRequest(
@@ -58,10 +58,12 @@ class AioTransport:
             raise not_reached(self.name, error.cause) from error
         except NoReply as error:
             raise lost(self.name, sent, error) from error
-        return Reply(reply.status, tuple(reply.headers.items()), reply.body, URL(url).raw_path_qs)
+        return ServiceReply(
+            reply.status, tuple(reply.headers.items()), reply.body, URL(url).raw_path_qs
+        )
 
     @asynccontextmanager
-    async def stream(self, sent: Sent) -> AsyncIterator[AioStream]:
+    async def stream(self, sent: ServiceRequest) -> AsyncIterator[AioStream]:
         """Send a request, and read its answer as it comes. Raises Unreachable."""
         with _reported(self.name, sent):
             response = await self._session.request(
@@ -89,7 +91,7 @@ class AioTransport:
 class AioStream:
     """An answer that is read as it comes."""
 
-    def __init__(self, name: str, sent: Sent, response: ClientResponse) -> None:
+    def __init__(self, name: str, sent: ServiceRequest, response: ClientResponse) -> None:
         self.status = response.status
         self.content_type = response.content_type
         self._name = name
@@ -112,7 +114,7 @@ class AioStream:
 
 
 @contextmanager
-def _reported(name: str, sent: Sent) -> Iterator[None]:
+def _reported(name: str, sent: ServiceRequest) -> Iterator[None]:
     try:
         yield
     except (ClientError, OSError) as error:

@@ -21,8 +21,8 @@ from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.transport import (
     CONNECT_SECONDS,
     LARGEST_ANSWER,
-    Reply,
-    Sent,
+    ServiceReply,
+    ServiceRequest,
     lost,
     not_reached,
 )
@@ -67,7 +67,7 @@ class BlockingTransport:
         self._endpoint = endpoint
         self._path = urlsplit(endpoint.url).path
 
-    async def exchange(self, sent: Sent) -> Reply:
+    async def exchange(self, sent: ServiceRequest) -> ServiceReply:
         """Send a request and read its whole answer. Raises Unreachable."""
         until = time.monotonic() + sent.seconds
 
@@ -82,10 +82,10 @@ class BlockingTransport:
             if len(body) > LARGEST_ANSWER:
                 raise http.client.HTTPException(f"it answers with more than {LARGEST_ANSWER} bytes")
         headers = tuple(response.headers.items())
-        return Reply(response.status, headers, body, self._path + sent.target)
+        return ServiceReply(response.status, headers, body, self._path + sent.target)
 
     @asynccontextmanager
-    async def stream(self, sent: Sent) -> AsyncIterator[BlockingStream]:
+    async def stream(self, sent: ServiceRequest) -> AsyncIterator[BlockingStream]:
         """Send a request, and read its answer as it comes. Raises Unreachable."""
         with self._answered(sent, lambda: sent.seconds) as response:
             yield BlockingStream(self.name, sent, response)
@@ -99,7 +99,7 @@ class BlockingTransport:
 
     @contextmanager
     def _answered(
-        self, sent: Sent, left: Callable[[], float]
+        self, sent: ServiceRequest, left: Callable[[], float]
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, its head read. ``left`` says how long the next wait may be."""
         connection = connection_to(self._endpoint)
@@ -128,7 +128,7 @@ class BlockingTransport:
 class BlockingStream:
     """An answer that is read as it comes."""
 
-    def __init__(self, name: str, sent: Sent, response: http.client.HTTPResponse) -> None:
+    def __init__(self, name: str, sent: ServiceRequest, response: http.client.HTTPResponse) -> None:
         self.status = response.status
         self.content_type = response.headers.get_content_type()
         self._name = name
@@ -204,7 +204,7 @@ class _Bytes(io.RawIOBase):
 
 
 @contextmanager
-def _reported(name: str, sent: Sent) -> Iterator[None]:
+def _reported(name: str, sent: ServiceRequest) -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException) as error:

@@ -28,7 +28,13 @@ from rpcsvc.client.messages import (
     request_id_of,
     written,
 )
-from rpcsvc.client.transport import CALL_SECONDS, Reply, Sent, Transport, foreign
+from rpcsvc.client.transport import (
+    CALL_SECONDS,
+    ServiceReply,
+    ServiceRequest,
+    Transport,
+    not_this_service,
+)
 
 T = TypeVar("T")
 
@@ -113,7 +119,7 @@ class _Call(NamedTuple):
     """One call as it is sent, and whether a second one does no more."""
 
     operation: str
-    sent: Sent
+    sent: ServiceRequest
     repeatable: bool
 
 
@@ -177,11 +183,13 @@ class Calls:
         Raises Unreachable.
         """
         body, headers = call_of(method, params), headers_of(self._token)
-        reply = await self.transport.exchange(Sent("POST", RPC_PATH, body, headers, seconds))
+        reply = await self.transport.exchange(
+            ServiceRequest("POST", RPC_PATH, body, headers, seconds)
+        )
         try:
             return read_result(reply.body)
         except ForeignAnswer as error:
-            raise foreign(self.transport.name, RPC_PATH, reply.status) from error
+            raise not_this_service(self.transport.name, RPC_PATH, reply.status) from error
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass between attempts."""
@@ -197,7 +205,9 @@ class Calls:
         if self._over_rpc:
             given = params if key is None else {**params, KEY: key}
             body = call_of(f"{self._trust.slug}.{operation}", given)
-            return _Call(operation, Sent("POST", RPC_PATH, body, headers, seconds), repeatable)
+            return _Call(
+                operation, ServiceRequest("POST", RPC_PATH, body, headers, seconds), repeatable
+            )
         if not route.path:
             raise ValueError(f"The operation {operation!r} is on /rpc only: give a token.")
         path, rest = in_path(route.path, params)
@@ -205,8 +215,8 @@ class Calls:
             headers[KEY] = key
         if route.method == "GET":
             target = f"{API_ROOT}{path}?{urlencode(rest)}" if rest else API_ROOT + path
-            return _Call(operation, Sent("GET", target, seconds=seconds), repeatable)
-        sent = Sent(route.method, API_ROOT + path, written(rest), headers, seconds)
+            return _Call(operation, ServiceRequest("GET", target, seconds=seconds), repeatable)
+        sent = ServiceRequest(route.method, API_ROOT + path, written(rest), headers, seconds)
         return _Call(operation, sent, repeatable)
 
     def _fresh_id(self) -> str | None:
@@ -223,7 +233,7 @@ class Calls:
                 envelope = read_envelope(reply.body)
         except ForeignAnswer as error:
             what = RPC_PATH if self._over_rpc else "agent API"
-            raise foreign(self.transport.name, what, reply.status) from error
+            raise not_this_service(self.transport.name, what, reply.status) from error
         await self._verify(sent, reply)
         if self._trust.is_on and envelope.get("requestId") != request_id:
             raise Unverified(verify.TooOld("The answer is to another request."))
@@ -231,7 +241,7 @@ class Calls:
             return envelope
         raise refusal(envelope, _seconds(reply.header("retry-after")))
 
-    async def _verify(self, sent: Sent, reply: Reply) -> None:
+    async def _verify(self, sent: ServiceRequest, reply: ServiceReply) -> None:
         """Raise Unverified unless the issuer signed this answer to this request, just now."""
         trust = self._trust
         if not trust.is_on:
@@ -281,7 +291,7 @@ class Calls:
             return found
 
     async def _fetched_keys(self) -> Json:
-        reply = await self.transport.exchange(Sent("GET", verify.JWKS_PATH))
+        reply = await self.transport.exchange(ServiceRequest("GET", verify.JWKS_PATH))
         try:
             keys = json.loads(reply.body)
         except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from rpcsvc.client.calls import API_ROOT, Calls, in_path
 from rpcsvc.client.errors import Unreachable, refusal
 from rpcsvc.client.messages import ForeignAnswer, Json, read_envelope
 from rpcsvc.client.models import Event
-from rpcsvc.client.transport import Sent, Stream
+from rpcsvc.client.transport import ServiceRequest, Stream
 
 _PATH: Final = f"{API_ROOT}/agent/swap/events/{{orderId}}"
 EVENT_STREAM: Final = "text/event-stream"
@@ -68,7 +68,7 @@ class Feed:
         """The events of one stream; afterwards ``_is_over`` says whether there are any more."""
         path, _ = in_path(_PATH, {"orderId": self._order_id})
         headers = {"accept": EVENT_STREAM, "last-event-id": str(self.cursor)}
-        sent = Sent("GET", path, headers=headers, seconds=_SILENT_SECONDS)
+        sent = ServiceRequest("GET", path, headers=headers, seconds=_SILENT_SECONDS)
         async with self._calls.transport.stream(sent) as response:
             if response.status == 204:
                 self._is_over = True

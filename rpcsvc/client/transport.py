@@ -24,7 +24,7 @@ MAYBE_DONE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ServiceRequest:
     """A request. ``target``: path and query below the service's root URL.
 
     ``seconds`` bounds the whole exchange; of a stream, each silence.
@@ -38,7 +38,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServiceReply:
     """A whole answer, unjudged. ``target``: path and query of the request as it went out."""
 
     status: int
@@ -74,11 +74,11 @@ class Transport(Protocol):
         """The service, for messages."""
         ...
 
-    async def exchange(self, sent: Sent) -> Reply:
+    async def exchange(self, sent: ServiceRequest) -> ServiceReply:
         """Send a request and read its whole answer. Raises Unreachable."""
         ...
 
-    def stream(self, sent: Sent) -> AbstractAsyncContextManager[Stream]:
+    def stream(self, sent: ServiceRequest) -> AbstractAsyncContextManager[Stream]:
         """Send a request, and read its answer as it comes. Raises Unreachable."""
         ...
 
@@ -96,14 +96,14 @@ def not_reached(name: str, why: object) -> Unreachable:
     return Unreachable(f"No service answers at {name}: {why}.")
 
 
-def lost(name: str, sent: Sent, why: object) -> Unreachable:
+def lost(name: str, sent: ServiceRequest, why: object) -> Unreachable:
     """The request went out, or part of it, and no whole answer came."""
     advice = "" if sent.method == "GET" else f" {MAYBE_DONE}"
     return Unreachable(f"The connection to {name} broke ({why}).{advice}", may_be_done=True)
 
 
-def foreign(name: str, what: str, status: int) -> Unreachable:
-    """Somebody else answered in the service's place."""
+def not_this_service(name: str, what: str, status: int) -> Unreachable:
+    """Another server answered instead of the service."""
     advice = ""
     if status in (404, 405) or 300 <= status < 400:
         advice = f" Give the service's root URL, {ROOT_URLS}."

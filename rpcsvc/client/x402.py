@@ -22,7 +22,7 @@ VERSION: Final = 2
 MOST_SECONDS: Final = 3_600
 
 
-class Chain(NamedTuple):
+class ChainContracts(NamedTuple):
     """A chain by number, its USDC contract, and the same of its test network."""
 
     chain_id: int
@@ -31,38 +31,38 @@ class Chain(NamedTuple):
     test_usdc: str
 
 
-CHAINS: Final[Mapping[str, Chain]] = {
-    "arbitrum": Chain(
+CHAINS: Final[Mapping[str, ChainContracts]] = {
+    "arbitrum": ChainContracts(
         42161,
         "0xaf88d065e77c8cC2239327C5EDb3A432268e5831",
         421614,
         "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d",
     ),
-    "ethereum": Chain(
+    "ethereum": ChainContracts(
         1,
         "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48",
         11155111,
         "0x1c7D4B196Cb0C7B01d743Fbc6116a902379C7238",
     ),
-    "base": Chain(
+    "base": ChainContracts(
         8453,
         "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913",
         84532,
         "0x036CbD53842c5426634e7929541eC2318f3dCF7e",
     ),
-    "optimism": Chain(
+    "optimism": ChainContracts(
         10,
         "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85",
         11155420,
         "0x5fd84259d66Cd46123540766Be93DFE6D43130D7",
     ),
-    "polygon": Chain(
+    "polygon": ChainContracts(
         137,
         "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359",
         80002,
         "0x41E94Eb019C0762f9Bfcf9Fb1E58725BfB0e7582",
     ),
-    "avalanche": Chain(
+    "avalanche": ChainContracts(
         43114,
         "0xB97EF9Ef8734C71904D8002F8b6Bc66Dd9c48a6E",
         43113,

@@ -47,7 +47,7 @@ _WINDOW_NS: Final = WINDOW_SECONDS * _NS_PER_SECOND
 _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 
 
-class Verdict(NamedTuple):
+class RateLimitDecision(NamedTuple):
     """The limiter's decision on one request. Times are whole seconds from now, rounded up.
 
     ``limit`` and ``remaining`` are requests; ``reset_seconds`` is when the budget is whole again;
@@ -89,7 +89,7 @@ class RateLimiter:
         self._burst = _WINDOW_NS * per_minute
         self._whole_again: OrderedDict[str, int] = OrderedDict()
 
-    def take(self, client: str, cost: int = 1) -> Verdict:
+    def take(self, client: str, cost: int = 1) -> RateLimitDecision:
         """Spend ``cost`` requests of ``client``'s budget, or refuse and spend nothing.
 
         A cost above the whole budget is refused however long the client waits.
@@ -105,7 +105,7 @@ class RateLimiter:
         clients.move_to_end(client)
         if len(clients) > self._max_clients:
             clients.popitem(last=False)
-        return Verdict(
+        return RateLimitDecision(
             missing <= 0,
             self._limit,
             (self._burst - debt) // _WINDOW_NS,
@@ -114,7 +114,7 @@ class RateLimiter:
         )
 
 
-def rate_limit_headers(policy_name: str, verdict: Verdict) -> dict[str, str]:
+def rate_limit_headers(policy_name: str, verdict: RateLimitDecision) -> dict[str, str]:
     """The headers that show a client its budget, refused or not.
 
     They are structured fields (RFC 9651) of the IETF draft "RateLimit header fields for HTTP".
@@ -259,8 +259,8 @@ class RequestContext:
         return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
 
 
-# Where a request keeps its context once it was let in.
-REQUEST_CONTEXT = web.RequestKey("visitor", RequestContext)
+# Where an admitted request keeps its context.
+REQUEST_CONTEXT = web.RequestKey("context", RequestContext)
 
 
 def is_request_id(text: str | None) -> TypeGuard[str]:

@@ -143,7 +143,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "gauge", "Upstream orders whose creation has an unknown outcome."
     ),
     "rpcsvc_webhook_messages_pending": Family(
-        "gauge", "Messages to webhooks that are not delivered and not given up."
+        "gauge", "Messages to webhooks that are neither delivered nor dead."
     ),
     "rpcsvc_webhook_oldest_seconds": Family(
         "gauge", "Time since the oldest event whose message is pending; 0: there is none."

@@ -16,7 +16,7 @@ from rpcsvc.http import schemas
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.http.documents.agent import description
-from rpcsvc.http.documents.recording import Exchange, of_site
+from rpcsvc.http.documents.recording import RecordedCall, of_site
 from rpcsvc.http.openapi.document import TAGS, VERSION, contact, effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import RPC_PATH, Site
@@ -178,7 +178,7 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
     return pairs + [_unanswered(e, params) for e, params in fitting if params not in known]
 
 
-def _recorded(exchange: Exchange) -> Json:
+def _recorded(exchange: RecordedCall) -> Json:
     return {
         "name": exchange.name,
         "description": " ".join((f"{schemas.label(exchange)}.", *_note(exchange))),
@@ -195,7 +195,7 @@ def _unanswered(example: Example, params: Json) -> Json:
     }
 
 
-def _note(call: Example | Exchange) -> tuple[str, ...]:
+def _note(call: Example | RecordedCall) -> tuple[str, ...]:
     return (schemas.OWN_ORDER,) if schemas.needs_order(call) else ()
 
 

@@ -19,7 +19,7 @@ from rpcsvc.errors import ServiceError
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
 from rpcsvc.http.documents.agent import example_swap
-from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
@@ -339,9 +339,9 @@ def error_lines(classes: Iterable[type[ServiceError]]) -> str:
 # --- examples ---
 
 
-def exchanges(operation: Operation) -> list[Exchange]:
+def exchanges(operation: Operation) -> list[RecordedCall]:
     """The recorded calls of an operation, the first of each kind: state, or error code."""
-    kinds: dict[str, Exchange] = {}
+    kinds: dict[str, RecordedCall] = {}
     for exchange in recording.load().values():
         if exchange.operation == operation.name:
             kind = exchange.answer.get("error", {}).get("code") or exchange.answer["state"]
@@ -349,9 +349,9 @@ def exchanges(operation: Operation) -> list[Exchange]:
     return list(kinds.values())
 
 
-def refused(operation: Operation | None, codes: set[str]) -> list[Exchange]:
+def refused(operation: Operation | None, codes: set[str]) -> list[RecordedCall]:
     """A recorded call for each of the error codes that has one: of the operation, else of any."""
-    found: dict[str, Exchange] = {}
+    found: dict[str, RecordedCall] = {}
     for exchange in recording.load().values():
         code = exchange.answer.get("error", {}).get("code")
         own = operation is not None and exchange.operation == operation.name
@@ -382,7 +382,7 @@ def _example_session() -> str:
     return next(str(session) for session in sessions if session)
 
 
-def label(exchange: Exchange) -> str:
+def label(exchange: RecordedCall) -> str:
     """What a recorded call shows."""
     answer = exchange.answer
     word = answer["error"]["code"] if "error" in answer else answer["state"]
@@ -400,7 +400,7 @@ def params_of(site: Site, example: Example) -> Json:
     return {name: placed(value) for name, value in params.items()}
 
 
-def needs_order(call: Example | Exchange) -> bool:
+def needs_order(call: Example | RecordedCall) -> bool:
     """Whether an example is about an order that has to be made first."""
     return ORDER_ID in call.params
 

@@ -56,7 +56,7 @@ _TRANSFER_STEPS: Final[Mapping[type, str]] = {
 _WENT_WELL: Final = frozenset({OrderStatus.COMPLETED, OrderStatus.EXPIRED})
 
 
-class Step(NamedTuple):
+class OrderSpan(NamedTuple):
     """A part of an order's way. Times in ms since the epoch; ``error`` is why it failed."""
 
     name: str
@@ -65,24 +65,24 @@ class Step(NamedTuple):
     error: str | None = None
 
 
-def step_of(order: Order, event: ev.Event | None, since: int, now: int) -> Step:
+def span_of(order: Order, event: ev.Event | None, since: int, now: int) -> OrderSpan:
     """What ended when ``order`` was committed with ``event``, None for a new order.
 
     ``since`` is when the transfer's last step ended, or the order entered its status.
     """
     if event is None:
-        return Step("commit order", order.terms.created_at, now)
+        return OrderSpan("commit order", order.terms.created_at, now)
     if isinstance(event, ev.DepositSeen):
-        return Step("wait for deposit", order.terms.created_at, now)
+        return OrderSpan("wait for deposit", order.terms.created_at, now)
     if isinstance(event, ev.DepositConfirmed):
         seen_at = next((d.first_seen_at for d in order.deposits if d.key == event.key), now)
-        return Step("confirm deposit", seen_at, now)
+        return OrderSpan("confirm deposit", seen_at, now)
     step = _TRANSFER_STEPS.get(type(event))
     if step is None:
-        return Step(type(event).__name__, now, now)
+        return OrderSpan(type(event).__name__, now, now)
     transfer = order.transfer(getattr(event, "transfer_id", ""))
     kind = transfer.kind.value if transfer else "transfer"
-    return Step(f"{step} {kind}", since, now, getattr(event, "reason", None))
+    return OrderSpan(f"{step} {kind}", since, now, getattr(event, "reason", None))
 
 
 def trace_of(order_id: str) -> SpanContext:
@@ -131,7 +131,7 @@ class OrderTraces:
         code = code_of(reply.error) if reply.error else None
         self._span(
             found[1].decode(),
-            Step(operation, now - round(seconds * 1000), now, code),
+            OrderSpan(operation, now - round(seconds * 1000), now, code),
             SpanKind.SERVER,
             {"rpcsvc.transport": call.transport, "rpcsvc.request_id": call.request_id},
         )
@@ -140,7 +140,7 @@ class OrderTraces:
         """Trace a committed event of an order; the root span is sent with its end."""
         now, order_id = self._clock.now_ms(), after.order_id
         since = self._last_step.get(order_id, (before or after).status_at)
-        self._span(order_id, step_of(after, event, since, now), SpanKind.INTERNAL, {})
+        self._span(order_id, span_of(after, event, since, now), SpanKind.INTERNAL, {})
         if isinstance(event, ev.TransferPrepared | ev.TransferPublished):
             self._last_step[order_id] = now
         elif type(event) in _TRANSFER_STEPS:
@@ -154,7 +154,7 @@ class OrderTraces:
         try:
             self._span(
                 order.order_id,
-                Step("order", order.terms.created_at, now, error),
+                OrderSpan("order", order.terms.created_at, now, error),
                 SpanKind.INTERNAL,
                 {
                     "rpcsvc.status": order.status.value,
@@ -165,7 +165,9 @@ class OrderTraces:
         finally:
             self._ids.root = None
 
-    def _span(self, order_id: str, step: Step, kind: SpanKind, more: Mapping[str, str]) -> None:
+    def _span(
+        self, order_id: str, step: OrderSpan, kind: SpanKind, more: Mapping[str, str]
+    ) -> None:
         parent = Context()
         if self._ids.root is None:
             parent = set_span_in_context(NonRecordingSpan(trace_of(order_id)), parent)

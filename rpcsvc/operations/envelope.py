@@ -17,7 +17,7 @@ from rpcsvc.errors import InputError, InputErrors, MissingInput, PaymentRequired
 Json = dict[str, Any]
 
 
-class Settlement(NamedTuple):
+class X402Settlement(NamedTuple):
     """What became of a payment by x402: its SettlementResponse, None while that is not known."""
 
     response: Json | None
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     missing_inputs: Sequence[str] = ()
     validation_errors: Sequence[Json] = ()
     ok: bool = True
-    settlement: Settlement | None = None
+    settlement: X402Settlement | None = None
 
 
 class Reply(NamedTuple):
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
     http_status: int = 200
     replayed: bool = False
     error: ServiceError | None = None
-    settlement: Settlement | None = None
+    settlement: X402Settlement | None = None
 
 
 def action(

@@ -18,7 +18,7 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, Order
 from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
-from rpcsvc.operations.envelope import Answer, Json, Settlement
+from rpcsvc.operations.envelope import Answer, Json, X402Settlement
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
 from rpcsvc.operations.service import Call, Service, ViewContext
@@ -126,7 +126,9 @@ def _answer(service: Service, order: Order, record: FundingRecord) -> Answer:
         if settlement
         else "It is not known yet what became of the payment. Sign no other one: watch the order.",
     )
-    return Answer(AGENT_STATE_OF[order.status], data, [follow], settlement=Settlement(settlement))
+    return Answer(
+        AGENT_STATE_OF[order.status], data, [follow], settlement=X402Settlement(settlement)
+    )
 
 
 def _settlement(record: FundingRecord, chain_id: int) -> Json:

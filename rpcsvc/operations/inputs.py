@@ -51,7 +51,7 @@ _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "fundi
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class SwapIntent:
     """What a caller wants, as far as it is known. ``amount`` in the asset that the user sends.
 
     ``funding``: x402 if the gas of a signed payment is to be in the quote.
@@ -104,7 +104,7 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
     return parsed
 
 
-async def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:
+async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[InputError]]:
     """The meaning of direction, chain, amount and to, and what is wrong with them."""
     chain = amount = to = refund_to = None
     known = vars(params)  # pydantic takes long to say that a model has no such field
@@ -137,7 +137,7 @@ async def read_intent(params: Any, service: Service) -> tuple[Intent, list[Input
             _require_fundable(direction, service)
     except InputError as problem:
         problems.append(problem)
-    return Intent(direction, chain, amount, to, refund_to, funding), problems
+    return SwapIntent(direction, chain, amount, to, refund_to, funding), problems
 
 
 def _require_fundable(direction: Direction | None, service: Service) -> None:

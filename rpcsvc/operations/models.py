@@ -518,7 +518,7 @@ class DeliveryView(View):
     type: Annotated[str, Field(description="The event, such as deposit.seen.")]
     state: Annotated[
         Literal["pending", "delivered", "dead"],
-        Field(description="dead: given up after 24 hours, or after 410."),
+        Field(description="dead: no longer tried, after 24 hours or a 410."),
     ]
     attempts: Annotated[int, Field(description="How often it was sent.", ge=0)]
     last_attempt_at: Time | None

@@ -30,7 +30,7 @@ from rpcsvc.errors import (
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
-    Intent,
+    SwapIntent,
     combined,
     keyed_webhook,
     missing,
@@ -273,7 +273,7 @@ def _no_order(order_id: str) -> OrderNotFound:
 # --- plan ---
 
 
-async def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
+async def _limit_problems(service: Service, intent: SwapIntent) -> list[InputError]:
     """A chain that can't be used now, or an amount outside the limits, where these are known."""
     try:
         if intent.chain is not None:
@@ -295,7 +295,7 @@ async def _require_within_limits(
     require_storable(amount)
 
 
-def _intent_view(intent: Intent, *, has_funds: bool | None) -> Json:
+def _intent_view(intent: SwapIntent, *, has_funds: bool | None) -> Json:
     direction, chain, amount = intent.direction, intent.chain, intent.amount
     return {
         "direction": direction.value if direction else None,
@@ -310,7 +310,7 @@ def _intent_view(intent: Intent, *, has_funds: bool | None) -> Json:
     }
 
 
-def _ready_actions(intent: Intent, *, has_funds: bool | None) -> list[Json]:
+def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
     direction, chain, amount = _swap_of(intent)
     base = {"direction": direction.value, "chain": chain.name, "amount": amount.text()}
     if intent.funding is not None:
@@ -336,7 +336,7 @@ def _ready_actions(intent: Intent, *, has_funds: bool | None) -> list[Json]:
 # --- create and execute ---
 
 
-def _swap_of(intent: Intent) -> tuple[Direction, Chain, Money]:
+def _swap_of(intent: SwapIntent) -> tuple[Direction, Chain, Money]:
     """Direction, chain and amount, which the params model has required."""
     if intent.direction is None or intent.chain is None or intent.amount is None:
         raise combined([missing(name) for name in intent.missing if name != "to"])
@@ -401,7 +401,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     return await place(service, lambda: request, claim, write)
 
 
-def _quoted(digest: str, intent: Intent) -> QuotedTerms:
+def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
     """The terms that the order is held to. Raises InvalidInput for those of another swap."""
     quoted = read_digest(digest)
     direction, chain, amount = intent.direction, intent.chain, intent.amount
@@ -417,7 +417,7 @@ def _require_kept(held: Sequence[QuotedTerms], quote: Quote) -> None:
         terms.require_kept(quote)
 
 
-def _fingerprint(intent: Intent, session: str | None, digest: str | None) -> Json:
+def _fingerprint(intent: SwapIntent, session: str | None, digest: str | None) -> Json:
     direction, chain, amount = _swap_of(intent)
     held = {} if digest is None else {FIELD: digest}
     if intent.funding is not None:

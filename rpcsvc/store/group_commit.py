@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 MAX_GROUP = 512
 
 
-class Rows(NamedTuple):
+class StatementRows(NamedTuple):
     """The rows of one statement in a group. ``finds``: each has to change a row."""
 
     sql: str
@@ -42,7 +42,7 @@ class GroupCommit:
     Whatever else it raises is of one write, which gets StaleWrite as it is, and else StoreConflict.
     """
 
-    def __init__(self, transact: Callable[[list[Rows]], Awaitable[None]]) -> None:
+    def __init__(self, transact: Callable[[list[StatementRows]], Awaitable[None]]) -> None:
         self._transact = transact
         self._waiting: list[_Write] = []
         self._wake = asyncio.Event()
@@ -103,13 +103,13 @@ class GroupCommit:
                     write.done.set_result(None)
 
 
-def rows_of(statements: Iterable[Statement]) -> list[Rows]:
+def rows_of(statements: Iterable[Statement]) -> list[StatementRows]:
     """Statements by their text, in the order of its first; those that others refer to go first."""
-    found: dict[tuple[str, bool], Rows] = {}
+    found: dict[tuple[str, bool], StatementRows] = {}
     for sql, values, _, finds in sorted(statements, key=_comes_later):
         rows = found.get((sql, finds))
         if rows is None:
-            rows = found[sql, finds] = Rows(sql, finds, [])
+            rows = found[sql, finds] = StatementRows(sql, finds, [])
         rows.values.append(values)
     return list(found.values())
 

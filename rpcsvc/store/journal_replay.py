@@ -180,7 +180,7 @@ _NOTE: Final = (
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What a replay did. ``orders``: transfers that are paid now. ``lost``: transfers that a
     payment pays and no order has. ``refused``: what the database does not take, and why.
     """
@@ -204,10 +204,10 @@ class JournalReplay:
         self._store = SqlOrderStore(database, lambda: "")
         self._withdrawals = SqlWithdrawals(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
-        self._done = Replayed()
+        self._done = ReplayResult()
         self._void: set[tuple[str, str]] = set()
 
-    async def run(self, lines: Sequence[Line], mark: Mark) -> Replayed:
+    async def run(self, lines: Sequence[Line], mark: Mark) -> ReplayResult:
         """Adopt the payments of these lines; ``mark`` is where the journal ends.
 
         Raises ValueError for a line that this version does not know, errors.Unavailable.
@@ -351,7 +351,7 @@ class JournalReplay:
 
 async def open_journal(
     journal: PaymentJournal, database: Tables, clock: Clock, switch: PauseSwitch
-) -> Replayed:
+) -> ReplayResult:
     """Open the journal, and adopt what it has and the database does not.
 
     What the database does not take pauses payouts.
@@ -359,7 +359,7 @@ async def open_journal(
     before = await mark_of(database)
     lines = await journal.open(before)
     if not journal.health().ok or journal.mark == before:
-        return Replayed()
+        return ReplayResult()
     done = await JournalReplay(database, clock).run(lines, journal.mark)
     if done.refused:
         throw(switch, f"the payment journal can't be adopted: {done.refused[0]}"

@@ -190,7 +190,7 @@ async def test_refund_form_of_another_site_is_refused(served: Served, site: str)
     order = await awaiting_refund_address(served)
     fields = {"address": MONERO, "secret": order.session_id, "confirmed": "yes"}
     status, text = await send_form(served, order, fields, sec_fetch_site=site)
-    assert (status, SAY("refund.foreign") in text) == (403, True)
+    assert (status, SAY("refund.cross_site") in text) == (403, True)
     assert (await status_of(served, order))["order"]["refundAddress"] is None
 
 

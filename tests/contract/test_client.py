@@ -35,7 +35,7 @@ from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.calls import ROUTES
 from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.client.swap_client import CHAINS
-from rpcsvc.client.transport import Sent
+from rpcsvc.client.transport import ServiceRequest
 from rpcsvc.operations.service import Effect
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.serving import listening
@@ -185,7 +185,7 @@ def test_slow_answer_is_given_up_on_as_a_whole() -> None:
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         with pytest.raises(Unreachable, match=r"no whole answer|timed out") as slow:
-            finished(transport.exchange(Sent("POST", "/rpc", b"{}", seconds=0.3)))
+            finished(transport.exchange(ServiceRequest("POST", "/rpc", b"{}", seconds=0.3)))
         thread.join()
     assert slow.value.may_be_done
 

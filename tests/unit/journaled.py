@@ -23,7 +23,7 @@ from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
-    Replayed,
+    ReplayResult,
     open_journal,
 )
 from rpcsvc.store.orders import SqlOrderStore
@@ -47,7 +47,7 @@ class Books:
         self.clock = ManualClock()
         self.clock.now = NOW
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)
-        self.adopted = Replayed()
+        self.adopted = ReplayResult()
 
     async def ordered(self, direction: Direction) -> Order:
         order = open_order(terms(direction))

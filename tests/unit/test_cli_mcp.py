@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rpcsvc.cli.agent.mcp import Service
+from rpcsvc.cli.agent.mcp import McpForwarder
 from rpcsvc.client.aio import AioTransport
 from rpcsvc.client.endpoint import endpoint_of
 from tests.mcp import meta
@@ -20,11 +20,11 @@ Handler = Callable[[web.Request], Any]
 
 
 @asynccontextmanager
-async def service(handler: Handler, token: str | None = None) -> AsyncIterator[Service]:
+async def service(handler: Handler, token: str | None = None) -> AsyncIterator[McpForwarder]:
     app = web.Application()
     app.router.add_post("/mcp", handler)
     async with TestServer(app) as server, at(str(server.make_url("/"))) as transport:
-        yield Service(transport, token)
+        yield McpForwarder(transport, token)
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def at(url: str) -> AsyncIterator[AioTransport]:
     await transport.close()
 
 
-async def answer(passed_on: Service, message: Any) -> Any:
+async def answer(passed_on: McpForwarder, message: Any) -> Any:
     line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
     written = await passed_on.answer(line)
     return None if written is None else json.loads(written)
@@ -83,7 +83,7 @@ async def test_mcp_tells_of_an_answer_that_is_none(body: bytes) -> None:
 
 async def test_mcp_answers_for_a_service_that_is_gone() -> None:
     async with at("http://127.0.0.1:1") as nobody:
-        gone = Service(nobody, None)
+        gone = McpForwarder(nobody, None)
         reported = await answer(gone, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         assert (reported["id"], reported["error"]["data"]["retryable"]) == (1, True)
         note = {"jsonrpc": "2.0", "method": "notifications/initialized"}

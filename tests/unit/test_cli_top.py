@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.operator import top
-from rpcsvc.cli.operator.top import View, lines
+from rpcsvc.cli.operator.top import Snapshot, lines
 from rpcsvc.client.errors import Unreachable
 from tests.operator_cli import Cli, served
 from tests.sandbox import Sandbox
@@ -81,7 +81,7 @@ def test_top_refuses_an_interval_out_of_range(cli: Cli, seconds: str) -> None:
 
 def test_lines_name_the_pause_and_what_is_not_known() -> None:
     series = {"rpcsvc_block_age_seconds": [({"network": "monero"}, 130.0)]}
-    shown = lines(View(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
+    shown = lines(Snapshot(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
     assert shown[0].endswith("PAYOUTS PAUSED: by [2J me")
     assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
 
@@ -90,11 +90,13 @@ def test_top_redraws_until_interrupted_and_shows_a_loss(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A service that stops meanwhile is waited for; the terminal is given back at the end."""
-    answers: Iterator[View | Unreachable]
-    answers = iter([View(HEALTH, {}, IDLE), Unreachable("it is away"), View(HEALTH, {}, IDLE)])
+    answers: Iterator[Snapshot | Unreachable]
+    answers = iter(
+        [Snapshot(HEALTH, {}, IDLE), Unreachable("it is away"), Snapshot(HEALTH, {}, IDLE)]
+    )
     pauses = iter([None, None, KeyboardInterrupt()])
 
-    def read(_settings: object) -> View:
+    def read(_settings: object) -> Snapshot:
         answer = next(answers)
         if isinstance(answer, Unreachable):
             raise answer
@@ -123,7 +125,7 @@ def test_top_redraws_until_interrupted_and_shows_a_loss(
 def test_top_on_a_terminal_names_the_extra_that_it_needs(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(top, "read", lambda _settings: View(HEALTH, {}, IDLE))
+    monkeypatch.setattr(top, "read", lambda _settings: Snapshot(HEALTH, {}, IDLE))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich.live", None)
     assert cli("top") == 2

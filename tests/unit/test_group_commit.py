@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from rpcsvc.store.database import Statement
-from rpcsvc.store.group_commit import GroupCommit, Rows
+from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 
 async def test_group_takes_writes_of_the_next_turns() -> None:
     groups: list[int] = []
 
-    async def transact(rows: list[Rows]) -> None:
+    async def transact(rows: list[StatementRows]) -> None:
         groups.append(len(rows[0].values))
 
     group = GroupCommit(transact)
@@ -29,7 +29,7 @@ async def test_group_takes_writes_of_the_next_turns() -> None:
 async def test_lone_write_does_not_wait_for_others() -> None:
     groups: list[int] = []
 
-    async def transact(rows: list[Rows]) -> None:
+    async def transact(rows: list[StatementRows]) -> None:
         groups.append(len(rows[0].values))
 
     group = GroupCommit(transact)

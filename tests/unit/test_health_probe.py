@@ -24,7 +24,7 @@ from rpcsvc.__main__ import main
 from rpcsvc.client import endpoint as client
 from rpcsvc.client.blocking import BlockingTransport, finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.client.transport import Sent
+from rpcsvc.client.transport import ServiceRequest
 from rpcsvc.health_probe import probe
 from tests.command_line import logging_kept
 
@@ -230,9 +230,9 @@ def test_socket_of_another_user_is_sent_nothing(
 
 
 def test_no_token_is_sent_over_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Sent] = []
+    made: list[ServiceRequest] = []
 
-    async def exchange(_transport: object, sent: Sent) -> None:
+    async def exchange(_transport: object, sent: ServiceRequest) -> None:
         made.append(sent)
         raise Unreachable("enough")
 

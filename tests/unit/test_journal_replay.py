@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_journal
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_replay import Replayed
+from rpcsvc.store.journal_replay import ReplayResult
 from rpcsvc.store.wallets import OnchainBooks
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from tests.rows import statement
@@ -53,7 +53,7 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             assert paid is not None
             assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
     async with opened(tmp_path) as books:
-        assert books.adopted == Replayed()
+        assert books.adopted == ReplayResult()
 
 
 async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Path) -> None:

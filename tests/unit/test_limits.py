@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.http.gate import RateLimiter, Verdict, client_address, client_key, rate_limit_headers
+from rpcsvc.http.gate import (
+    RateLimitDecision,
+    RateLimiter,
+    client_address,
+    client_key,
+    rate_limit_headers,
+)
 
 PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
 
@@ -35,8 +41,8 @@ def test_new_client_may_spend_one_whole_minute_at_once() -> None:
 
     assert [v.allowed for v in verdicts] == [True] * 30 + [False]
     assert [v.remaining for v in verdicts] == [*range(29, -1, -1), 0]
-    assert verdicts[0] == Verdict(True, 30, 29, reset_seconds=2, retry_after=0)
-    assert verdicts[30] == Verdict(False, 30, 0, reset_seconds=60, retry_after=2)
+    assert verdicts[0] == RateLimitDecision(True, 30, 29, reset_seconds=2, retry_after=0)
+    assert verdicts[30] == RateLimitDecision(False, 30, 0, reset_seconds=60, retry_after=2)
 
 
 def test_refused_client_is_admitted_only_after_retry_after() -> None:
@@ -45,7 +51,7 @@ def test_refused_client_is_admitted_only_after_retry_after() -> None:
     limit.take("a", 30)
 
     now.seconds += 1.999
-    assert limit.take("a") == Verdict(False, 30, 0, reset_seconds=59, retry_after=1)
+    assert limit.take("a") == RateLimitDecision(False, 30, 0, reset_seconds=59, retry_after=1)
     now.seconds += 0.002
     assert limit.take("a").allowed
     assert not limit.take("a").allowed
@@ -87,7 +93,7 @@ def test_a_cost_is_spent_whole_or_not_at_all() -> None:
     limit = limiter(10)
 
     assert limit.take("a", 6).remaining == 4
-    assert limit.take("a", 5) == Verdict(False, 10, 4, reset_seconds=36, retry_after=6)
+    assert limit.take("a", 5) == RateLimitDecision(False, 10, 4, reset_seconds=36, retry_after=6)
     assert limit.take("a", 4).allowed
 
 
@@ -160,7 +166,7 @@ def test_a_limiter_that_could_admit_nobody_is_refused(per_minute: int, max_clien
 
 
 def test_headers_of_an_admitted_request_name_policy_and_budget() -> None:
-    assert rate_limit_headers("orders", Verdict(True, 30, 12, 5, 0)) == {
+    assert rate_limit_headers("orders", RateLimitDecision(True, 30, 12, 5, 0)) == {
         "RateLimit-Policy": '"orders";q=30;w=60',
         "RateLimit": '"orders";r=12;t=5',
     }

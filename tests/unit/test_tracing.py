@@ -10,7 +10,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import Deposit, Order, Transfer, TransferKind
-from rpcsvc.http.tracing import Step, step_of, trace_of
+from rpcsvc.http.tracing import OrderSpan, span_of, trace_of
 from tests.unit.orders import NOW, key, terms
 
 SEEN_AT, SINCE, LATER = NOW + 10, NOW + 50, NOW + 90
@@ -26,24 +26,24 @@ def order() -> Order:
 @pytest.mark.parametrize(
     ("event", "step"),
     [
-        (None, Step("commit order", NOW, LATER)),
-        (ev.DepositSeen(key(1), 5, None, SEEN_AT), Step("wait for deposit", NOW, LATER)),
-        (ev.DepositConfirmed(key(1)), Step("confirm deposit", SEEN_AT, LATER)),
-        (ev.TransferPrepared("ord/refund/1", "t", "r"), Step("sign refund", SINCE, LATER)),
-        (ev.TransferSettled("ord/refund/1"), Step("settle refund", SINCE, LATER)),
+        (None, OrderSpan("commit order", NOW, LATER)),
+        (ev.DepositSeen(key(1), 5, None, SEEN_AT), OrderSpan("wait for deposit", NOW, LATER)),
+        (ev.DepositConfirmed(key(1)), OrderSpan("confirm deposit", SEEN_AT, LATER)),
+        (ev.TransferPrepared("ord/refund/1", "t", "r"), OrderSpan("sign refund", SINCE, LATER)),
+        (ev.TransferSettled("ord/refund/1"), OrderSpan("settle refund", SINCE, LATER)),
         (
             ev.TransferUnknown("ord/refund/1", "no answer"),
-            Step("broadcast refund", SINCE, LATER, "no answer"),
+            OrderSpan("broadcast refund", SINCE, LATER, "no answer"),
         ),
         (
             ev.TransferFailed("ord/refund/1", "reverted"),
-            Step("settle refund", SINCE, LATER, "reverted"),
+            OrderSpan("settle refund", SINCE, LATER, "reverted"),
         ),
-        (ev.Cancelled(), Step("Cancelled", LATER, LATER)),
+        (ev.Cancelled(), OrderSpan("Cancelled", LATER, LATER)),
     ],
 )
-def test_step_ends_with_its_event(event: ev.Event | None, step: Step) -> None:
-    assert step_of(order(), event, SINCE, LATER) == step
+def test_step_ends_with_its_event(event: ev.Event | None, step: OrderSpan) -> None:
+    assert span_of(order(), event, SINCE, LATER) == step
 
 
 def test_trace_of_an_order_is_its_own() -> None:

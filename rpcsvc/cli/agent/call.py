@@ -268,7 +268,7 @@ def _remember(memory: _Memory, before: CliState, command: Command, envelope: Jso
 # --- the call --------------------------------------------------------------------------------
 
 
-class Service(NamedTuple):
+class CalledService(NamedTuple):
     """What the settings say of the service that is called; ``network`` is None for a URL's.
 
     What a URL leads to may be configured otherwise than this command is.
@@ -280,18 +280,20 @@ class Service(NamedTuple):
     token: str | None
 
 
-def service_of(context: Context) -> Service:
+def service_of(context: Context) -> CalledService:
     """Without loading the settings, where they are the defaults. Raises SettingsError."""
     data_dir = context.data_dir_alone()
     if data_dir is not None:
         network = None if context.url() else _NETWORK
-        return Service(data_dir, _SLUG, network, context.given_token())
+        return CalledService(data_dir, _SLUG, network, context.given_token())
     settings = context.settings()
     network = None if context.url() else ENGINES[settings.engine].network(settings)
-    return Service(settings.data_dir, settings.brand.slug, network, context.token(settings))
+    return CalledService(settings.data_dir, settings.brand.slug, network, context.token(settings))
 
 
-def _send(context: Context, service: Service, params: Json, key: Any, session: str | None) -> Json:
+def _send(
+    context: Context, service: CalledService, params: Json, key: Any, session: str | None
+) -> Json:
     """The envelope of one call: to the endpoint, or in this process where there is none.
 
     ``session`` is the one remembered, for a call that names none.

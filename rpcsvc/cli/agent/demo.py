@@ -55,7 +55,7 @@ def _run(context: Context) -> int:
         return OK if run_local(settings, context.local, passing=passing) else FAILED
 
 
-class Caller(Protocol):
+class DemoTarget(Protocol):
     """Calls operations, and lets time pass between polls."""
 
     async def call(self, name: str, params: Json) -> Json:
@@ -134,7 +134,7 @@ def run_local(
         return asyncio.run(run(settings.model_copy(update=own)))
 
 
-async def _demo(caller: Caller) -> bool:
+async def _demo(caller: DemoTarget) -> bool:
     _say("Two swaps on the sandbox: simulated chains, no real money.")
     try:
         first = await _swap(caller, "x2u", "0.8", evm_address_from_seed(system_random(32)))
@@ -146,19 +146,19 @@ async def _demo(caller: Caller) -> bool:
     return first and second
 
 
-async def _swap(caller: Caller, direction: str, amount: str, to: str) -> bool:
-    wish = {"direction": direction, "chain": "arbitrum", "amount": amount}
+async def _swap(caller: DemoTarget, direction: str, amount: str, to: str) -> bool:
+    swap = {"direction": direction, "chain": "arbitrum", "amount": amount}
     _say(f"\n=== {direction} on arbitrum, sending {amount} ===")
-    plan = await _step(caller, "swap.plan", wish)
+    plan = await _step(caller, "swap.plan", swap)
     network = _text(plan, "data", "network")
     if network != _SANDBOX:
         # Its orders would hold back real money, and be paid by nobody.
         raise CallFailed(f"the service is on {network}, and the demo is for a sandbox.")
     _say(f"    missing: {', '.join(map(str, _list(plan, 'missingInputs')))}")
-    quote = _at(await _step(caller, "swap.quote", wish), "data", "quote")
+    quote = _at(await _step(caller, "swap.quote", swap), "data", "quote")
     brings = f"{_text(quote, 'expectedOutput')} {_text(quote, 'payoutAsset')}"
     _say(f"    you get {brings} at {_text(quote, 'rate')}")
-    made = await _step(caller, "swap.execute", {**wish, "to": to})
+    made = await _step(caller, "swap.execute", {**swap, "to": to})
     order_id = _text(made, "data", "order", "orderId")
     funding = _at(made, "data", "fundingInstructions")
     _say(f"    send {_text(funding, 'amountDisplay')} to {_text(funding, 'depositAddress')}")
@@ -166,7 +166,7 @@ async def _swap(caller: Caller, direction: str, amount: str, to: str) -> bool:
     return await _poll(caller, order_id)
 
 
-async def _poll(caller: Caller, order_id: str) -> bool:
+async def _poll(caller: DemoTarget, order_id: str) -> bool:
     shown = None
     for _ in range(POLLS):
         answer = _checked("swap.status", await caller.call("swap.status", {"orderId": order_id}))
@@ -189,7 +189,7 @@ def _show_transfers(answer: Json) -> None:
         _say(f"    {kind} of {amount} {asset} {ended}")
 
 
-async def _step(caller: Caller, name: str, params: Json) -> Json:
+async def _step(caller: DemoTarget, name: str, params: Json) -> Json:
     _say(f"--> {name} {json.dumps(params)}")
     answer = _checked(name, await caller.call(name, params))
     _say(f"    {_text(answer, 'state')}")

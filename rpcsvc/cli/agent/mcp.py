@@ -20,7 +20,7 @@ from rpcsvc.client.aio import AioTransport
 from rpcsvc.client.endpoint import Endpoint, find_endpoint
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.messages import headers_of
-from rpcsvc.client.transport import Sent, Transport, foreign
+from rpcsvc.client.transport import ServiceRequest, Transport, not_this_service
 from rpcsvc.http.mcp.revisions import mirrored
 from rpcsvc.http.site import MCP_PATH
 from rpcsvc.logs import configure_logging
@@ -68,7 +68,7 @@ async def _serve_and_relay(context: Context, settings: Settings) -> None:
 async def _relay(endpoint: Endpoint, token: str | None, ended: asyncio.Event) -> None:
     """Answer each line of stdin on stdout, several at a time, until stdin or the service ends."""
     transport = AioTransport(endpoint)
-    service = Service(transport, token if endpoint.takes_token else None)
+    service = McpForwarder(transport, token if endpoint.takes_token else None)
 
     async def answer(line: bytes) -> None:
         message = await service.answer(line)
@@ -106,7 +106,7 @@ async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]
         stopped.cancel()
 
 
-class Service:
+class McpForwarder:
     """The /mcp of a service."""
 
     def __init__(self, transport: Transport, token: str | None) -> None:
@@ -132,13 +132,13 @@ class Service:
             headers |= mirrored(method, params)
         try:
             reply = await self._transport.exchange(
-                Sent("POST", MCP_PATH, line.strip(), headers, _SECONDS)
+                ServiceRequest("POST", MCP_PATH, line.strip(), headers, _SECONDS)
             )
             if reply.status == 202:
                 return {}
             found = _read(reply.body)
             if found.get("jsonrpc") != "2.0":
-                raise foreign(self._transport.name, MCP_PATH, reply.status)
+                raise not_this_service(self._transport.name, MCP_PATH, reply.status)
         except Unreachable as error:
             return _failure(str(error))
         return found

@@ -12,7 +12,7 @@ from rpcsvc.cli.context import FAILED, OK, Context, add_command, add_common, add
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.client.messages import headers_of
-from rpcsvc.client.transport import Sent
+from rpcsvc.client.transport import ServiceRequest
 from rpcsvc.engines import engine_of
 from rpcsvc.health_probe import PATHS, ask, printable
 from rpcsvc.settings import (
@@ -66,6 +66,8 @@ def _health(context: Context) -> int:
         return ask(context.settings().data_dir, PATHS[context.options.check])
     transport = BlockingTransport(endpoint_of(url))
     headers = headers_of(context.given_token())
-    reply = finished(transport.exchange(Sent("GET", PATHS[context.options.check], headers=headers)))
+    reply = finished(
+        transport.exchange(ServiceRequest("GET", PATHS[context.options.check], headers=headers))
+    )
     sys.stdout.write(printable(reply.body.decode("utf-8", "replace")) + "\n")
     return OK if reply.status == 200 else FAILED

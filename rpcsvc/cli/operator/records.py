@@ -48,7 +48,7 @@ def _add_webhooks(commands: Any) -> None:
     text = "messages to the webhooks of orders"
     parser = commands.add_parser("webhooks", help=text, description=text)
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    what = "what waits or was given up, the newest first"
+    what = "pending or dead messages, the newest first"
     listing = add_command(actions, "list", what, _list_webhooks)
     states = ("pending", "dead", "delivered", "all")
     listing.add_argument("--state", choices=states, default="pending")

@@ -19,7 +19,7 @@ from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.client.transport import Sent
+from rpcsvc.client.transport import ServiceRequest
 from rpcsvc.health_probe import printable
 from rpcsvc.settings import Settings
 
@@ -54,7 +54,7 @@ _FIGURES: Final[tuple[tuple[str, _Shown], ...]] = (
 Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
-class View(NamedTuple):
+class Snapshot(NamedTuple):
     """What the service answered: /health, /metrics, and the transfers under way."""
 
     health: Json
@@ -119,7 +119,7 @@ def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
 # --- asking ------------------------------------------------------------------------------------
 
 
-def read(settings: Settings) -> View:
+def read(settings: Settings) -> Snapshot:
     """What the service on a data directory answers. Raises Unreachable and UntrustedSocket."""
     endpoint = service_socket(settings)
     try:
@@ -127,11 +127,11 @@ def read(settings: Settings) -> View:
     except ValueError as error:
         raise Unreachable(f"What answers at {endpoint.name} is not this service.") from error
     pending = {"state": "pending", "limit": MOST_TRANSFERS + 1, "full": False}
-    return View(health, series, ask_service(settings, "payouts.list", pending))
+    return Snapshot(health, series, ask_service(settings, "payouts.list", pending))
 
 
 def _get(endpoint: Endpoint, path: str) -> str:
-    sent = Sent("GET", path, seconds=_SECONDS)
+    sent = ServiceRequest("GET", path, seconds=_SECONDS)
     return finished(BlockingTransport(endpoint).exchange(sent)).body.decode()
 
 
@@ -149,7 +149,7 @@ def _series(text: str) -> Series:
 # --- showing -----------------------------------------------------------------------------------
 
 
-def lines(view: View) -> list[str]:
+def lines(view: Snapshot) -> list[str]:
     """A view as lines of text."""
     health, series = view.health, view.series
     checks = health["checks"].items()
@@ -178,7 +178,7 @@ _OLDEST: Final = "rpcsvc_orders_open_oldest_seconds"
 _TRANSFER_HEAD: Final = ("TRANSFER UNDER WAY", "STATE", "AMOUNT", "NETWORK", "SINCE")
 
 
-def _title(view: View) -> str:
+def _title(view: Snapshot) -> str:
     health, paused = view.health, view.transfers["paused"]
     state = "" if paused is None else f"  PAYOUTS PAUSED: {paused}"
     return (

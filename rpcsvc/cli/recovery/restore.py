@@ -35,7 +35,7 @@ from rpcsvc.settlement.onchain.journal.files import (
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.journal_replay import Replayed, forget_mark, open_journal
+from rpcsvc.store.journal_replay import ReplayResult, forget_mark, open_journal
 
 _WITHOUT: Final = (
     "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"
@@ -126,7 +126,7 @@ def put_in_place(data_dir: Path, copy: Path) -> Path | None:
     return kept
 
 
-async def adopt(settings: Settings, *, without: bool = False) -> Replayed | None:
+async def adopt(settings: Settings, *, without: bool = False) -> ReplayResult | None:
     """What the journal brought; None where there is none. Raises UsageError."""
     database = await Database.open(settings.data_dir)
     try:
@@ -150,7 +150,7 @@ async def adopt(settings: Settings, *, without: bool = False) -> Replayed | None
         await database.close()
 
 
-def _tell(done: Replayed | None) -> int:
+def _tell(done: ReplayResult | None) -> int:
     if done is None:
         sys.stdout.write("The copy is in place.\n")
         return OK

@@ -43,7 +43,7 @@ _DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RecordedCall:
     """One call and its answer. ``name`` is also the request id that the call was made under."""
 
     name: str
@@ -53,7 +53,7 @@ class Exchange:
     answer: Json
 
 
-Recording = Mapping[str, Exchange]
+Recording = Mapping[str, RecordedCall]
 
 
 class StageClock:
@@ -85,14 +85,14 @@ class _Stage:
     def __init__(self, service: LocalService, clock: StageClock) -> None:
         self._service = service
         self._clock = clock
-        self.exchanges: dict[str, Exchange] = {}
+        self.exchanges: dict[str, RecordedCall] = {}
 
     async def play(
         self, name: str, operation: str, params: Json, key: str | None = None
-    ) -> Exchange:
+    ) -> RecordedCall:
         """Make a call and keep it under ``name``."""
         answer = await self._call(name, operation, params, key)
-        exchange = Exchange(name, operation, params, key, answer)
+        exchange = RecordedCall(name, operation, params, key, answer)
         self.exchanges[name] = exchange
         return exchange
 
@@ -180,8 +180,8 @@ def _priced(swap: Json) -> Json:
 
 
 async def _expire(stage: _Stage, swap: Json) -> None:
-    told = {**swap, "webhook": "https://agent.example/hooks/swaps"}
-    order = await stage.play("unfunded", "swap.create", told, "0f6c2b9a-order-2")
+    with_webhook = {**swap, "webhook": "https://agent.example/hooks/swaps"}
+    order = await stage.play("unfunded", "swap.create", with_webhook, "0f6c2b9a-order-2")
     data = order.answer["data"]
     order_id = data["order"]["orderId"]
     owned = {"orderId": order_id, "sessionId": data["sessionId"]}
@@ -258,7 +258,7 @@ def _payment(offer: Json, now: int) -> Json:
 def on_network(recording: Recording, network: str) -> Recording:
     """The recording with the addresses that callers gave as they are on another network."""
     return {
-        name: Exchange(**table.on_network(asdict(exchange), network))
+        name: RecordedCall(**table.on_network(asdict(exchange), network))
         for name, exchange in recording.items()
     }
 
@@ -280,16 +280,16 @@ def dumps(recording: Recording) -> str:
 def load() -> Recording:
     """The recording that is part of the package."""
     text = (resources.files(__package__) / FILE).read_text(encoding="utf-8")
-    return {row["name"]: Exchange(**row) for row in json.loads(text)}
+    return {row["name"]: RecordedCall(**row) for row in json.loads(text)}
 
 
-def show(site: Site, exchange: Exchange) -> str:
+def show(site: Site, exchange: RecordedCall) -> str:
     """One call over HTTPS and its answer."""
     answer = code(json_text(exchange.answer).replace(RECORDED_AT, site.url), "json")
     return f"{code(_request(site, exchange), 'http')}\n\nAnswer:\n\n{answer}"
 
 
-def _request(site: Site, exchange: Exchange) -> str:
+def _request(site: Site, exchange: RecordedCall) -> str:
     operation = links.operation_named(site, exchange.operation)
     params = dict(exchange.params)
     path = operation.path or ""
@@ -306,7 +306,7 @@ def _request(site: Site, exchange: Exchange) -> str:
     return "\n".join(lines)
 
 
-def show_elsewhere(site: Site, exchange: Exchange) -> str:
+def show_elsewhere(site: Site, exchange: RecordedCall) -> str:
     """The same call over JSON-RPC and on the command line."""
     operation = links.operation_named(site, exchange.operation)
     key = RPC_EXAMPLE_KEY if site.rpc_needs_token else exchange.key

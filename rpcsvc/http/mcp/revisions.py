@@ -53,7 +53,7 @@ _BASE64: Final = re.compile(r"=\?base64\?(.*)\?=")
 Headers = CIMultiDictProxy[str]
 
 
-class Client(NamedTuple):
+class McpClient(NamedTuple):
     """What a request says of the client's side. ``capabilities`` are unknown after a handshake."""
 
     is_stateless: bool
@@ -89,7 +89,7 @@ class Client(NamedTuple):
         return isinstance(extensions, dict) and extension in extensions
 
 
-def client_of(method: str, params: Json, headers: Headers) -> Client:
+def client_of(method: str, params: Json, headers: Headers) -> McpClient:
     """Whom a request is of.
 
     Raises InvalidParams for ``_meta`` that lacks what its revision requires, HeaderMismatch, and
@@ -99,7 +99,7 @@ def client_of(method: str, params: Json, headers: Headers) -> Client:
     meta = params.get("_meta")
     meta = meta if isinstance(meta, dict) else {}
     if _VERSION_KEY not in meta and (version is None or version in HANDSHAKE):
-        return Client(is_stateless=False, capabilities={})
+        return McpClient(is_stateless=False, capabilities={})
     if version not in SERVED and _VERSION_KEY not in meta:
         raise _unsupported(version)
     named, capabilities = meta.get(_VERSION_KEY), meta.get(_CAPABILITIES_KEY)
@@ -116,7 +116,7 @@ def client_of(method: str, params: Json, headers: Headers) -> Client:
         _require_header(headers, _NAME_HEADER, params[_NAMED_BY[method]])
     if named != STATELESS:
         raise _unsupported(named)
-    return Client(is_stateless=True, capabilities=capabilities or {})
+    return McpClient(is_stateless=True, capabilities=capabilities or {})
 
 
 def is_stateless(headers: Headers) -> bool:

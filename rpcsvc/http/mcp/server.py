@@ -41,8 +41,8 @@ from rpcsvc.http.mcp.revisions import (
     SERVED,
     SERVER_INFO_KEY,
     TASKS,
-    Client,
     Headers,
+    McpClient,
     client_of,
     is_stateless,
 )
@@ -62,7 +62,7 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.quoted import FIELD
-from rpcsvc.orders.unfunded import Client as Payer
+from rpcsvc.orders.unfunded import Client
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
@@ -78,7 +78,7 @@ class McpCaller(Caller):
     transport: str = "mcp"
 
 
-Answer = Callable[[McpCaller, Client, "str | None", Json], Awaitable[Json]]
+McpMethod = Callable[[McpCaller, McpClient, "str | None", Json], Awaitable[Json]]
 
 
 class McpHttp:
@@ -122,7 +122,7 @@ class McpHttp:
         self._listed: bytes | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one POST: a request, or a notification, which gets 202."""
+        """McpMethod one POST: a request, or a notification, which gets 202."""
         try:
             context = self._gate.admit(request)
         except TlsRequired as error:
@@ -168,22 +168,22 @@ class McpHttp:
             request.headers,
             "rpc" if token else "public",
             budget,
-            Payer("token", f"token:{token}") if token else context.client,
+            Client("token", f"token:{token}") if token else context.client,
             self._gate.new_request_id,
         )
 
     # --- methods ---
 
     def _methods(self) -> dict[str, RpcMethod[McpCaller]]:
-        everywhere: dict[str, Answer] = {
+        everywhere: dict[str, McpMethod] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
             "resources/list": self._list_resources,
             "resources/templates/list": self._list_templates,
             "resources/read": self._read_resource,
         }
-        handshake: dict[str, Answer] = {"initialize": self._initialize, "ping": self._ping}
-        stateless: dict[str, Answer] = {
+        handshake: dict[str, McpMethod] = {"initialize": self._initialize, "ping": self._ping}
+        stateless: dict[str, McpMethod] = {
             "server/discover": self._discover,
             "tasks/get": self._get_task,
             "tasks/update": self._acknowledge_task,
@@ -195,7 +195,7 @@ class McpHttp:
             **{name: self._method(name, answer, True) for name, answer in stateless.items()},
         }
 
-    def _method(self, name: str, answer: Answer, stateless: bool | None) -> RpcMethod[McpCaller]:
+    def _method(self, name: str, answer: McpMethod, stateless: bool | None) -> RpcMethod[McpCaller]:
         """A method of all revisions (None), or of those with or without a handshake only."""
 
         async def call(caller: McpCaller, hint: str | None, params: Json) -> Any:
@@ -230,7 +230,7 @@ class McpHttp:
         }
 
     async def _initialize(
-        self, _caller: McpCaller, _client: Client, _hint: str | None, params: Json
+        self, _caller: McpCaller, _client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         asked = params.get("protocolVersion")
         return {
@@ -241,12 +241,12 @@ class McpHttp:
         }
 
     async def _ping(
-        self, _caller: McpCaller, _client: Client, _hint: str | None, _params: Json
+        self, _caller: McpCaller, _client: McpClient, _hint: str | None, _params: Json
     ) -> Json:
         return {}
 
     async def _discover(
-        self, _caller: McpCaller, _client: Client, _hint: str | None, _params: Json
+        self, _caller: McpCaller, _client: McpClient, _hint: str | None, _params: Json
     ) -> Json:
         return {
             "supportedVersions": list(SERVED),
@@ -256,7 +256,7 @@ class McpHttp:
         }
 
     async def _list_tools(
-        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         if self._listed is None:
@@ -267,20 +267,20 @@ class McpHttp:
         return {"tools": orjson.Fragment(self._listed), **_hints(client, _TTL_MS)}
 
     async def _list_resources(
-        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         found = [_resource(uri, each.document) for uri, each in self._documents.items()]
         return {"resources": [*found, self._app.resource()], **_hints(client, _TTL_MS)}
 
     async def _list_templates(
-        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         return {"resourceTemplates": [], **_hints(client, _TTL_MS)}
 
     async def _read_resource(
-        self, _caller: McpCaller, client: Client, _hint: str | None, params: Json
+        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         uri = params.get("uri")
         if uri == self._app.uri:
@@ -300,7 +300,7 @@ class McpHttp:
     # --- tools/call ---
 
     async def _call_tool(
-        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
         operation, arguments = self._tool_and_arguments(params)
         if operation.payable:
@@ -341,7 +341,7 @@ class McpHttp:
     # --- tasks ---
 
     async def _begin_task(
-        self, caller: McpCaller, client: Client, hint: str | None, arguments: Json
+        self, caller: McpCaller, client: McpClient, hint: str | None, arguments: Json
     ) -> Json:
         """The task that a wait turns into; the answer itself where there is nothing to wait for."""
         begun = await self._tasks.begin(caller, hint, arguments)
@@ -351,7 +351,7 @@ class McpHttp:
         return _result(reply, client, self._tasks.operation)
 
     async def _get_task(
-        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
         client.require_tasks()
         task = await self._tasks.get(caller, hint, params)
@@ -360,9 +360,9 @@ class McpHttp:
         return {**task.view, "result": _result(task.reply, client, self._tasks.operation)}
 
     async def _acknowledge_task(
-        self, caller: McpCaller, client: Client, hint: str | None, params: Json
+        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
-        """Answer an update, for no task asks for any, and a cancellation, which ends no swap."""
+        """McpMethod an update, for no task asks for any, and a cancellation, which ends no swap."""
         client.require_tasks()
         await self._tasks.get(caller, hint, params)
         return {}
@@ -392,7 +392,9 @@ class McpHttp:
         return self._approval.question(arguments, data["quote"], data[FIELD])
 
 
-def _result(reply: Reply, client: Client | None = None, operation: Operation | None = None) -> Json:
+def _result(
+    reply: Reply, client: McpClient | None = None, operation: Operation | None = None
+) -> Json:
     """A CallToolResult: the envelope as structured content, and as text for older clients.
 
     For clients that can show the app of an order, ``_meta`` has the data that it needs.
@@ -426,7 +428,7 @@ def _kept(ttl_ms: int, *, shared: bool = True) -> Json:
     return {"ttlMs": ttl_ms, "cacheScope": "public" if shared else "private"}
 
 
-def _hints(client: Client, ttl_ms: int, *, shared: bool = True) -> Json:
+def _hints(client: McpClient, ttl_ms: int, *, shared: bool = True) -> Json:
     """For how long a client may keep a result; revisions with a handshake don't know it."""
     return _kept(ttl_ms, shared=shared) if client.is_stateless else {}
 

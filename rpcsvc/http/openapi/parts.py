@@ -13,7 +13,7 @@ from rpcsvc import errors
 from rpcsvc.errors import ServiceError
 from rpcsvc.http import schemas, x402
 from rpcsvc.http.documents import links, signatures
-from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
@@ -45,7 +45,7 @@ def by_status(classes: Iterable[ErrorClass]) -> dict[int, list[ErrorClass]]:
     return {status: list(group) for status, group in groupby(ordered, lambda c: c.http_status)}
 
 
-def response(text: str, schema: Json, headers: Json, examples: Iterable[Exchange]) -> Json:
+def response(text: str, schema: Json, headers: Json, examples: Iterable[RecordedCall]) -> Json:
     """A response object with recorded answers as its examples."""
     content: Json = {"schema": schema}
     shown = {e.name: {"summary": schemas.label(e), "value": e.answer} for e in examples}

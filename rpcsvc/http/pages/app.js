@@ -34,14 +34,14 @@
   };
 
   const show = (result) => {
-    const told = result.structuredContent;
-    if (!told) return;
-    const error = told.ok ? null : told.error;
+    const envelope = result.structuredContent;
+    if (!envelope) return;
+    const error = envelope.ok ? null : envelope.error;
     write("error", error && error.message);
-    if (error || !told.data.order) return;
-    const { order, fundingInstructions: funding, actionRequired, transfers } = told.data;
-    shown = { id: order.orderId, isOver: OVER.includes(told.state), page: order.checkoutUrl };
-    write("heading", texts.headings[actionRequired || situation(told.data)]);
+    if (error || !envelope.data.order) return;
+    const { order, fundingInstructions: funding, actionRequired, transfers } = envelope.data;
+    shown = { id: order.orderId, isOver: OVER.includes(envelope.state), page: order.checkoutUrl };
+    write("heading", texts.headings[actionRequired || situation(envelope.data)]);
     write("order", order.orderId);
     element("pay").hidden = !funding;
     if (funding) {
@@ -119,9 +119,9 @@
     protocolVersion: "2026-01-26",
     appInfo: { name: texts.name, version: texts.version },
     appCapabilities: { availableDisplayModes: ["inline"] },
-  }).then((told) => {
-    host = told.hostCapabilities || {};
-    dress(told.hostContext || {});
+  }).then((reply) => {
+    host = reply.hostCapabilities || {};
+    dress(reply.hostContext || {});
     post({ method: "ui/notifications/initialized", params: {} });
     follow();
   });

@@ -37,21 +37,21 @@ from rpcsvc.orders.ports.venue import Confirmations
 REFRESH_SECONDS: Final = 15
 
 
-class Moment(NamedTuple):
+class PageTime(NamedTuple):
     """A time for programs and for people."""
 
     iso: str
     text: str
 
 
-class Step(NamedTuple):
+class ProgressStep(NamedTuple):
     """A step of the swap; ``state``: done, now or later."""
 
     label: str
     state: str
 
 
-class Payment(NamedTuple):
+class PaymentBox(NamedTuple):
     """What is to be paid, where and until when. ``contract`` is None for XMR."""
 
     amount: str
@@ -61,7 +61,7 @@ class Payment(NamedTuple):
     contract: str | None
     uri: str
     qr: Markup
-    expires: Moment
+    expires: PageTime
 
 
 class RefundRule(NamedTuple):
@@ -72,7 +72,7 @@ class RefundRule(NamedTuple):
     is_risky: bool
 
 
-class Received(NamedTuple):
+class DepositLine(NamedTuple):
     """A deposit."""
 
     amount: str
@@ -80,7 +80,7 @@ class Received(NamedTuple):
     txid: str
 
 
-class Sent(NamedTuple):
+class TransferLine(NamedTuple):
     """A payout or a refund."""
 
     heading: str
@@ -102,7 +102,7 @@ class Checkout:
     heading: str
     says: str
     reason: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[ProgressStep, ...]
     send: str
     receive: str
     send_network: str
@@ -116,14 +116,14 @@ class Checkout:
     rate: str
     rate_note: str
     chunks: str
-    pay: Payment | None
+    pay: PaymentBox | None
     refund: RefundRule
     needs_refund_address: bool
-    deposits: tuple[Received, ...]
+    deposits: tuple[DepositLine, ...]
     arrived: str
     missing: str
     confirmations: str
-    transfers: tuple[Sent, ...]
+    transfers: tuple[TransferLine, ...]
     receipt: Json | None
     attested: bool
     verify_command: str
@@ -132,7 +132,7 @@ class Checkout:
     refresh: int
     seconds_left: int
     seconds_in_all: int
-    now: Moment
+    now: PageTime
 
 
 class CheckoutWriter:
@@ -230,7 +230,7 @@ class CheckoutWriter:
             not transfer.state.is_final for transfer in self._order.transfers
         )
 
-    def _steps(self) -> tuple[Step, ...]:
+    def _steps(self) -> tuple[ProgressStep, ...]:
         at = _STEP_OF.get(self._order.status)
         if at is None:
             return ()
@@ -238,7 +238,7 @@ class CheckoutWriter:
         if self._status["amountDue"] is not None:
             now = 0
         return tuple(
-            Step(
+            ProgressStep(
                 self._say(f"checkout.step_{label}"),
                 "done" if number < now else "now" if number == now else "later",
             )
@@ -253,14 +253,14 @@ class CheckoutWriter:
             return known.display_name
         return names.network.replace("-", " ").title()
 
-    def _payment(self) -> Payment | None:
+    def _payment(self) -> PaymentBox | None:
         funding = self._status["fundingInstructions"]
         if funding is None:
             return None
         names = self._views.profile.names(self._terms.deposit_asset, self._terms.chain)
         is_xmr = self._terms.deposit_asset is XMR
         address, uri = funding["depositAddress"], funding["paymentUri"]
-        return Payment(
+        return PaymentBox(
             amount=funding["amount"],
             address=address,
             network=self._network(self._terms.deposit_asset),
@@ -320,10 +320,10 @@ class CheckoutWriter:
         done, total = progress["chunksCompleted"], progress["chunksTotal"]
         return self._say("checkout.chunks", total=total, done=done)
 
-    def _received(self, deposit: Deposit) -> Received:
+    def _received(self, deposit: Deposit) -> DepositLine:
         view = deposit_view(self._order, deposit)
         state = "dust" if view["use"] == "dust" else view["status"]
-        return Received(
+        return DepositLine(
             amount=_amount(deposit.units, self._terms.deposit_asset),
             state=self._say(f"checkout.deposit_{state}"),
             txid=view["txid"],
@@ -349,9 +349,9 @@ class CheckoutWriter:
         units = payout.units if payout else report.output if report else None
         return _amount(units or 0, self._terms.payout_asset)
 
-    def _sent(self, transfer: Transfer) -> Sent:
+    def _sent(self, transfer: Transfer) -> TransferLine:
         view = transfer_view(transfer)
-        return Sent(
+        return TransferLine(
             heading=self._say(f"checkout.sent_heading_{TransferKind(view['kind']).value}"),
             amount=f"{view['amount']} {view['asset']}",
             state=self._say(f"checkout.transfer_{view['status']}"),
@@ -376,11 +376,11 @@ class CheckoutWriter:
         return " \\\n  ".join(lines)
 
 
-def moment(at: int, now: int) -> Moment:
+def moment(at: int, now: int) -> PageTime:
     """A time (ms); its day is named only where it is not the day of ``now``."""
     iso = iso8601(at)
     same_day = iso[:10] == iso8601(now)[:10]
-    return Moment(iso, f"{iso[11:16]} UTC" if same_day else f"{iso[:10]} {iso[11:16]} UTC")
+    return PageTime(iso, f"{iso[11:16]} UTC" if same_day else f"{iso[:10]} {iso[11:16]} UTC")
 
 
 def _amount(units: int, asset: Asset) -> str:

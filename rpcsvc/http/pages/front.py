@@ -34,7 +34,7 @@ class Limit(NamedTuple):
     most: str
 
 
-class Check(NamedTuple):
+class CheckLine(NamedTuple):
     """One line of the status page."""
 
     name: str
@@ -68,7 +68,7 @@ def status_values(
         "heading": texts.say("status.well" if is_well else "status.unwell"),
         "now": moment(now, now),
         "checks": [
-            Check(
+            CheckLine(
                 texts.entries.get(f"status.check_{name}", name),
                 texts.say("status.ok" if health.ok else "status.degraded"),
                 health.detail if is_insider else None,

@@ -230,7 +230,7 @@ class PagesHttp:
         """Two steps: the address is shown once more, then taken."""
         order = await self._find(visit)
         if visit.request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return self._unchanged(visit, "foreign", 403)
+            return self._unchanged(visit, "cross_site", 403)
         form = await _read_form(visit.request)
         if form is None:
             return self._unchanged(visit, "unreadable", 400)

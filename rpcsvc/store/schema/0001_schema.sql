@@ -279,7 +279,7 @@ CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfun
 -- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
 -- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
 -- client. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
--- checks it before it commits, so that no two promise the same money.
+-- checks it before it commits, so that no two orders reserve the same money.
 CREATE TABLE reservation_sums (
     scope   TEXT    NOT NULL,
     network TEXT    NOT NULL,

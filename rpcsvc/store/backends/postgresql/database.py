@@ -25,9 +25,8 @@ from rpcsvc.store.backends.postgresql.connection import (
     is_down,
     unavailable,
 )
-from rpcsvc.store.backends.postgresql.reader import Reader
+from rpcsvc.store.backends.postgresql.reader import Reader, compiled
 from rpcsvc.store.backends.postgresql.schema import migrate
-from rpcsvc.store.backends.postgresql.sql import compiled
 from rpcsvc.store.database import (
     CommitObserver,
     DatabaseUnusable,
@@ -35,7 +34,7 @@ from rpcsvc.store.database import (
     Row,
     Statement,
 )
-from rpcsvc.store.group_commit import GroupCommit, Rows
+from rpcsvc.store.group_commit import GroupCommit, StatementRows
 
 log = structlog.get_logger(__name__)
 
@@ -167,7 +166,7 @@ class Database:
         """
         await self._group.write(statements)
 
-    async def _transact(self, rows: list[Rows]) -> None:
+    async def _transact(self, rows: list[StatementRows]) -> None:
         for left in reversed(range(MOST_TRIES)):
             if self._session.connection.is_closed():
                 await self._reconnect()
@@ -191,7 +190,7 @@ class Database:
                 self._failure = None
                 return
 
-    async def _commit(self, session: _Session, rows: list[Rows]) -> None:
+    async def _commit(self, session: _Session, rows: list[StatementRows]) -> None:
         """One transaction, with the number by which its outcome can be looked up later."""
         connection = session.connection
         steps = [await _step(session, each) for each in rows]
@@ -260,7 +259,7 @@ class Database:
 _PROBE: Final = Statement("SELECT 1")
 
 
-async def _step(session: _Session, rows: Rows) -> Callable[[], Awaitable[None]]:
+async def _step(session: _Session, rows: StatementRows) -> Callable[[], Awaitable[None]]:
     """The rows of a statement that is prepared, to be executed in a transaction."""
     form = compiled(rows.sql)
     bound = [form.bind(each) for each in rows.values]

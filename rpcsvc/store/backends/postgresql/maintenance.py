@@ -9,13 +9,13 @@ import asyncpg
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
+from rpcsvc.store.backends.postgresql.reader import compiled
 from rpcsvc.store.backends.postgresql.schema import other_schema, version_of
-from rpcsvc.store.backends.postgresql.sql import compiled
 from rpcsvc.store.checks import BOOKS, reservation_problems
 from rpcsvc.store.database import DatabaseUnusable, Query, Row, Statement
 
 
-class _Moment:
+class _Snapshot:
     """Reads within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
@@ -58,7 +58,7 @@ async def check_server(url: str) -> list[str]:
                 for row in await connection.fetch(query)
             ]
             now = await connection.fetchval("SELECT now_ms()")
-            return problems or await reservation_problems(_Moment(connection), now)
+            return problems or await reservation_problems(_Snapshot(connection), now)
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
         return [f"the database can't be read: {error}"]
     finally:

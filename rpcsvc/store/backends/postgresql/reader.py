@@ -2,21 +2,22 @@
 
 A round trip costs many times what it takes to find a row. While one lane waits for an answer, reads
 gather for the next; a further lane is opened only where an answer takes long, so that a slow query
-stops no other.
+stops no other. Compiles the shared text of queries for PostgreSQL.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql.connection import Connection, is_down, unavailable
-from rpcsvc.store.backends.postgresql.sql import CALL, Compiled, batched, compiled
 from rpcsvc.store.database import Query, Row
 
 LANES: Final = 4
@@ -24,8 +25,72 @@ LANES: Final = 4
 GATHER_SECONDS: Final = 0.005
 MAX_BATCH: Final = 256
 _ONE_MOMENT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_PLACE: Final = re.compile(r"(?P<many>\b(?:NOT )?IN )?:(?P<name>[a-z]\w*)")
+# PostgreSQL takes no column as the number of rows of a subquery.
+_BOUNDED: Final = re.compile(r"\b(LIMIT|OFFSET) :")
+_ONE_OF: Final = {"IN ": "= ANY(${})", "NOT IN ": "<> ALL(${})"}
+# The column of a batched query that says which call a row is for.
+CALL: Final = "call_"
 
 Values = tuple[Any, ...]
+
+
+class Compiled(NamedTuple):
+    """A text with ``$1``, the values that it takes in order, and which of them are lists.
+
+    ``batches``: many calls can be made by one query (``batched``).
+    """
+
+    text: str
+    names: tuple[str, ...]
+    lists: frozenset[str]
+    batches: bool
+
+    def bind(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values in order. Raises KeyError for one that is not given."""
+        if not self.lists:
+            return [values[name] for name in self.names]
+        return [list(values[n]) if n in self.lists else values[n] for n in self.names]
+
+
+@lru_cache(maxsize=1024)
+def compiled(sql: str) -> Compiled:
+    """The text as PostgreSQL takes it: a name that comes twice is one parameter."""
+    names: list[str] = []
+    lists = set()
+
+    def mark(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in names:
+            names.append(name)
+        place = names.index(name) + 1
+        if found["many"] is None:
+            return f"${place}"
+        lists.add(name)
+        return _ONE_OF[found["many"]].format(place)
+
+    text = _PLACE.sub(mark, sql)
+    batches = bool(names) and not lists and _BOUNDED.search(sql) is None
+    return Compiled(text, tuple(names), frozenset(lists), batches)
+
+
+@lru_cache(maxsize=1024)
+def batched(text: str, types: Sequence[str]) -> str:
+    """One query for many calls of ``text``, whose parameters are of these types.
+
+    It takes an array for each parameter. Rows of one call are in the order of the query: a subquery
+    with ORDER BY is run for one call after the other.
+    """
+    arrays = ", ".join(f"${n}::{name}[]" for n, name in enumerate(types, 1))
+    columns = ", ".join(f"p{n}" for n in range(1, len(types) + 1))
+    inner = re.sub(r"\$(\d+)", r"calls.p\1", text)
+    return (
+        f"SELECT calls.{CALL}, answers.* FROM unnest({arrays}) WITH ORDINALITY"
+        f" AS calls ({columns}, {CALL}) CROSS JOIN LATERAL ({inner}) AS answers"
+    )
+
+
+# --- lanes -------------------------------------------------------------------------------------
 
 
 class _Read(NamedTuple):

@@ -41,7 +41,7 @@ from rpcsvc.store.database import (
     DatabaseUnusable,
     Statement,
 )
-from rpcsvc.store.group_commit import GroupCommit, Rows
+from rpcsvc.store.group_commit import GroupCommit, StatementRows
 from rpcsvc.store.schema import NEWEST
 
 log = structlog.get_logger(__name__)
@@ -275,7 +275,7 @@ class Database(Reader):
         """
         await self._group.write(statements)
 
-    async def _transact(self, rows: list[Rows]) -> None:
+    async def _transact(self, rows: list[StatementRows]) -> None:
         if self._checkpoints.wants_restart:
             await self._restart_log()
         group = [_bound(each) for each in rows]
@@ -319,7 +319,7 @@ class Database(Reader):
             self._is_restarting = False
 
 
-def _bound(rows: Rows) -> BoundRows:
+def _bound(rows: StatementRows) -> BoundRows:
     form = compiled(rows.sql)
     return BoundRows(form, rows.finds, [form.bind(values) for values in rows.values])
 
