@@ -34,7 +34,7 @@ from yarl import URL
 from rpcsvc import __version__
 from rpcsvc.clock import Clock
 from rpcsvc.domain.webhooks import (
-    Attempt,
+    DeliveryAttempt,
     Targets,
     Webhook,
     as_address,
@@ -111,11 +111,11 @@ class WebhookSender:
         """The system's certificates. Reading them takes longer than most commands do."""
         return ssl.create_default_context()
 
-    async def send(self, webhook: Webhook, message_id: str, body: bytes) -> Attempt:
+    async def send(self, webhook: Webhook, message_id: str, body: bytes) -> DeliveryAttempt:
         """Send a message; what came of it. Raises nothing that a receiver can cause."""
         session = self._onion if webhook.is_onion else self._public
         if session is None:
-            return Attempt(None, "The service has no proxy to Tor any more.")
+            return DeliveryAttempt(None, "The service has no proxy to Tor any more.")
         headers = self._headers(webhook, message_id, body)
         try:
             async with (
@@ -132,15 +132,19 @@ class WebhookSender:
                 status = response.status
                 response.close()  # its body says nothing
         except TimeoutError:
-            return Attempt(None, f"No answer within {self._seconds:g} s.")
+            return DeliveryAttempt(None, f"No answer within {self._seconds:g} s.")
         except ClientConnectorCertificateError:
-            return Attempt(None, "The TLS certificate is not valid for this host.")
+            return DeliveryAttempt(None, "The TLS certificate is not valid for this host.")
         except ClientConnectorError as error:
             is_refused = error.os_error.errno == errno.EACCES
-            return Attempt(None, _NOT_PUBLIC if is_refused else "No connection could be made.")
+            return DeliveryAttempt(
+                None, _NOT_PUBLIC if is_refused else "No connection could be made."
+            )
         except (ClientError, OSError, ValueError):
-            return Attempt(None, "The connection was lost, or the answer was not HTTP.")
-        return Attempt(status, _problem(status), retry_after_ms(asked, self._clock.now_ms()))
+            return DeliveryAttempt(None, "The connection was lost, or the answer was not HTTP.")
+        return DeliveryAttempt(
+            status, _problem(status), retry_after_ms(asked, self._clock.now_ms())
+        )
 
     def _headers(self, webhook: Webhook, message_id: str, body: bytes) -> dict[str, str]:
         second = self._clock.now_ms() // 1000

@@ -252,7 +252,7 @@ def message_id(order_id: str, sequence: int) -> str:
 # --- attempts ----------------------------------------------------------------------------------
 
 
-class Attempt(NamedTuple):
+class DeliveryAttempt(NamedTuple):
     """What came of sending a message: a status, or why there is none.
 
     ``retry_after_ms``: how long the receiver asks to be left alone.
@@ -280,27 +280,27 @@ class Standing(NamedTuple):
     is_ended: bool = False
 
 
-class Verdict(NamedTuple):
+class DeliveryVerdict(NamedTuple):
     """What becomes of a delivery (delivered, pending, dead) and of its webhook."""
 
     state: str
     standing: Standing
 
 
-def judge(attempt: Attempt, before: Standing, now: int) -> Verdict:
+def judge(attempt: DeliveryAttempt, before: Standing, now: int) -> DeliveryVerdict:
     """The pauses double from 5 s on. After 24 h of failure a delivery is dead.
 
     Those behind it are then tried once each, and are dead too unless the receiver is back.
     """
     if attempt.is_delivered:
-        return Verdict("delivered", Standing())
+        return DeliveryVerdict("delivered", Standing())
     failures = before.failures + 1
     since = now if before.failing_since is None else min(now, before.failing_since)
     if attempt.status == GONE:
-        return Verdict("dead", Standing(failures, since, 0, is_ended=True))
+        return DeliveryVerdict("dead", Standing(failures, since, 0, is_ended=True))
     end = since + DAY_MS
     if now >= end:
-        return Verdict("dead", Standing(failures, since, 0))
+        return DeliveryVerdict("dead", Standing(failures, since, 0))
     due = min(end, now + FIRST_PAUSE_MS * 2 ** min(failures - 1, 20))
     asked = min(DAY_MS, attempt.retry_after_ms or 0)
-    return Verdict("pending", Standing(failures, since, max(due, now + asked)))
+    return DeliveryVerdict("pending", Standing(failures, since, max(due, now + asked)))

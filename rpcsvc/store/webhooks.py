@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rpcsvc.domain.webhooks import Attempt, Standing, Verdict, Webhook
+from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, Webhook
 from rpcsvc.orders.ports.webhooks import Backlog, BookedDelivery, BookedWebhook, DueDelivery
 from rpcsvc.store.database import Row, Statement, Tables
 
@@ -137,7 +137,7 @@ class SqlWebhooks:
         ]
 
     async def record(
-        self, delivery: DueDelivery, attempt: Attempt, verdict: Verdict, now: int
+        self, delivery: DueDelivery, attempt: DeliveryAttempt, verdict: DeliveryVerdict, now: int
     ) -> None:
         """Write what came of an attempt."""
         standing, order = verdict.standing, {"order_id": delivery.order_id}

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 
 from rpcsvc import webhook_sender as module
-from rpcsvc.domain.webhooks import Attempt, Targets, Webhook
+from rpcsvc.domain.webhooks import DeliveryAttempt, Targets, Webhook
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 from tests.receiver import HOST, Receiver, receiving
 from tests.sandbox import ManualClock
 
 LOOPBACK = Targets((ip_network("127.0.0.0/8"),))
-NOT_PUBLIC = Attempt(None, "The host's address is not public.")
+NOT_PUBLIC = DeliveryAttempt(None, "The host's address is not public.")
 Lookup = list[tuple[Any, ...]]
 
 
@@ -43,7 +43,7 @@ async def sending(
         yield sender
 
 
-async def sent(sender: WebhookSender, url: str) -> Attempt:
+async def sent(sender: WebhookSender, url: str) -> DeliveryAttempt:
     return await sender.send(Webhook(url), "msg_1_1", b"{}")
 
 
@@ -75,7 +75,7 @@ async def test_a_name_is_checked_by_its_certificate(
     resolving(monkeypatch, ["127.0.0.1"])
     async with sending() as sender:
         port = receiver.port
-        assert await sent(sender, f"https://{HOST}:{port}/") == Attempt(204)
+        assert await sent(sender, f"https://{HOST}:{port}/") == DeliveryAttempt(204)
         other = await sent(sender, f"https://other.example.net:{port}/")
         assert other.error == "The TLS certificate is not valid for this host."
     assert len(receiver.received) == 1
@@ -109,7 +109,7 @@ async def test_a_name_that_is_rebound_is_checked_each_time(
     async with sending(Targets((ip_network("127.0.0.1/32"),))) as sender:
         url = f"https://{HOST}:{receiver.port}/"
         assert [await sent(sender, url) for _ in range(3)] == [
-            Attempt(204), NOT_PUBLIC, Attempt(204),
+            DeliveryAttempt(204), NOT_PUBLIC, DeliveryAttempt(204),
         ]  # fmt: skip
     assert asked == [HOST] * 3
 
@@ -119,13 +119,13 @@ async def test_of_several_addresses_only_permitted_ones_are_called(
 ) -> None:
     resolving(monkeypatch, ["127.0.0.2", "10.0.0.1", "127.0.0.1"])
     async with sending(Targets((ip_network("127.0.0.1/32"),))) as sender:
-        assert await sent(sender, f"https://{HOST}:{receiver.port}/") == Attempt(204)
+        assert await sent(sender, f"https://{HOST}:{receiver.port}/") == DeliveryAttempt(204)
 
 
 async def test_a_receiver_that_does_not_answer_is_left_in_time(receiver: Receiver) -> None:
     receiver.hold = asyncio.Event()
     async with sending(seconds=0.2) as sender:
-        assert await sent(sender, receiver.url) == Attempt(None, "No answer within 0.2 s.")
+        assert await sent(sender, receiver.url) == DeliveryAttempt(None, "No answer within 0.2 s.")
 
 
 async def test_an_endless_body_is_not_read(receiver: Receiver) -> None:
@@ -136,7 +136,7 @@ async def test_an_endless_body_is_not_read(receiver: Receiver) -> None:
 
     receiver.answer = lambda _got: Endless()
     async with sending() as sender, asyncio.timeout(10):
-        assert await sent(sender, receiver.url) == Attempt(200)
+        assert await sent(sender, receiver.url) == DeliveryAttempt(200)
 
 
 async def test_an_endless_head_is_a_failure(receiver: Receiver) -> None:
@@ -149,7 +149,7 @@ async def test_an_endless_head_is_a_failure(receiver: Receiver) -> None:
 async def test_where_nobody_listens_there_is_no_connection(receiver: Receiver) -> None:
     async with sending() as sender:
         failed = await sent(sender, "https://127.0.0.1:1/")
-    assert failed == Attempt(None, "No connection could be made.")
+    assert failed == DeliveryAttempt(None, "No connection could be made.")
 
 
 async def test_a_name_that_is_not_found_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def test_a_name_that_is_not_found_is_a_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "lookup", lookup)
     async with sending() as sender:
         failed = await sent(sender, f"https://{HOST}/")
-    assert failed == Attempt(None, "No connection could be made.")
+    assert failed == DeliveryAttempt(None, "No connection could be made.")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_an_onion_service_is_called_through_the_proxy() -> None:
     port = server.sockets[0].getsockname()[1]
     host = f"{'a' * 56}.onion"
     async with server, sending(Targets(onion=True), proxy=f"socks5://127.0.0.1:{port}") as sender:
-        assert await sent(sender, f"http://{host}/hook") == Attempt(202)
+        assert await sent(sender, f"http://{host}/hook") == DeliveryAttempt(202)
     assert asked == [b"\x05\x01\x00\x03" + host.encode() + (80).to_bytes(2, "big")]
 
 

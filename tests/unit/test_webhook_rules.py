@@ -14,7 +14,7 @@ from rpcsvc.domain.webhooks import (
     DAY_MS,
     SECRET_PATTERN,
     URL_PATTERN,
-    Attempt,
+    DeliveryAttempt,
     Standing,
     Targets,
     Webhook,
@@ -128,7 +128,7 @@ def test_receivers_are_told_apart_by_host_and_port() -> None:
 
 def test_judge_never_waits_longer_than_a_day_and_ends() -> None:
     standing, now, attempts = Standing(), 0, 0
-    failed = Attempt(None, "No connection could be made.")
+    failed = DeliveryAttempt(None, "No connection could be made.")
     while True:
         verdict = judge(failed, standing, now)
         attempts += 1
@@ -138,16 +138,16 @@ def test_judge_never_waits_longer_than_a_day_and_ends() -> None:
         standing, now = verdict.standing, verdict.standing.due_at
     assert (now, attempts) == (DAY_MS, 16)
     assert judge(failed, verdict.standing, now + 1).state == "dead"
-    assert judge(Attempt(200), verdict.standing, now + 1).standing == Standing()
+    assert judge(DeliveryAttempt(200), verdict.standing, now + 1).standing == Standing()
 
 
 def test_judge_survives_a_clock_that_is_set_back() -> None:
     before = Standing(3, 10 * DAY_MS, 10 * DAY_MS)
-    verdict = judge(Attempt(500, "Status 500."), before, DAY_MS)
+    verdict = judge(DeliveryAttempt(500, "Status 500."), before, DAY_MS)
     assert verdict.standing.failing_since == DAY_MS
     assert verdict.standing.due_at <= 2 * DAY_MS
 
 
 def test_retry_after_is_bounded_by_a_day() -> None:
-    verdict = judge(Attempt(503, "Status 503.", 10 * DAY_MS), Standing(), 0)
+    verdict = judge(DeliveryAttempt(503, "Status 503.", 10 * DAY_MS), Standing(), 0)
     assert verdict.standing.due_at == DAY_MS

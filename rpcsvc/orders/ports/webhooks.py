@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from rpcsvc.domain.webhooks import Attempt, Standing, Verdict, Webhook
+from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, Webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WebhookStore(Protocol):
         ...
 
     async def record(
-        self, delivery: DueDelivery, attempt: Attempt, verdict: Verdict, now: int
+        self, delivery: DueDelivery, attempt: DeliveryAttempt, verdict: DeliveryVerdict, now: int
     ) -> None:
         """Write what came of an attempt."""
         ...
@@ -99,6 +99,6 @@ class WebhookStore(Protocol):
 
 
 # Sends one message: to whom, its id, its body.
-Send = Callable[[Webhook, str, bytes], Awaitable[Attempt]]
+Send = Callable[[Webhook, str, bytes], Awaitable[DeliveryAttempt]]
 # The body of an event's message, by order id and sequence.
 Render = Callable[[str, int], Awaitable[bytes]]

@@ -13,7 +13,7 @@ import pytest
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.webhooks import DAY_MS, Attempt, Webhook
+from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, HistoryEntry
 from rpcsvc.orders.webhooks import Deliverer
@@ -26,8 +26,8 @@ from tests.unit.orders import NOW, VIEW, created, fresh
 
 URL = "https://agent.example/hook"
 HOOK = Webhook(URL)
-OK = Attempt(204)
-DOWN = Attempt(503, "Status 503.")
+OK = DeliveryAttempt(204)
+DOWN = DeliveryAttempt(503, "Status 503.")
 
 
 class Box:
@@ -39,7 +39,7 @@ class Box:
         self.clock = ManualClock()
         self.sent: list[tuple[str, str]] = []
         self.first_sent = asyncio.Event()
-        self.answer: Callable[[str, str], Attempt] = lambda _url, _message: OK
+        self.answer: Callable[[str, str], DeliveryAttempt] = lambda _url, _message: OK
         self.hold: dict[str, asyncio.Event] = {}
         self.under_way: dict[str, int] = defaultdict(int)
         self.most_under_way: dict[str, int] = defaultdict(int)
@@ -54,7 +54,7 @@ class Box:
     async def _render(self, order_id: str, sequence: int) -> bytes:
         return f"{order_id} {sequence}".encode()
 
-    async def _send(self, webhook: Webhook, message_id: str, body: bytes) -> Attempt:
+    async def _send(self, webhook: Webhook, message_id: str, body: bytes) -> DeliveryAttempt:
         self.sent.append((webhook.url, message_id))
         self.first_sent.set()
         receiver = webhook.receiver
@@ -197,7 +197,7 @@ async def test_events_behind_a_failure_wait_with_it(box: Box) -> None:
 
 async def test_retry_after_is_honoured(box: Box) -> None:
     await box.order(1)
-    box.answer = lambda _url, _message: Attempt(429, "Status 429.", 600_000)
+    box.answer = lambda _url, _message: DeliveryAttempt(429, "Status 429.", 600_000)
     await box.deliver()
     for passed, count in ((599_999, 1), (1, 2)):
         box.clock.now += passed
@@ -207,7 +207,7 @@ async def test_retry_after_is_honoured(box: Box) -> None:
 
 async def test_410_ends_the_webhook_and_a_replay_opens_it(box: Box) -> None:
     order = await box.deposited(1)
-    box.answer = lambda _url, _message: Attempt(410, "Status 410.")
+    box.answer = lambda _url, _message: DeliveryAttempt(410, "Status 410.")
     await box.deliver()
     assert box.messages() == ["msg_1_1"]
     assert await box.states() == [(1, "dead", 1), (2, "dead", 0), (3, "dead", 0)]
