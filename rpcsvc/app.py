@@ -60,7 +60,7 @@ from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
-from rpcsvc.store.checks import claim_of_another
+from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
 from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
@@ -195,7 +195,7 @@ def _make_data_dir(path: Path) -> None:
 
 async def _require_own(settings: Settings, database: Tables) -> None:
     """Raises SettingsError when the orders on the data directory are another engine's."""
-    claim = await claim_of_another(database, settings.engine)
+    claim = await engine_conflict(database, settings.engine)
     if claim is not None:
         other, why = claim
         raise SettingsError(

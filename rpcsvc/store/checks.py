@@ -16,7 +16,7 @@ from rpcsvc.orders.reservations import funded_units, unfunded_reservation_of
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqlOrderStore
 
-# Each query finds rows that must not be; its first column names the order or transfer.
+# Each query finds rows that must not exist; its first column names the order or transfer.
 BOOKS: Final[tuple[tuple[str, str], ...]] = (
     (
         "a deposit is spent on a transfer of another order",
@@ -52,7 +52,7 @@ BOOKS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         "chunks, refunds and what is left do not add up to an order's deposits",
-        # Deposits that are gone keep back what was left of them.
+        # Left out: orders with removed deposits, whose leftover is withheld.
         "SELECT order_id FROM (SELECT o.order_id, o.leftover,"
         " (SELECT sum(f.units) FROM fills f WHERE f.order_id = o.order_id) AS swapped,"
         " (SELECT coalesce(sum(d.units), 0) FROM deposits d WHERE d.order_id = o.order_id"
@@ -142,8 +142,9 @@ Written = Mapping[tuple[str, str], int]
 
 
 async def reservation_problems(database: Tables, now: int) -> list[str]:
-    """Orders whose reservations do not follow from them at a time (ms); ``database`` is of one
-    moment. Simulated wallets take every order: nothing is counted for them.
+    """Orders whose reservations differ from what the orders need at ``now`` (ms).
+
+    ``database`` reads one moment. Orders of simulated wallets are skipped: they reserve nothing.
     """
     has_wallets = await database.fetch_one(WALLETS) is not None
     written: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
@@ -181,7 +182,7 @@ def _differences(order: Order, written: Written, now: int) -> Iterator[str]:
 WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
 _COUNT: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM"
 _THERE: Final = f"{_COUNT} orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
-# Withdrawals of simulated wallets are the sandbox's as well.
+# Withdrawals from simulated wallets belong to the sandbox, too.
 _SIMULATED: Final = (
     f"{_COUNT} (SELECT order_id, deadline_at FROM orders WHERE upstream_id IS NULL"
     " UNION ALL SELECT withdrawal_id, CASE WHEN state IN ('settled', 'failed', 'cancelled')"
@@ -206,12 +207,12 @@ _STILL: Final = (
 )
 
 
-async def claim_of_another(database: Tables, engine: str) -> tuple[str, str] | None:
-    """Which engine other than ``engine`` the database is for, and why; None when it is for none.
+async def engine_conflict(database: Tables, engine: str) -> tuple[str, str] | None:
+    """The engine that the database belongs to and the reason, if it is not ``engine``; else None.
 
-    That of real wallets is so for ever: money may come to their addresses at any time. Another is
-    so until its orders are over; but real wallets never paid what the sandbox did, as their auditor
-    would find. Raises errors.Unavailable.
+    Real wallets own a database for good: money may reach their addresses at any time. Another
+    engine owns it until its orders are over. ``onchain`` also refuses finished orders of the
+    sandbox: its auditor would find payouts that real wallets never made. Raises errors.Unavailable.
     """
     has_wallets = await database.fetch_one(WALLETS) is not None
     if has_wallets and engine != "onchain":
@@ -235,10 +236,10 @@ async def _orders(database: Tables, sql: str) -> str | None:
 
 
 class UnservedOrders:
-    """The open orders of networks that no node serves. Everything raises errors.Unavailable.
+    """Open orders on networks without a node. All methods raise errors.Unavailable.
 
-    They are looked for once, since nobody gets a new order there; then only those found are looked
-    at.
+    They are searched for once, since such networks get no new orders; later only those found are
+    read again.
     """
 
     def __init__(self, database: Tables, waiting: list[tuple[str, str]]) -> None:
@@ -247,7 +248,7 @@ class UnservedOrders:
 
     @classmethod
     async def find(cls, database: Tables, served: Collection[str]) -> UnservedOrders:
-        """Those that there are now."""
+        """Search for them."""
         rows = await database.fetch(_UNSERVED, served=served)
         return cls(database, [(row["order_id"], row["network"]) for row in rows])
 

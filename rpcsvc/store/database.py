@@ -20,11 +20,11 @@ CommitObserver = Callable[[int, float], None]
 
 
 class Statement(NamedTuple):
-    """One row's worth of a write.
+    """A write of one row.
 
-    ``first``: others of its transaction refer to this row. ``finds``: it has to change a row, and
-    raises orders.ports.store.StaleWrite where there is none. A SELECT may do that as well: the row
-    that it finds stays as it is until the commit.
+    ``first``: other rows of its transaction refer to this row. ``finds``: it must change a row, and
+    raises orders.ports.store.StaleWrite if it finds none. A SELECT may set it as well: the row that
+    it finds is locked until the commit.
     """
 
     sql: str
@@ -34,7 +34,7 @@ class Statement(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A text and its values."""
+    """SQL text and its values."""
 
     sql: str
     values: Values = MappingProxyType({})
@@ -52,7 +52,7 @@ class Tables(Protocol):
         ...
 
     async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """The rows of each query, all of one moment: no commit comes between them."""
+        """The rows of each query, all from one snapshot: no commit comes between them."""
         ...
 
     async def write(self, statements: Sequence[Statement]) -> None:
@@ -64,9 +64,9 @@ class Tables(Protocol):
 
 
 class Database(Tables, Protocol):
-    """An open database, as the service runs on it.
+    """An open database that the service runs on.
 
-    ``lease_ms``: how long a lease on it lasts (orders/lease.py); None: it has no end.
+    ``lease_ms`` is how long a lease lasts (orders/lease.py); None: it never ends.
     """
 
     lease_ms: int | None
@@ -93,11 +93,11 @@ class DatabaseUnusable(OSError):
 
 
 class StoreConflict(Exception):
-    """A write broke a constraint: a bug or a second writer. Nothing of it was kept."""
+    """A write violated a constraint: a bug or a second writer. Nothing of it was kept."""
 
 
 def unobserved(_writes: int, _seconds: float) -> None:
-    """The observer of commits that nobody counts."""
+    """A CommitObserver that does nothing."""
 
 
 class BooksUnreadable(Exception):
@@ -105,25 +105,27 @@ class BooksUnreadable(Exception):
 
 
 def insert(table: str, columns: Iterable[str]) -> str:
-    """The text that inserts a row of these columns."""
+    """SQL that inserts a row of these columns."""
     names = list(columns)
     places = ", ".join(f":{name}" for name in names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places})"
 
 
 def upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    """Insert, or update all but the key; triggers refuse to change what must stay."""
+    """SQL that inserts a row, or updates all columns but the key. Triggers refuse to change fixed
+    ones.
+    """
     updates = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
     return f"{insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
 
 
 def update(table: str, columns: Iterable[str], where: str) -> str:
-    """The text that changes these columns of the rows that ``where`` finds."""
+    """SQL that updates these columns of the rows that ``where`` finds."""
     return f"UPDATE {table} SET {', '.join(f'{name} = :{name}' for name in columns)} WHERE {where}"
 
 
 def fields_of(row: Row) -> dict[str, Any]:
-    """A row as a dictionary: for one of many columns, quicker than to ask it for each."""
+    """A row as a dictionary: faster than reading many columns one by one."""
     if type(row) is dict:
         return row.copy()
     return dict(zip(row.keys(), row, strict=True))

@@ -45,7 +45,7 @@ _ACKNOWLEDGE: Final = update(
     "network = :network AND txid = :txid AND position = :position",
 )
 _PUT_CURSOR: Final = upsert("evm_cursor", ("network", "number", "hash"), ("network", "number"))
-# Not the one that is put in by the same transaction, whichever of the two comes first.
+# Keeps the cursor that the same transaction inserts, whichever statement runs first.
 _VOID_CURSORS: Final = (
     "DELETE FROM evm_cursor WHERE network = :network AND number > :fork AND number <> :to"
 )
@@ -54,7 +54,7 @@ _FORGET_CURSORS: Final = (
     "DELETE FROM evm_cursor WHERE network = :network AND number <"
     " (SELECT max(number) FROM evm_cursor WHERE network = :network AND number <= :keep)"
 )
-# In these an order takes a deposit at its quote. The index orders_awaiting is of just this form.
+# In these states an order accepts a deposit at its quote. The index orders_awaiting has this form.
 _WAITS: Final = "o.status IN ('awaiting_deposit', 'deposit_detected')"
 _IS_AWAITING: Final = (
     "SELECT 1 FROM orders o"
@@ -105,7 +105,7 @@ class SqlEvmDepositLedger:
         return [_address(row) for row in await self._db.fetch(sql, above=index)]
 
     async def unknown_addresses(self, to: int) -> list[int]:
-        """The indices from 1 up to ``to`` that have no address on record."""
+        """Indices from 1 to ``to`` without a recorded address."""
         sql = "SELECT count(*) AS known FROM evm_addresses WHERE address_index <= :to"
         row = await self._db.fetch_one(sql, to=to)
         if row is not None and int(row["known"]) == to:
@@ -120,14 +120,14 @@ class SqlEvmDepositLedger:
         return _address(row) if row else None
 
     async def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
-        """Those that are recorded, of addresses in any case, by one query."""
+        """The recorded ones among these addresses (compared without case), by one query."""
         sql = f"{_SELECT_ADDRESS} WHERE a.address_lower IN :addresses"
         return [_address(row) for row in await self._db.fetch(sql, addresses=_lower(addresses))]
 
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
         """Record addresses, and that all up to the last may be handed out from now on.
 
-        Raises StoreConflict when an index is there with another address.
+        Raises StoreConflict if an index is recorded with another address.
         """
         await self._db.write(self.adding(made))
 
@@ -140,7 +140,7 @@ class SqlEvmDepositLedger:
         return [*added, self.reserving(made[-1].index)]
 
     async def reserve_addresses(self, index: int) -> None:
-        """Addresses up to this index may have been handed out; those above were not."""
+        """Record that addresses up to this index may have been handed out, and no higher ones."""
         await self._db.write([self.reserving(index)])
 
     def reserving(self, index: int) -> Statement:
@@ -210,13 +210,13 @@ class SqlEvmDepositLedger:
     # --- payments that a node is about to mine ---------------------------------------------------
 
     async def is_awaiting(self, network: str, now_ms: int) -> bool:
-        """Whether an order waits for a deposit on this network that would be in time now."""
+        """Whether an order on this network still accepts a deposit as on time."""
         return await self._db.fetch_one(_IS_AWAITING, network=network, now=now_ms) is not None
 
     async def awaiting(
         self, network: str, addresses: Collection[str], now_ms: int
     ) -> list[EvmAddress]:
-        """Those of addresses, in any case, that such orders have; by one query."""
+        """The addresses (compared without case) of such orders, by one query."""
         rows = await self._db.fetch(
             _AWAITING, addresses=_lower(addresses), network=network, now=now_ms
         )
@@ -230,12 +230,12 @@ class SqlEvmDepositLedger:
         return PoolSighting(**row) if row else None
 
     async def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
-        """Those of these transactions that are recorded, by one query."""
+        """The recorded ones among these transactions, by one query."""
         sql = f"{_SELECT_SIGHTING} AND txid IN :txids"
         return {row["txid"] for row in await self._db.fetch(sql, network=network, txids=txids)}
 
     async def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
-        """How many are recorded of each address, none where it is not named; by one query."""
+        """Number of sightings by address, by one query; addresses without any are left out."""
         sql = (
             "SELECT address_index, count(*) AS sightings FROM evm_pool_sightings"
             " WHERE network = :network AND address_index IN :indices GROUP BY address_index"
@@ -244,7 +244,7 @@ class SqlEvmDepositLedger:
         return {row["address_index"]: row["sightings"] for row in rows}
 
     async def put_pool_sightings(self, found: Sequence[PoolSighting]) -> None:
-        """Record when transactions were first seen; what is recorded stays."""
+        """Record when transactions were first seen; earlier records stay."""
         await self._db.write(
             [
                 Statement(
@@ -259,7 +259,7 @@ class SqlEvmDepositLedger:
         )  # fmt: skip
 
     async def forget_pool_sightings(self, network: str, before_ms: int) -> None:
-        """Drop those older than that whose order does not wait, and those mined long ago."""
+        """Drop old sightings whose order does not wait, and those of long mined transactions."""
         if await self._db.fetch_one(f"{_SELECT_SIGHTING} LIMIT 1", network=network) is not None:
             values = {"network": network, "before": before_ms}
             await self._db.write([Statement(_FORGET_SIGHTINGS, values)])

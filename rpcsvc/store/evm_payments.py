@@ -1,5 +1,5 @@
-"""What the EVM adapter sends, and its opening balances, as rows: the EvmPaymentLedger and
-OpeningLedger ports over a database.
+"""Payments and sweeps of the EVM adapter, and its opening balances, as rows: the EvmPaymentLedger
+and OpeningLedger ports over a database.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SqlEvmPaymentLedger:
         return await self._payments(where, network=network, states=states)
 
     async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Settled payments in blocks above a number, or in none now; not those closed by hand."""
+        """Settled payments in blocks above a number or in no block, except those closed by hand."""
         where = (
             "WHERE network = :network AND state = 'settled'"
             " AND (block_number > :number OR block_number IS NULL)"
@@ -102,7 +102,7 @@ class SqlEvmPaymentLedger:
         return await self._payments(where, network=network, number=number)
 
     async def next_nonce(self, network: str, sender: str) -> int:
-        """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
+        """One more than the highest nonce of the sender's payments; 0 before the first."""
         row = await self._db.fetch_one(
             "SELECT max(nonce) AS highest FROM evm_payments"
             " WHERE network = :network AND sender = :sender",
@@ -136,7 +136,9 @@ class SqlEvmPaymentLedger:
         return await self._db.fetch_one(sql, txid=txid) is not None
 
     async def add_attempt(self, payment: EvmPayment, attempt: Attempt) -> None:
-        """Commit one more attempt. Raises StoreConflict: it is over, or the fees do not rise."""
+        """Commit one more attempt. Raises StoreConflict if the payment is over or the fees do not
+        rise.
+        """
         await self._db.write([self.raising(payment, attempt)])
 
     def raising(self, payment: EvmPayment, attempt: Attempt) -> Statement:
@@ -144,11 +146,11 @@ class SqlEvmPaymentLedger:
         return _add_attempt(payment.payment_id, len(payment.attempts) + 1, attempt)
 
     async def put_payment(self, payment: EvmPayment) -> None:
-        """Change how far a payment is. Raises StoreConflict when it is over."""
+        """Update the state of a payment. Raises StoreConflict if it is over."""
         await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
 
     async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
-        """Gas of each authorization whose payment was prepared since."""
+        """Gas of each authorization whose payment was prepared since a time (ms)."""
         return [_gas_use(row) for row in await self._db.fetch(_SELECT_GAS, network=network, at=at)]
 
     async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
@@ -162,13 +164,17 @@ class SqlEvmPaymentLedger:
     # --- sweeps --------------------------------------------------------------------------------
 
     async def unswept(self, network: str, least: int) -> list[Unswept]:
-        """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
+        """Addresses with at least ``least`` units to sweep and no sweep under way, lowest index
+        first.
+        """
         return [
             Unswept(**row) for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
         ]
 
     async def unswept_of(self, network: str, address_index: int) -> int:
-        """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
+        """Confirmed deposits of an address less what sweeps took; a sweep under way counts as
+        nothing.
+        """
         row = await self._db.fetch_one(
             "SELECT unswept FROM evm_holdings"
             " WHERE network = :network AND address_index = :address_index",
@@ -196,7 +202,7 @@ class SqlEvmPaymentLedger:
         await self._db.write([Statement(_ADD_SWEEP, _sweep_values(sweep))])
 
     async def put_sweep(self, sweep: Sweep) -> None:
-        """Record how a sweep ended. Raises StoreConflict when it ended in another way already."""
+        """Record how a sweep ended. Raises StoreConflict if it ended differently before."""
         await self._db.write([Statement(_PUT_SWEEP, _sweep_values(sweep))])
 
 
@@ -207,7 +213,7 @@ class SqlOpeningLedger:
         self._db = database
 
     async def opening(self, network: str, sender: str) -> Opening | None:
-        """The one on record; None before the first scan."""
+        """The recorded opening balance; None before the first scan."""
         row = await self._db.fetch_one(
             "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
             " WHERE network = :network AND sender = :sender",
@@ -219,7 +225,7 @@ class SqlOpeningLedger:
         return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
 
     async def record(self, network: str, sender: str, opening: Opening) -> None:
-        """Put it on record, in the place of one whose block was replaced."""
+        """Record an opening balance; it replaces one whose block was replaced."""
         values = {
             "network": network, "sender": sender, "block_number": opening.block_number,
             "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),

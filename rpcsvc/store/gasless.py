@@ -66,7 +66,7 @@ class SqlFundingStore:
     async def add(
         self, record: FundingRecord, order_version: int, counted: ClientDay | None = None
     ) -> None:
-        """Put an authorization on record, and count it. Raises StaleWrite."""
+        """Record an authorization and count it. Raises StaleWrite."""
         order = {"order_id": record.order_id, "version": order_version}
         statements = [
             Statement(_UNCHANGED, order, first=True, finds=True),

@@ -1,6 +1,6 @@
 """Group commit: writes that wait at the same time share one transaction.
 
-A write that fails takes no other down: each of its group then gets a transaction of its own.
+A failed write does not fail the others: each of its group is then retried in its own transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_GROUP = 512
 
 
 class StatementRows(NamedTuple):
-    """The rows of one statement in a group. ``finds``: each has to change a row."""
+    """The rows of one statement in a group. ``finds``: each must change a row."""
 
     sql: str
     finds: bool
@@ -36,10 +36,11 @@ class _Write(NamedTuple):
 
 
 class GroupCommit:
-    """Hands groups to ``transact``, which commits the rows of one, all or none.
+    """Collects writes into groups, which ``transact`` commits: all rows of a group, or none.
 
-    ``transact`` raises Unavailable where no write can be committed now: all of the group get it.
-    Whatever else it raises is of one write, which gets StaleWrite as it is, and else StoreConflict.
+    ``transact`` raises Unavailable if no write can be committed now; the whole group gets it. Any
+    other error belongs to one write: it gets StaleWrite unchanged, everything else as
+    StoreConflict.
     """
 
     def __init__(self, transact: Callable[[list[StatementRows]], Awaitable[None]]) -> None:
@@ -77,7 +78,7 @@ class GroupCommit:
                 return
 
     async def _gather(self) -> None:
-        """Let writes join that other tasks are about to make, while each turn brings some."""
+        """Yield to other tasks as long as each pass of the event loop adds writes to the group."""
         found = 0
         while found < len(self._waiting) < MAX_GROUP:
             found = len(self._waiting)
@@ -104,7 +105,7 @@ class GroupCommit:
 
 
 def rows_of(statements: Iterable[Statement]) -> list[StatementRows]:
-    """Statements by their text, in the order of its first; those that others refer to go first."""
+    """Group statements by text, in order of first use; those that others refer to come first."""
     found: dict[tuple[str, bool], StatementRows] = {}
     for sql, values, _, finds in sorted(statements, key=_comes_later):
         rows = found.get((sql, finds))
@@ -119,7 +120,7 @@ def _comes_later(statement: Statement) -> bool:
 
 
 def _refusal(error: Exception) -> Exception:
-    """What the caller of a write is told that can't be committed as it is."""
+    """The error for the caller of a write that can't be committed."""
     if isinstance(error, StaleWrite):
         return error
     with suppress(OSError):  # a log on a full disk must not end the writer

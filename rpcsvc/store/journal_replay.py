@@ -1,7 +1,8 @@
-"""The wallets' ledgers with the payment journal before them, and the replay of its lines.
+"""Ledgers that write the payment journal before the database, and the replay of its lines.
 
-What may lead to a publication is in the journal before it is committed; what ends one, after. A
-line without its row is adopted: published again with the same bytes, and never signed anew.
+A line that may lead to a publication is journaled before the commit; one that ends a payment,
+after. The replay adopts a line without a row: it publishes the same bytes again and never signs
+anew.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MARK: Final = "SELECT journal, line, sum FROM payment_journal"
 
 
 async def mark_of(database: Tables) -> Mark | None:
-    """Up to which line of which journal the database has everything; None: of none."""
+    """The journal, and its last line, that the database has everything of; None: of no journal."""
     row = await database.fetch_one(_MARK)
     return Mark(row["journal"], Position(row["line"], row["sum"])) if row else None
 
@@ -68,12 +69,12 @@ def put_mark(mark: Mark) -> Statement:
 
 
 async def forget_mark(database: Tables) -> None:
-    """Have the database belong to no journal: the next one begins anew."""
+    """Detach the database from its journal: the next one starts fresh."""
     await database.write([Statement("DELETE FROM payment_journal")])
 
 
 async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None:
-    """Record what is committed already. A line that is not written is no danger: see above."""
+    """Journal what is already committed; losing such a line is harmless."""
     try:
         await journal.record(entry, lambda mark: database.write([put_mark(mark)]))
     except Unavailable as reason:
@@ -99,7 +100,7 @@ class JournaledMoneroLedger(SqlMoneroLedger):
         )
 
     async def put_payment(self, payment: monero.Payment) -> None:
-        """Change how far a payment is."""
+        """Update the state of a payment."""
         await super().put_payment(payment)
         if payment.state.is_over:
             void = VoidEntry(payment.payment_id, payment.txid)
@@ -181,8 +182,10 @@ _NOTE: Final = (
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay did. ``orders``: transfers that are paid now. ``lost``: transfers that a
-    payment pays and no order has. ``refused``: what the database does not take, and why.
+    """The outcome of a replay.
+
+    ``orders``: transfers that are now paid. ``lost``: transfers that a payment pays but no order
+    has. ``refused``: lines that the database rejects, with the reason.
     """
 
     payments: list[str] = field(default_factory=list)
@@ -192,7 +195,7 @@ class ReplayResult:
 
 
 class JournalReplay:
-    """One replay over an open database that nobody else writes."""
+    """One replay over an open database that has no other writer."""
 
     def __init__(self, database: Tables, clock: Clock) -> None:
         self._db = database
@@ -200,7 +203,7 @@ class JournalReplay:
         self._monero = SqlMoneroLedger(database)
         self._evm = SqlEvmPaymentLedger(database)
         self._addresses = SqlEvmDepositLedger(database)
-        # A status answer is made when it is asked for next.
+        # The next poll renders the status answer.
         self._store = SqlOrderStore(database, lambda: "")
         self._withdrawals = SqlWithdrawals(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
@@ -208,9 +211,9 @@ class JournalReplay:
         self._void: set[tuple[str, str]] = set()
 
     async def run(self, lines: Sequence[Line], mark: Mark) -> ReplayResult:
-        """Adopt the payments of these lines; ``mark`` is where the journal ends.
+        """Adopt the payments of these lines; ``mark`` is the end of the journal.
 
-        Raises ValueError for a line that this version does not know, errors.Unavailable.
+        Raises errors.Unavailable, and ValueError for a line that this version does not know.
         """
         entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
         self._void = {(e.payment_id, e.txid) for e in entries if isinstance(e, VoidEntry)}
@@ -278,13 +281,15 @@ class JournalReplay:
     async def _waiting(
         self, paid: Sequence[tuple[str, str, int]]
     ) -> tuple[tuple[str, ...], list[str]]:
-        """Of (transfer id, address, units), the transfers that wait for just that, and those of
-        orders that the database has not. One that is planned later finds its payment on record.
+        """Split payments (transfer id, address, units) into transfers that wait for exactly that
+        payment, and transfers whose order the database lacks.
+
+        A transfer that is planned later finds its payment on record.
         """
         waiting, lost = [], []
         for transfer_id, address, units in paid:
             if is_withdrawal(transfer_id):
-                # One that is on record finds its payment when it is tried next.
+                # A recorded withdrawal finds its payment at its next attempt.
                 known = await self._withdrawals.find(transfer_id)
                 lost += [] if known else [transfer_id]
                 continue
@@ -305,13 +310,13 @@ class JournalReplay:
             return
         await self._evm.add_attempt(payment, entry.attempt)
         if payment.state is evm.PaymentState.PREPARED:
-            # Only what was published is replaced.
+            # Only a published transaction is replaced.
             at = entry.attempt.made_at
             out = replace(payment, state=evm.PaymentState.PUBLISHED, published_at=at)
             await self._evm.put_payment(out)
 
     async def _fail(self, entry: VoidEntry) -> None:
-        """An XMR payment that can never be made. Of an EVM one the network tells."""
+        """Mark an XMR payment that can never be made as failed. For EVM the network decides."""
         for payment in await self._monero.payments_in(*_MONERO_LIVE):
             if (payment.payment_id, payment.txid) == (entry.payment_id, entry.txid):
                 failed = replace(payment, state=monero.PaymentState.FAILED)
@@ -328,7 +333,9 @@ class JournalReplay:
     # --- sweeps and addresses ------------------------------------------------------------------
 
     async def _know_address(self, sweep: evm.Sweep) -> None:
-        """What a sweep takes is summed up by address; those between come when keys are at hand."""
+        """Record the address of a sweep, because sweeps are summed by address. Addresses before it
+        are filled in once the keys are available.
+        """
         if await self._addresses.ours([sweep.address]):
             return
         wallet = await self._addresses.wallet()
@@ -342,7 +349,7 @@ class JournalReplay:
                 await self._evm.put_sweep(replace(sweep, state=entry.state, taken=entry.taken))
 
     async def _skip_addresses(self, entry: AddressesEntry) -> None:
-        """Addresses up to this one were handed out, or may have been."""
+        """Reserve the addresses that were, or may have been, handed out."""
         ledger = self._addresses if entry.network == EVM_ADDRESSES else self._monero
         wallet = await ledger.wallet()
         if wallet is not None and wallet.reserved_to < entry.to:
@@ -352,9 +359,9 @@ class JournalReplay:
 async def open_journal(
     journal: PaymentJournal, database: Tables, clock: Clock, switch: PauseSwitch
 ) -> ReplayResult:
-    """Open the journal, and adopt what it has and the database does not.
+    """Open the journal and adopt the lines that the database lacks.
 
-    What the database does not take pauses payouts.
+    A line that the database rejects pauses payouts.
     """
     before = await mark_of(database)
     lines = await journal.open(before)

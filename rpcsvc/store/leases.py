@@ -1,7 +1,8 @@
-"""Leases as rows; ``Fenced``: a database whose writes need the lease; ``ReadOnly``: one without.
+"""Leases as rows; ``Fenced``: a database whose writes need the lease; ``ReadOnly``: one without a
+lease.
 
-The write and the look at the lease's token are one transaction: whoever takes the lease waits for
-what is being committed, and what comes later finds another token and is rolled back.
+A write checks the lease's token in its own transaction. Taking the lease waits for a running
+commit; a later write finds another token and is rolled back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ADD: Final = (
     "INSERT INTO leases (name, holder, token, expires_at) VALUES (:name, :holder, 0, 0)"
     " ON CONFLICT DO NOTHING"
 )
-# A lease without an end is another backend's: the copy of a database, of which nobody holds it.
+# A lease without an end comes from a copied SQLite database; nobody holds it.
 _TAKE: Final = (
     "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
     " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
@@ -41,7 +42,7 @@ class SqlLeases:
         self._db = database
 
     async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
-        """The token of the lease, taken now; None while somebody else holds it."""
+        """Take the lease and return its token; None while another process holds it."""
         taking = _TAKE_FOR_GOOD if lasts_ms is None else _TAKE
         values = {"name": name, "holder": holder, "lasts_ms": lasts_ms}
         try:
@@ -51,7 +52,7 @@ class SqlLeases:
         except StaleWrite:
             return None
         row = await self._db.fetch_one(_SELECT, name=name)
-        # Paused for longer than the lease lasts, it may be another's already.
+        # If this process was paused for longer than the lease lasts, another one may have taken it.
         return int(row["token"]) if row is not None and row["holder"] == holder else None
 
     async def renew(self, name: str, token: int, lasts_ms: int) -> bool:
@@ -64,7 +65,7 @@ class SqlLeases:
         return True
 
     async def release(self, name: str, token: int) -> None:
-        """Give the lease up, so that another process can take it at once."""
+        """Release the lease, so that another process can take it at once."""
         await self._db.write([Statement(_RELEASE, {"name": name, "token": token})])
 
     async def held(self, name: str) -> HeldLease | None:
@@ -74,7 +75,7 @@ class SqlLeases:
 
 
 class _Reading:
-    """The reads of a database, passed on."""
+    """Passes reads on to a database."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -101,7 +102,7 @@ class ReadOnly(_Reading):
 
 
 class Fenced(_Reading):
-    """A database under a lease: once another process has that, nothing is written any more."""
+    """A database under a lease: once another process takes the lease, every write is refused."""
 
     def __init__(self, database: Tables, lease: Lease) -> None:
         super().__init__(database)
@@ -110,7 +111,9 @@ class Fenced(_Reading):
         self._fence = Statement(_FENCE, values, first=True, finds=True)
 
     async def write(self, statements: Sequence[Statement]) -> None:
-        """As Tables says. Raises LeaseLost as well: then nothing was written, and never will be."""
+        """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later
+        write will be.
+        """
         if self._lease.lost.is_set():
             raise LeaseLost
         try:

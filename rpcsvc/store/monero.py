@@ -129,7 +129,7 @@ class SqlMoneroLedger:
         )
 
     async def reserve_addresses(self, minor: int) -> None:
-        """Addresses up to this index may be handed out from now on."""
+        """Record that addresses up to this index may be handed out."""
         await self._db.write([self.reserving(minor)])
 
     def reserving(self, minor: int) -> Statement:
@@ -137,15 +137,15 @@ class SqlMoneroLedger:
         return Statement(_RESERVE, {"minor": minor})
 
     async def rescan_due(self) -> bool:
-        """Whether the wallet has to scan the chain anew."""
+        """Whether the wallet must rescan the chain."""
         return await self._db.fetch_one("SELECT 1 FROM monero_rescan_due") is not None
 
     async def note_rescan_due(self) -> None:
-        """It has to, from now on until ``note_rescanned``."""
+        """Record that a rescan is due, until ``note_rescanned``."""
         await self._db.write([Statement(_RESCAN_DUE)])
 
     async def note_rescanned(self) -> None:
-        """It has, and has stored what it found."""
+        """Record that the wallet rescanned and stored what it found."""
         await self._db.write([Statement("DELETE FROM monero_rescan_due")])
 
     # --- deposits ------------------------------------------------------------------------------
@@ -184,7 +184,9 @@ class SqlMoneroLedger:
         cursor: Cursor | None,
         fork: int,
     ) -> None:
-        """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
+        """Record acknowledged states by (txid, minor) and move the cursor; blocks above ``fork``
+        are void.
+        """
         statements = [
             Statement(_ACKNOWLEDGE, {"acknowledged": state.value, "txid": txid, "minor": minor})
             for txid, minor, state in states
@@ -201,7 +203,7 @@ class SqlMoneroLedger:
     # --- payments ------------------------------------------------------------------------------
 
     async def payment(self, transfer_id: str) -> Payment | None:
-        """The payment of a transfer, alone or with others."""
+        """The payment that pays a transfer, alone or with others."""
         sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = :transfer_id"
         row = await self._db.fetch_one(sql, transfer_id=transfer_id)
         name = row["payment_id"] if row else transfer_id
@@ -213,27 +215,29 @@ class SqlMoneroLedger:
         return await self._payments("WHERE state IN :states ORDER BY seq", states=states)
 
     async def settled_above(self, height: int) -> list[Payment]:
-        """Settled payments in blocks above a height, and those that are in none any more."""
+        """Settled payments in blocks above a height, and those that are no longer in a block."""
         where = "WHERE state = 'settled' AND (height > :height OR height IS NULL) ORDER BY seq"
         return await self._payments(where, height=height)
 
     async def live_key_images(self, images: Sequence[str]) -> set[str]:
-        """Those that a payment spends which was, or may yet be, made."""
+        """Key images spent by payments that were, or may yet be, made."""
         sql = "SELECT key_image FROM monero_key_images WHERE key_image IN :images AND live = 1"
         return {row["key_image"] for row in await self._db.fetch(sql, images=images)}
 
     async def free_key_images(self) -> set[str]:
-        """Those of payments that can never be made, and of no other payment."""
+        """Key images spent only by payments that can never be made."""
         sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
         return {row["key_image"] for row in await self._db.fetch(sql)}
 
     async def without_order(self) -> list[Payment]:
-        """Published payments of transfers none of which the database has."""
+        """Published payments none of whose transfers is in the database."""
         return await self._payments(_WITHOUT_ORDER)
 
     async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
-        """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
-        same, or pays one of its transfers.
+        """Commit a signed payment.
+
+        Raises StoreConflict if another payment is unpublished, spends the same outputs, or pays one
+        of its transfers.
         """
         await self._db.write([*rows, *self.adding(payment)])
 
@@ -260,7 +264,7 @@ class SqlMoneroLedger:
         return await self._db.fetch_one(sql, txid=txid) is not None
 
     async def put_payment(self, payment: Payment) -> None:
-        """Change how far a payment is. Raises StoreConflict when it is over."""
+        """Update the state of a payment. Raises StoreConflict if it is over."""
         values = _payment_values(payment)
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
@@ -268,7 +272,7 @@ class SqlMoneroLedger:
         await self._db.write(statements)
 
     async def put_proof(self, payment: Payment, payee: Payee) -> None:
-        """Keep the proof of what a payment paid for one transfer."""
+        """Store the proof of what a payment paid for one transfer."""
         sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
         values = {
             "proof": payee.proof, "payment_id": payment.payment_id,
@@ -301,7 +305,7 @@ class SqlMoneroLedger:
 
 
 def _subaddress(row: Row) -> Subaddress:
-    # The account is the wallet client's; rows hold those of one account.
+    # Rows hold one account, that of the wallet client.
     return Subaddress(SubaddressIndex(0, row["minor"]), row["address"])
 
 

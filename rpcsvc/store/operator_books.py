@@ -47,7 +47,7 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """Refunds that are due. ``waiting`` units of ``waiting_orders`` can go nowhere yet."""
+    """Refunds that are due. ``waiting`` units of ``waiting_orders`` lack an address."""
 
     refunds: int = 0
     units: int = 0
@@ -80,7 +80,7 @@ _OPEN_ORDERS: Final = """
 """
 
 
-# No fee without a settled payout, and none is counted twice.
+# A fee counts once, and only with a settled payout.
 _INTEGRATOR_FEES: Final = """
     SELECT o.integrator, t.asset, sum(t.integrator_fee) AS units, count(*) AS payouts
     FROM orders o JOIN transfers t ON t.order_id = o.order_id
@@ -91,8 +91,8 @@ _DOUBTS: Final = (
     "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
     " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
 )
-# A claim that is being called is "claimed" and not touched. One that is called again at this moment
-# settles itself: as an order, or in doubt once more.
+# A claim whose call is under way is "claimed" and stays. If it is called again right now, the call
+# settles it: as an order, or in doubt again.
 _CLOSE_CLAIM: Final = (
     "UPDATE relays SET state = 'refused', reason = :reason,"
     " note = coalesce(note || '; ', '') || :reason"
@@ -103,7 +103,7 @@ _OPEN_BY_STATUS: Final = """
     SELECT status, count(*) AS orders, min(status_at) AS since FROM orders
     WHERE deadline_at IS NOT NULL GROUP BY status
 """
-# The work on a transfer that is not over is among the effects, which are few.
+# Every unfinished transfer has a pending effect, and effects are few.
 _DUE: Final = """
     SELECT network, kind, sum(units) AS units FROM transfers
     WHERE state NOT IN ('settled', 'failed', 'cancelled')
@@ -159,7 +159,7 @@ class SqlOperatorBooks:
         return next(iter(await self._booked(where, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:
-        """Every transaction that was signed for a transfer, oldest first, as its wallet has it."""
+        """All transactions that a wallet signed for a transfer, oldest first."""
         rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
         return [Signed(**row) for row in rows]
@@ -169,9 +169,9 @@ class SqlOperatorBooks:
         return [_booked(row, *await self._last_event(row)) for row in rows]
 
     async def _last_event(self, row: Row) -> tuple[int, str | None]:
-        """When the last event of a transfer was, and what was said of it then.
+        """Time and text of a transfer's last event.
 
-        A planned transfer has no event of its own: the order's status came with it.
+        A planned transfer has no event of its own: it takes the order's, which set the status.
         """
         for event in await self._db.fetch(_EVENTS, order_seq=row["order_seq"]):
             details = orjson.loads(event["details"])
@@ -182,20 +182,20 @@ class SqlOperatorBooks:
     # --- annotations ---------------------------------------------------------------------------
 
     async def annotation(self, network: str, txid: str) -> str | None:
-        """What the operator noted on a transaction that was made by hand."""
+        """The operator's note on a transaction that was made by hand."""
         sql = f"SELECT note FROM annotated_transactions WHERE {_IS_TRANSACTION}"
         row = await self._db.fetch_one(sql, network=network, txid=txid)
         return None if row is None else str(row["note"])
 
     async def payment_with(self, txid: str) -> str | None:
-        """The payment on record that has a transaction, by the id that it is known by."""
+        """The id of the recorded payment that has this transaction."""
         row = await self._db.fetch_one(_PAYMENT_WITH, txid=txid)
         return None if row is None else str(row["payment_id"])
 
     async def annotate(self, network: str, txid: str, note: str, at: int, wei: int = 0) -> None:
-        """Annotate a transaction that was made by hand; one that has a note keeps it.
+        """Annotate a transaction that was made by hand; an existing note stays.
 
-        ``wei``: what contracts sent to the hot wallet in it.
+        ``wei`` is what contracts sent to the hot wallet in it.
         """
         values = {
             "network": network, "txid": txid, "note": note, "at": at,
@@ -211,7 +211,7 @@ class SqlOperatorBooks:
     # --- orders, integrators, claims, tickets --------------------------------------------------
 
     async def open_orders_by_status(self) -> dict[str, tuple[int, int]]:
-        """How many open orders have each status, and since when (ms) the oldest has it."""
+        """Number of open orders by status, and since when (ms) the oldest has it."""
         rows = await self._db.fetch(_OPEN_BY_STATUS)
         return {row["status"]: (row["orders"], row["since"]) for row in rows}
 
@@ -221,7 +221,7 @@ class SqlOperatorBooks:
         return {(row["network"], row["kind"]): int(row["units"]) for row in rows}
 
     async def unmined_payments(self, networks: Iterable[str]) -> dict[str, int]:
-        """How many signed payments are in no block, by network."""
+        """Number of signed payments that are in no block, by network."""
         found = {}
         for network in networks:
             if network == MONERO_NETWORK:
@@ -232,32 +232,34 @@ class SqlOperatorBooks:
         return found
 
     async def network_fees(self, since: int) -> dict[str, int]:
-        """Piconero or wei, by network, that payments prepared since then took; none: left out."""
+        """Network fees of payments prepared since a time: piconero or wei by network, without
+        zeros.
+        """
         found: dict[str, int] = defaultdict(int)
         for row in await self._db.fetch(_FEES_SINCE, since=since):
             found[row["network"]] += row["units"] * row["price"]
         return dict(found)
 
     async def withdrawals_over(self) -> dict[tuple[str, str], int]:
-        """How many withdrawals have ended, by network and how."""
+        """Number of ended withdrawals by network and final state."""
         rows = await self._db.fetch(_WITHDRAWALS_OVER)
         return {(row["network"], row["state"]): row["withdrawals"] for row in rows}
 
     async def unresolved_authorizations(self) -> int:
-        """How many signed authorizations have neither paid their order nor failed."""
+        """Number of signed authorizations that have neither paid their order nor failed."""
         return int((await self._db.fetch(_UNRESOLVED))[0]["open"])
 
     async def extent(self) -> tuple[int, int | None]:
-        """How many orders there are, and when (ms) the newest event was."""
+        """Number of orders, and time (ms) of the newest event."""
         (row,) = await self._db.fetch(_EXTENT)
         return row["orders"], row["newest"]
 
     async def transfers_by_state(self) -> dict[str, int]:
-        """How many payouts and refunds have each state."""
+        """Number of payouts and refunds by state."""
         return {row["state"]: row["transfers"] for row in await self._db.fetch(_BY_STATE)}
 
     async def integrator_fees(self) -> list[IntegratorFees]:
-        """What integrators have earned."""
+        """Fees that integrators have earned."""
         return [
             IntegratorFees(row["integrator"], row["asset"], int(row["units"]), row["payouts"])
             for row in await self._db.fetch(_INTEGRATOR_FEES)
@@ -284,7 +286,7 @@ class SqlOperatorBooks:
         return [StoredTicket(**row) for row in await self._db.fetch(_TICKETS)]
 
     async def close_ticket(self, ticket_id: str) -> bool:
-        """Delete a ticket that was dealt with; False when there is none."""
+        """Delete a ticket; False if there is none."""
         sql = "SELECT 1 FROM tickets WHERE ticket_id = :ticket_id"
         if await self._db.fetch_one(sql, ticket_id=ticket_id) is None:
             return False
@@ -308,7 +310,7 @@ class SqlOperatorBooks:
     # --- sums ----------------------------------------------------------------------------------
 
     async def open_orders(self) -> list[Order]:
-        """Orders that are not over, and those that are and still have money to send."""
+        """Open orders, and finished ones that still have money to send."""
         found = []
         for row in await self._db.fetch(_OPEN_ORDERS):
             order = await self._orders.order(row["order_id"])
@@ -317,7 +319,7 @@ class SqlOperatorBooks:
         return found
 
     async def unswept(self) -> dict[str, Unswept]:
-        """By network."""
+        """Unswept USDC by network."""
         arriving = {row["network"]: int(row["units"]) for row in await self._db.fetch(_ARRIVING)}
         held = {
             row["network"]: (int(row["units"]), row["addresses"])
@@ -329,7 +331,7 @@ class SqlOperatorBooks:
         }
 
     async def swept(self) -> dict[str, int]:
-        """USDC brought from deposit addresses to the hot wallet so far, by network."""
+        """USDC swept from deposit addresses to the hot wallet so far, by network."""
         sql = (
             "SELECT network, sum(taken) AS units FROM evm_sweeps WHERE taken > 0"
             " GROUP BY network ORDER BY network"
@@ -337,13 +339,13 @@ class SqlOperatorBooks:
         return {row["network"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
     async def flows(self, since: int) -> dict[str, Flow]:
-        """What orders made since a time (ms) brought and took, by network."""
+        """Flow of orders made since a time (ms), by network."""
         first = await self._first_made(since)
         rows = await self._db.fetch(_FLOWS, first=first)
         return {row["network"]: Flow(int(row["received"]), int(row["sent"])) for row in rows}
 
     async def _first_made(self, since: int) -> int:
-        """The number of the first order made since a time, by bisection: times have no index."""
+        """The number of the first order made since a time. Times have no index, so it bisects."""
         newest = await self._db.fetch_one("SELECT max(seq) AS seq FROM orders")
         low, high = 1, ((newest and newest["seq"]) or 0) + 1
         while low < high:
@@ -356,7 +358,7 @@ class SqlOperatorBooks:
         return low
 
     async def monero_fees(self) -> dict[str, int]:
-        """Piconero that the Monero network took so far, by purpose of the payment."""
+        """Monero network fees so far in piconero, by purpose of the payment."""
         sql = (
             "SELECT purpose, sum(fee) AS units FROM monero_payments"
             " WHERE state IN ('published', 'settled') GROUP BY purpose ORDER BY purpose"
@@ -364,7 +366,7 @@ class SqlOperatorBooks:
         return {row["purpose"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
     async def gas_fees(self) -> dict[str, dict[str, int]]:
-        """Wei that gas took so far, by network and purpose of the payment."""
+        """Gas fees so far in wei, by network and purpose of the payment."""
         found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         # The products need not fit an integer of SQLite once they are added up.
         rows = await self._db.fetch(
@@ -423,9 +425,9 @@ _HELD: Final = (
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:
-    """What open orders may still take out of the wallets, by network (orders/reservations.py).
+    """Units reserved by open orders, by network (orders/reservations.py).
 
-    A reservation for deposits that have not come ends with the deposit window, as in the service.
+    A reservation for a deposit that has not come ends with the deposit window, as in the service.
     """
     total: dict[str, int] = defaultdict(int)
     for order in orders:
@@ -438,7 +440,7 @@ def reserved(orders: list[Order], now: int) -> dict[str, int]:
 
 
 def owed(orders: list[Order]) -> dict[str, Owed]:
-    """What depositors have to get back, by network."""
+    """Refunds that are owed to depositors, by network."""
     found: dict[str, Owed] = {}
     for order in orders:
         network = order.terms.deposit_network

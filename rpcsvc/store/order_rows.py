@@ -1,7 +1,6 @@
-"""Orders and what belongs to them as rows: which columns there are, a row from a value, and back.
+"""Orders and their parts as rows: the columns, and the conversions both ways.
 
-Values find their columns by name in both directions: by position, two amounts could change places
-unseen.
+Columns are matched by name in both directions: by position, two amounts could be swapped unnoticed.
 """
 
 from __future__ import annotations
@@ -291,7 +290,7 @@ def fill_from(row: Row) -> Fill:
 
 
 def effect_values(order_id: str, effect: Effect) -> Values:
-    """The key of ``effects``: order, kind, and the transfer or chunk that the effect is about."""
+    """The key of a row of ``effects``: order, kind, and the transfer or chunk that it is about."""
     if isinstance(effect, AdvanceTransfer):
         return {"order_id": order_id, "kind": "advance_transfer", "subject": effect.transfer_id}
     if isinstance(effect, FillChunk):
@@ -300,7 +299,7 @@ def effect_values(order_id: str, effect: Effect) -> Values:
 
 
 def effect_from(kind: str, subject: str) -> Effect:
-    """The effect of such a row."""
+    """The effect of a row of ``effects``."""
     if kind == "advance_transfer":
         return AdvanceTransfer(subject)
     if kind == "fill_chunk":

@@ -1,6 +1,6 @@
-"""The OrderStore port over a database: reading orders, and what a change writes.
+"""The OrderStore port over a database: reads orders, and writes their changes.
 
-An order is written only over the version that it was read at.
+An order is written only if its version is still the one that was read.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ _SELECT_LOCKED_BEYOND: Final = {
     Direction.XMR_TO_USDC: _LOCKED_BEYOND.format(beyond=">"),
     Direction.USDC_TO_XMR: _LOCKED_BEYOND.format(beyond="<"),
 }
-# A transfer whose bytes are committed goes before any new one: it holds its wallet's inputs.
+# Signed transfers go before new ones: they hold their wallet's inputs.
 _SELECT_EFFECTS: Final = """
     SELECT e.order_id, e.kind, e.subject FROM effects e
     LEFT JOIN transfers t ON t.transfer_id = e.subject
@@ -190,8 +190,8 @@ _INSERT_EFFECT: Final = (
 _DELETE_EFFECT: Final = (
     "DELETE FROM effects WHERE order_id = :order_id AND kind = :kind AND subject = :subject"
 )
-# A deposit may come between the query and these: they change nothing of its order then. The order
-# goes last, since it says so. Its status answer is rendered for whoever asks.
+# If a deposit comes between the query and these statements, they find nothing to change. The order
+# goes last, because the others test it. The next poll renders its status answer.
 _IS_UNPAID: Final = "seq = :seq AND unpaid_since IS NOT NULL"
 _PRUNE: Final = (
     *(sql.format(seq=f"(SELECT seq FROM orders WHERE {_IS_UNPAID})") for sql in PRUNE_WEBHOOK),
@@ -216,10 +216,10 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         """The order as last committed."""
         row = await self._db.fetch_one(_SELECT_ORDER, order_id=order_id)
         if row is None or row["version"] == 1:
-            # Only created so far: it has no deposits or transfers to look up.
+            # A new order has no deposits or transfers to look up.
             return order_from(row) if row else None
         values = {"order_id": order_id}
-        # The order once more: it may have changed since, together with these.
+        # Read the order again in the same snapshot: it may have changed since.
         (found,), deposits, transfers, fills, reports = await self._db.fetch_together(
             [Query(sql, values) for sql in _SELECT_WHOLE]
         )
@@ -234,19 +234,19 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         )
 
     async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
-        """The destination and the status answer of an order, if it holds now."""
+        """Destination and stored status answer of an order, if the answer is still valid."""
         row = await self._db.fetch_one(
             _SELECT_VIEW, order_id=order_id, key=self._view_key(), now=now
         )
         return (row["to_address"], row["view"]) if row else None
 
     async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
-        """Which order an address was given to."""
+        """The id of the order that has this deposit address."""
         row = await self._given(address)
         return row["order_id"] if row is not None and row["deposit_network"] == network else None
 
     async def is_deposit_address(self, address: str) -> bool:
-        """Whether the address was given to an order to pay to, on whatever network."""
+        """Whether the address is an order's deposit address, on whatever network."""
         return await self._given(address) is not None
 
     async def _given(self, address: str) -> Row | None:
@@ -284,7 +284,7 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         return {row["order_id"]: row["version"] for row in rows}
 
     async def open_orders(self) -> list[str]:
-        """Ids of all orders that are not over, and of those that wait for a refund address."""
+        """Ids of open orders, and of those that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
         rows = await self._db.fetch(
             "SELECT order_id FROM orders"
@@ -297,8 +297,8 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
     ) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
 
-        Left out are those with ``but`` to be done at their deadline, and those that are decided by
-        deposits on a network where all are ``known`` only until before their deadline.
+        It leaves out orders whose deadline action is ``but``, and orders whose deadline depends on
+        deposits of a network that is ``known`` only until before the deadline.
         """
         scanned, values = scanned_until(known, "deadline_at")
         rows = await self._db.fetch(
@@ -324,14 +324,14 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         return [row["order_id"] for row in rows]
 
     async def pending_effects(self) -> list[PendingEffect]:
-        """Every effect that is committed and not done; prepared transfers first."""
+        """All committed effects that are not done; prepared transfers first."""
         return [
             PendingEffect(row["order_id"], effect_from(row["kind"], row["subject"]))
             for row in await self._db.fetch(_SELECT_EFFECTS)
         ]
 
     async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
-        """Order and transfer ids of what is due on a network and not signed, oldest first."""
+        """Order and transfer ids of unsigned transfers due on a network, oldest first."""
         rows = await self._db.fetch(_SELECT_PLANNED, network=network, limit=limit)
         return [(row["order_id"], row["transfer_id"]) for row in rows]
 
@@ -340,9 +340,9 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
     async def commit(self, *changes: Change) -> None:
         """Commit all of the changes, or none.
 
-        Raises errors.Unavailable, StaleWrite when an order is not at the version before that of its
-        change, does not hold its admission, or has a key that is taken, and StoreConflict when
-        another constraint is broken.
+        Raises errors.Unavailable; StaleWrite if an order has moved past the version that its change
+        is based on, exceeds its admission, or has a key that is taken; StoreConflict if another
+        constraint is violated.
         """
         try:
             await self._db.write(self.rows(*changes))
@@ -353,21 +353,21 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
             raise
 
     def rows(self, *changes: Change) -> list[Statement]:
-        """What ``commit`` writes for these changes."""
+        """The statements that ``commit`` writes for these changes."""
         key = self._view_key()
         return [row for change in changes for row in _statements(change, key)]
 
     async def settle(self) -> None:
-        """Wait until every commit begun so far is on disk or refused."""
-        with suppress(Unavailable):  # closing: the writes that wait are finished all the same
+        """Wait until every commit that has begun is on disk or refused."""
+        with suppress(Unavailable):  # closing: waiting writes are finished anyway
             await self._db.write(())
 
     async def prune_unpaid(self, before: int, most: int, limit: int) -> int:
-        """Delete the stored answers of orders that ended unpaid: of those that ended before that
-        time, and of the oldest of those beyond ``most``. ``limit`` at once; returns how many.
+        """Delete the stored answers of orders that ended unpaid before a time, and of the oldest
+        beyond ``most``.
 
-        An order itself is never deleted. It keeps its terms, deposit address and history; a deposit
-        that comes later finds all that a refund needs.
+        It handles ``limit`` at once and returns how many. Orders themselves are never deleted:
+        terms, deposit address and history stay, so a later deposit finds all that a refund needs.
         """
         excess = await self._db.fetch_one(_NEWEST_TOO_MANY, most=most)
         if excess is not None:
@@ -380,7 +380,7 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
 
 
 def _statements(change: Change, view_key: str) -> list[Statement]:
-    """What has to be written for a change; ``view_key`` is that of its status view."""
+    """The statements for a change; ``view_key`` is the key of its status view."""
     found = [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
     order = change.order
     if order is not None:
@@ -430,7 +430,7 @@ def _order_statements(order: Order, *, is_new: bool) -> list[Statement]:
 
 
 def _view_statements(change: Change, order_id: str, key: str) -> list[Statement]:
-    """Replace the view, or delete the one of before, which is not true any more."""
+    """Replace the status view, or delete the outdated one."""
     view = change.view
     if view is not None:
         values = {
@@ -441,7 +441,7 @@ def _view_statements(change: Change, order_id: str, key: str) -> list[Statement]
 
 
 def _fill_statements(order: Order) -> list[Statement]:
-    """The chunks as they are now. They only grow, or are all taken back: the last one is new."""
+    """Write the chunks. They only grow or are all removed, so only the last one can be new."""
     if order.terms.twap is None:
         return []
     order_id, count = order.order_id, len(order.fills)
@@ -463,7 +463,7 @@ def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
 
 
 def _webhook_statements(change: Change, order_id: str, version: int) -> list[Statement]:
-    """The webhook of a new order, and the message of the event."""
+    """Statements for the webhook of a new order, and for the message of the event."""
     if change.is_new and change.webhook is None:
         return []
     new = [] if change.webhook is None else [webhook_statement(order_id, change.webhook)]

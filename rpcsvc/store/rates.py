@@ -1,6 +1,6 @@
-"""Published rates as rows, and the look at the last one in the transaction of an order.
+"""Published rates as rows, and the check of the last one within an order's transaction.
 
-Times are the database's, so that clocks of replicas are never compared.
+Times are the database's, so clocks of replicas are never compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SqlRates:
         self._db = database
 
     async def publish(self, rate: int, token: int, bounds: RateBounds) -> bool:
-        """Add a rate; False where a fresh row of another token is out of the bounds."""
+        """Add a rate; False if it deviates too far from a fresh rate of another token."""
         row = {"rate": rate, "token": token, **bounds._asdict()}
         try:
             await self._db.write(
@@ -64,7 +64,9 @@ class SqlRates:
 
 
 def rate_statements(bounds: RateBounds | None) -> Iterator[Statement]:
-    """Have the transaction refused unless the last published rate is fresh and within bounds."""
+    """Statements that abort the transaction unless the last published rate is fresh and within
+    bounds.
+    """
     if bounds is not None:
         yield Statement(_AGREES, bounds._asdict(), finds=True)
 

@@ -36,7 +36,7 @@ _OLD_KEYS: Final = (
     "(SELECT seq FROM idempotency_keys WHERE created_at >= :before ORDER BY seq LIMIT 1),"
     " (SELECT max(seq) + 1 FROM idempotency_keys))"
 )
-# Twice what falls due between two times of forgetting, so that what is left over gets less.
+# Twice the keys that expire between two runs, so that a backlog shrinks.
 _FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
 
 
@@ -61,10 +61,10 @@ class SqlIdempotencyKeys:
         )
 
     async def forget_responses(self, before: int) -> int:
-        """Drop idempotency keys made before that time, and within two hours of the oldest.
+        """Drop idempotency keys made before a time, at most two hours' worth from the oldest on.
 
-        Returns how many. This is called once an hour: what falls due is gone in time, but a clock
-        that was set weeks ahead costs no key that a retry may still come with.
+        Returns how many. It runs once an hour, so expired keys go in time, but a clock that was set
+        weeks ahead deletes no key that a retry may still use.
         """
         oldest = await self._db.fetch_one(_OLDEST_KEY)
         if oldest is None:
@@ -79,7 +79,7 @@ class SqlIdempotencyKeys:
 
 
 def response_statement(response: StoredResponse, order_id: str | None) -> Statement:
-    """Keep an answer, with the order that it is about, if it made one."""
+    """Store an answer, and the order that it made, if any."""
     return Statement(
         _INSERT_RESPONSE,
         {
@@ -97,8 +97,8 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
 _RELAY_COLUMNS: Final = tuple(
     "idempotency_key" if field.name == "key" else field.name for field in fields(RelayRecord)
 )
-# A claim that became an order stays so. The operator's note is no column of this: a call that was
-# under way when he closed its claim leaves the note as it is (operator_books.py).
+# A claim that became an order stays so. The operator's note is not among the columns: a call that
+# was under way when the operator closed its claim must not change it (operator_books.py).
 _UPSERT_RELAY: Final = (
     f"{upsert('relays', _RELAY_COLUMNS, ('order_id',))} WHERE relays.state <> 'created'"
 )
@@ -138,22 +138,22 @@ class SqlRelays:
         return [_relay_from(row) for row in rows]
 
     async def relays_since(self, at: int) -> list[int]:
-        """When each claim was made that is younger than ``at``."""
+        """Creation times of the claims younger than ``at``."""
         rows = await self._db.fetch("SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000")
         return [row["created_at"] for row in rows if row["created_at"] > at]
 
     async def open_relayed(self) -> list[str]:
-        """Ids of the orders that an upstream settles and that are not over, oldest first."""
+        """Ids of open orders that an upstream settles, oldest first."""
         return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
 
 
 def report_from(rows: Sequence[Row]) -> Report | None:
-    """What the upstream last said of an order; None before it was asked for the first time."""
+    """The upstream's last report on an order; None before the first."""
     return Report(**rows[0]) if rows else None
 
 
 def relay_statement(record: RelayRecord) -> Statement:
-    """Keep a claim as it stands now."""
+    """Store a claim."""
     values: dict[str, Any] = asdict(record)
     values["idempotency_key"] = values.pop("key")
     values["state"] = record.state.value
@@ -162,7 +162,7 @@ def relay_statement(record: RelayRecord) -> Statement:
 
 
 def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:
-    """Keep what the upstream said of an order, with the answer that this was read from."""
+    """Store the upstream's report on an order, with the raw answer that it was read from."""
     return Statement(_UPDATE_REPORT, {**asdict(report), "evidence": evidence, "order_id": order_id})
 
 
@@ -202,7 +202,7 @@ class SqlTickets:
         self._db = database
 
     async def tickets_taken(self, day: int, client: str) -> TicketsTaken:
-        """What was charged on a day of UTC."""
+        """Tickets charged on a day of UTC."""
         sql = (
             "SELECT client, tickets, bytes FROM ticket_counts"
             " WHERE day = :day AND client IN (:client, '')"
@@ -213,10 +213,7 @@ class SqlTickets:
         )
 
     async def forget_tickets(self, before: int) -> int:
-        """Drop tickets made before that time, the oldest first and so many at once.
-
-        Returns how many.
-        """
+        """Drop the oldest tickets made before a time, some at once. Returns how many."""
         found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
         if found:
             sql = "DELETE FROM tickets WHERE seq IN :found"
@@ -225,12 +222,12 @@ class SqlTickets:
 
 
 def ticket_statement(ticket: Ticket) -> Statement:
-    """Keep a ticket."""
+    """Store a ticket."""
     return Statement(_INSERT_TICKET, asdict(ticket))
 
 
 def charge_statements(charge: TicketCharge) -> list[Statement]:
-    """Count a ticket, and forget the days before; refused above the most."""
+    """Count a ticket and forget earlier days. The transaction is refused above the limit."""
     values = charge._asdict()
     return [
         Statement(_FORGET_TICKET_COUNTS, values),

@@ -1,7 +1,8 @@
-"""Reservations as rows: the part of the OrderStore port that is about what orders may still take.
+"""Reservations as rows: the part of the OrderStore port for what orders may still take from
+wallets.
 
-Their sums are kept by triggers of the schema. A new order is committed only where its sums, with
-itself counted, are within its admission.
+Triggers of the schema keep the sums. A new order is committed only if the sums, itself included,
+are within its admission.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHANGE: Final = (
 )
 _END: Final = "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'unfunded'"
 _END_EXPIRED: Final = f"{_END} AND expires_at <= :now"
-# After the rows above: a SELECT that has to find its row is refused with the whole transaction.
+# These run after the rows above: a SELECT that does not find its row aborts the transaction.
 _UNITS_WITHIN: Final = (
     "SELECT units FROM reservation_sums"
     " WHERE scope = :scope AND network = :network AND units <= :most"
@@ -63,20 +64,20 @@ _SELECT_EXPIRED: Final = """
 
 
 class SqlReservations:
-    """The part of the OrderStore port that is about reservations."""
+    """The part of the OrderStore port for reservations."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def reserved(self, network: str, client: str = "") -> Reserved:
-        """What is reserved on a network, and by the unfunded orders of a client."""
+        """Units reserved on a network: in all, and by a client's unfunded orders."""
         rows = await self._db.fetch(_SELECT_SUMS, network=network, client=client)
         units = {row["scope"]: row["units"] for row in rows if row["network"] == network}
         orders = sum(row["number"] for row in rows if not row["network"])
         return Reserved(units.pop(TOTAL, 0), units, orders)
 
     async def reserved_by(self, order_id: str, network: str) -> int:
-        """What one order reserves on a network."""
+        """Units that one order reserves on a network."""
         rows = await self._db.fetch(
             "SELECT units FROM reservations WHERE order_id = :order_id AND network = :network",
             order_id=order_id,
@@ -85,7 +86,7 @@ class SqlReservations:
         return sum(row["units"] for row in rows)
 
     async def unfunded(self, limit: int, client: str | None = None) -> list[Reservation]:
-        """What is reserved without a deposit, by one client or by all, soonest to expire first."""
+        """Reservations of unfunded orders, of one client or of all, soonest to expire first."""
         who = "" if client is None else " AND client = :client"
         values = {} if client is None else {"client": client}
         rows = await self._db.fetch(
@@ -96,7 +97,7 @@ class SqlReservations:
     async def expired_reservations(
         self, now: int, limit: int, known: Mapping[str, int]
     ) -> list[str]:
-        """Orders whose reservation without a deposit is over, oldest first."""
+        """Orders whose unfunded reservation has expired, oldest first."""
         scanned, values = scanned_until(known, "expires_at")
         rows = await self._db.fetch(
             _SELECT_EXPIRED.format(scanned=scanned), now=now, limit=limit, **values
@@ -104,7 +105,7 @@ class SqlReservations:
         return [row["order_id"] for row in rows]
 
     async def end_reservations(self, order_ids: Sequence[str], now: int) -> None:
-        """End what these orders reserve without a deposit, if it is over by now."""
+        """End the unfunded reservations of these orders, if they have expired."""
         values = ({"order_id": order_id, "now": now} for order_id in order_ids)
         await self._db.write([Statement(_END_EXPIRED, each) for each in values])
 
@@ -116,9 +117,9 @@ class SqlReservations:
 
 
 def scanned_until(known: Mapping[str, int], otherwise: str) -> tuple[str, dict[str, Any]]:
-    """Until when deposits are known on the network of a row, as SQL and its values.
+    """SQL, and its values, for the time until which a row's network is scanned for deposits.
 
-    On a network of which nothing is told, nobody looks for deposits: nothing to wait for.
+    For a network that is not in ``known`` nobody scans, so there is nothing to wait for.
     """
     scans = list(enumerate(known.items()))
     if not scans:
@@ -130,7 +131,7 @@ def scanned_until(known: Mapping[str, int], otherwise: str) -> tuple[str, dict[s
 
 
 def reservation_statements(change: ReservationChange) -> Iterator[Statement]:
-    """Bring the rows of an order up to a change of it."""
+    """Statements that update an order's rows for a change of it."""
     order_id, unfunded = change.order_id, change.unfunded
     for network, units in change.funded.items():
         values = {"order_id": order_id, "kind": "funded", "network": network, "units": units}
@@ -145,18 +146,22 @@ def reservation_statements(change: ReservationChange) -> Iterator[Statement]:
 
 
 def end_statement(order_id: str) -> Statement:
-    """End what an order reserves without a deposit."""
+    """Statement that ends an order's unfunded reservation."""
     return Statement(_END, {"order_id": order_id})
 
 
 def within_statement(scope: str, network: str, most: int) -> Statement:
-    """Have the transaction refused unless a sum, with what it adds, is within ``most`` units."""
+    """Statement that aborts the transaction unless a sum, with its additions, is at most ``most``
+    units.
+    """
     values = {"scope": scope, "network": network, "most": most}
     return Statement(_UNITS_WITHIN, values, finds=True)
 
 
 def admission_statements(admission: Admission, unfunded: Reservation | None) -> Iterator[Statement]:
-    """Have the transaction refused unless its order, counted by now, is within the admission."""
+    """Statements that abort the transaction unless its order, already counted, is within its
+    admission.
+    """
     if unfunded is None:
         return
     for scope, most in admission.units:
@@ -167,7 +172,9 @@ def admission_statements(admission: Admission, unfunded: Reservation | None) -> 
 
 
 def count_statements(admission: Admission, day: int) -> Iterator[Statement]:
-    """Count an order among those that its client makes in a day; refused above the most."""
+    """Statements that count an order for its client and day. The transaction is refused above the
+    limit.
+    """
     most = _UNBOUNDED if admission.orders_today is None else admission.orders_today
     values = {"day": day, "client": admission.client, "most": most}
     yield Statement(_FORGET_ORDER_COUNTS, values)

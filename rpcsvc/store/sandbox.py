@@ -82,7 +82,7 @@ class SqlSandboxLedger:
         return _tx_from(row) if row else None
 
     async def watched(self) -> list[Tx]:
-        """All transactions that the service has not finished with, oldest first."""
+        """All transactions that the service still watches, oldest first."""
         return await self._txs("WHERE watched = 1 ORDER BY seq")
 
     async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
@@ -98,7 +98,7 @@ class SqlSandboxLedger:
         return await self._txs(where, network=network, height=height)
 
     async def orphaned_count(self, network: str) -> int:
-        """How many blocks the chain has lost to reorganisations."""
+        """Number of blocks that the chain lost to reorganisations."""
         row = await self._db.fetch_one(
             "SELECT count(*) AS blocks FROM sandbox_blocks"
             " WHERE network = :network AND orphaned = 1",
@@ -125,7 +125,7 @@ class SqlSandboxLedger:
         await self._db.write([Statement(_PUT_CHAIN, _chain_values(chain))])
 
     async def broadcast(self, tx: Tx) -> None:
-        """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
+        """Add a transaction to the pool (or, REVERTED, to the chain); known ones stay unchanged."""
         await self._db.write([Statement(_INSERT_TX, _tx_values(tx))])
 
     async def broadcast_new(self, tx: Tx) -> None:
@@ -133,7 +133,7 @@ class SqlSandboxLedger:
         await self._db.write([Statement(_INSERT_TX, _tx_values(tx), finds=True)])
 
     async def mine(self, mined: Sequence[Mined]) -> None:
-        """Take transactions into blocks and their amounts into the balance."""
+        """Mine transactions and add their amounts to the balance."""
         statements = []
         for block in mined:
             tx = block.tx
@@ -153,7 +153,7 @@ class SqlSandboxLedger:
         await self._db.write(statements)
 
     async def unmine(self, txs: Sequence[Tx], now: int) -> None:
-        """Orphan the blocks of mined transactions and put these back into the pool at ``now``."""
+        """Orphan the blocks of mined transactions and return these to the pool at ``now``."""
         statements = []
         for tx in txs:
             block = {"network": tx.network, "height": tx.block_height}
@@ -169,7 +169,7 @@ class SqlSandboxLedger:
         await self._db.write([_pool(tx, state, now)])
 
     async def unwatch(self, txs: Sequence[Tx]) -> None:
-        """The service is done with these, unless they have changed since they were read."""
+        """Stop watching transactions, unless they changed since they were read."""
         await self._db.write([Statement(_UNWATCH_TX, _as_read(tx)) for tx in txs])
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
@@ -178,7 +178,7 @@ class SqlSandboxLedger:
         await self._db.write([Statement(_ADD_FAULT, values)])
 
     async def clear_fault(self, order_id: str, fault: Fault) -> None:
-        """The fault has happened."""
+        """Remove a fault that has happened."""
         sql = f"DELETE FROM sandbox_faults WHERE {_IS_FAULT}"
         await self._db.write([Statement(sql, {"order_id": order_id, "fault": fault.value})])
 

@@ -1,8 +1,8 @@
 """Payments of both adapters, unrecorded transactions and unattributed deposits: OnchainBooks, and
 the UnrecordedLedger port over a database.
 
-An EVM address serves its order on all networks; USDC sent to it on another network than the order's
-is no deposit of the order. It is swept, and its sender has to get it back by hand.
+An EVM address is the same on all networks, but only a deposit on the order's network counts. USDC
+sent to it on another network is swept, and the operator has to return it by hand.
 """
 
 from __future__ import annotations
@@ -70,15 +70,16 @@ class OnchainBooks:
         self._db = database
 
     async def sent_since(self, asset: Asset, at: int) -> int:
-        """Atomic units signed away for orders since ``at`` (ms), over all networks."""
+        """Atomic units signed for orders since ``at`` (ms), over all networks."""
         row = await self._db.fetch_one(_SENT["XMR" if asset is XMR else "USDC"], at=at)
         return int(row["units"]) if row else 0
 
     async def unmatched(self, transfer: Transfer) -> str | None:
-        """A payment on record that the transfer's order does not know, in words; None: none is.
+        """A recorded payment that conflicts with the transfer's order, in words; None if there is
+        none.
 
-        The payment journal may bring one to an order that a restored copy carries on otherwise:
-        what it pays next would be paid a second time.
+        The payment journal may restore a payment for an order that an older copy of the database
+        carries on differently: the next transfer would pay a second time.
         """
         order_id = order_of(transfer.transfer_id)
         out = await self._db.fetch(_OUT, after=f"{order_id}/", before=f"{order_id}0")
@@ -106,7 +107,7 @@ class SqlUnrecordedLedger:
         self._db = database
 
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
-        """The nonce below which the operator has acknowledged all; None: never."""
+        """The nonce below which the operator has acknowledged all nonces; None: never."""
         row = await self._db.fetch_one(
             "SELECT acknowledged_below FROM evm_nonces"
             " WHERE network = :network AND sender = :sender",
@@ -121,7 +122,7 @@ class SqlUnrecordedLedger:
         await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
 
     async def annotated(self, network: str) -> list[str]:
-        """The ids of the transactions that the operator made by hand, and said so."""
+        """Ids of transactions that the operator made by hand and annotated."""
         sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
@@ -131,16 +132,16 @@ class SqlUnrecordedLedger:
         return None if row is None or row["height"] is None else int(row["height"])
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
-        """Those of the wallet's Monero transactions that nobody knows of, in order."""
+        """The wallet's Monero transactions that are not on record, in order."""
         known = {row["txid"] for row in await self._db.fetch(_ON_RECORD, txids=txids)}
         return sorted(set(txids) - known)
 
     async def unattributed_deposits(self) -> list[UnattributedDeposit]:
-        """Confirmed deposits that are of no order and not annotated; the first 1,000."""
+        """Confirmed deposits without an order or annotation; the first 1,000."""
         return await unattributed_deposits(self._db)
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
-        """Record that the operator has acknowledged these."""
+        """Record that the operator has acknowledged these transactions."""
         await self._db.write(
             [
                 Statement(_ACKNOWLEDGE_TRANSACTION, {"network": network, "txid": txid, "at": at})
@@ -150,7 +151,7 @@ class SqlUnrecordedLedger:
 
 
 async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
-    """Confirmed deposits of no order that the operator has not annotated; the first 1,000.
+    """Confirmed deposits without an order or annotation; the first 1,000.
 
     Raises errors.Unavailable.
     """

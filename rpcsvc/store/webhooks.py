@@ -1,4 +1,4 @@
-"""The port WebhookStore, and what the commits of orders write for their webhooks."""
+"""The WebhookStore port, and the rows that commits of orders write for their webhooks."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class SqlOldWebhooks:
         self._db = database
 
     async def forget_webhooks(self, before: int) -> int:
-        """Delete webhooks, secrets included, of orders that ended before that time; some at once.
+        """Delete webhooks, secrets included, of orders that ended before a time; some at once.
 
-        One with a pending message stays. Returns how many.
+        A webhook with a pending message stays. Returns how many.
         """
         rows = await self._db.fetch(_SELECT_OLD, before=before, limit=_FORGOTTEN_AT_ONCE)
         values = [{"seq": row["order_seq"]} for row in rows]
@@ -124,7 +124,7 @@ class SqlWebhooks:
         self._db = database
 
     async def due(self, now: int, limit: int, busy: Sequence[str]) -> list[DueDelivery]:
-        """The oldest pending message of each order that is due, not of the receivers ``busy``."""
+        """The oldest due message of each order, without those of the receivers ``busy``."""
         rows = await self._db.fetch(_SELECT_DUE, now=now, limit=limit, busy=list(busy))
         return [
             DueDelivery(
@@ -139,7 +139,7 @@ class SqlWebhooks:
     async def record(
         self, delivery: DueDelivery, attempt: DeliveryAttempt, verdict: DeliveryVerdict, now: int
     ) -> None:
-        """Write what came of an attempt."""
+        """Record the outcome of an attempt."""
         standing, order = verdict.standing, {"order_id": delivery.order_id}
         tried = {
             **order, "version": delivery.sequence, "state": verdict.state, "now": now,
@@ -157,7 +157,7 @@ class SqlWebhooks:
         await self._db.write([Statement(_ATTEMPTED, tried), Statement(_STANDS, stands), rest])
 
     async def hurry(self, beyond: int) -> None:
-        """Have what is due later than ``beyond`` be due at once: the clock was set back."""
+        """Make messages due now that are due later than ``beyond``: the clock was set back."""
         await self._db.write([Statement(sql, {"beyond": beyond}) for sql in _HURRY])
 
     async def webhook(self, order_id: str) -> BookedWebhook | None:
@@ -185,7 +185,7 @@ class SqlWebhooks:
         return [_booked(row) for row in rows]
 
     async def replay(self, order_id: str, sequence: int | None) -> int:
-        """Have a message, or all dead ones of the order, sent again; returns how many."""
+        """Queue a message, or all dead ones of the order, again; returns how many."""
         which = "state = 'dead'" if sequence is None else "version = :version"
         values = {"order_id": order_id, **({} if sequence is None else {"version": sequence})}
         row = await self._db.fetch_one(
@@ -209,7 +209,7 @@ class SqlWebhooks:
         return int(row["found"])
 
     async def backlog(self) -> Backlog:
-        """What is pending."""
+        """Number and age of pending messages."""
         row = await self._db.fetch_one(_BACKLOG)
         return Backlog(row["pending"], row["oldest"]) if row else Backlog(0, None)
 

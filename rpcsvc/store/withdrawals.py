@@ -25,7 +25,7 @@ _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
 _IS_OPEN: Final = "state NOT IN ('settled', 'failed', 'cancelled')"
 _ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
 _CHANGE: Final = update(_TABLE, _PROGRESS, "withdrawal_id = :withdrawal_id AND state = :was")
-# The payment journal may have brought a payment back that an older copy has as planned.
+# The payment journal may have restored a payment that an older copy has as planned.
 _CANCEL: Final = (
     f"{_CHANGE} AND NOT EXISTS (SELECT 1 FROM monero_payments WHERE payment_id = :withdrawal_id)"
     " AND NOT EXISTS (SELECT 1 FROM evm_payments WHERE payment_id = :withdrawal_id)"
@@ -49,22 +49,24 @@ class SqlWithdrawals:
         return _withdrawal(row) if row else None
 
     async def open(self) -> list[Withdrawal]:
-        """Those that are not over, oldest first."""
+        """Open withdrawals, oldest first."""
         rows = await self._db.fetch(f"{_SELECT} WHERE {_IS_OPEN} ORDER BY seq")
         return [_withdrawal(row) for row in rows]
 
     async def latest(self, limit: int) -> list[Withdrawal]:
-        """The newest first."""
+        """Withdrawals, newest first."""
         rows = await self._db.fetch(f"{_SELECT} ORDER BY seq DESC LIMIT :limit", limit=limit)
         return [_withdrawal(row) for row in rows]
 
     async def signed_terms(self, withdrawal_id: str) -> tuple[str, str, int] | None:
-        """Network, address and units of the payment on record under an id."""
+        """Network, address and units of the payment recorded under an id."""
         row = await self._db.fetch_one(_SIGNED, name=withdrawal_id)
         return (row["network"], row["address"], int(row["units"])) if row else None
 
     async def add(self, item: Withdrawal, most: int | None) -> None:
-        """Commit a planned one with its reservation, within ``most``. Raises StaleWrite."""
+        """Commit a planned withdrawal with its reservation, within ``most`` units. Raises
+        StaleWrite.
+        """
         statements = [Statement(_ADD, _values(item), finds=True), *_reserving(item)]
         if most is not None:
             statements.append(within_statement(TOTAL, item.network, most))
@@ -97,7 +99,7 @@ def _changing(sql: str, before: Withdrawal, after: Withdrawal) -> Rows:
 
 
 def _reserving(item: Withdrawal) -> list[Statement]:
-    """Reserve what an open one takes; nothing for one that is over."""
+    """Reserve units and fee of an open withdrawal; nothing for one that is over."""
     units = 0 if item.state in FINAL_TRANSFERS else item.units + item.fee
     change = ReservationChange(item.withdrawal_id, {item.network: units}, None, begins=True)
     return list(reservation_statements(change))

@@ -29,7 +29,7 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.checks import claim_of_another
+from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.operator_books import SqlOperatorBooks
 
 
@@ -150,7 +150,7 @@ async def _holds(settings: Settings, now: int) -> Json:
         books = SqlOperatorBooks(database)
         orders, newest = await books.extent()
         is_open = await books.open_orders_by_status()
-        claim = await claim_of_another(database, settings.engine)
+        claim = await engine_conflict(database, settings.engine)
         return {
             "newestEvent": None if newest is None else iso8601(newest),
             "ageSeconds": None if newest is None else (now - newest) // 1000,

@@ -35,7 +35,7 @@ class NotCopied(Exception):
 
 
 class Table(NamedTuple):
-    """A table of the schema; ``columns`` are those that are stored, not computed."""
+    """A table of the schema; ``columns`` are the stored ones, without computed ones."""
 
     name: str
     columns: tuple[str, ...]
@@ -49,15 +49,15 @@ class Table(NamedTuple):
 
 
 class Source(Protocol):
-    """Where rows come from, all of one moment."""
+    """A database to copy from, read at one moment."""
 
     def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
-        """The rows of a table by its key, some at a time."""
+        """The rows of a table in key order, in chunks."""
         ...
 
 
 class Target(Source, Protocol):
-    """Where they go: tables without triggers until ``finish``."""
+    """A database to copy to: its tables have no triggers until ``finish``."""
 
     async def add(self, table: Table, rows: Sequence[Row]) -> None:
         """Insert rows."""
@@ -69,7 +69,7 @@ class Target(Source, Protocol):
 
 
 def tables() -> list[Table]:
-    """The tables of the schema, those that others refer to first."""
+    """The tables of the schema; those that others refer to come first."""
     found = []
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
         sqlite.migrate(made)
@@ -285,9 +285,9 @@ async def _transaction(url: str) -> AsyncIterator[Connection]:
 
 
 async def _keep_services_out(connection: Connection) -> None:
-    """Have a service that starts wait until the transaction ends.
+    """Make a service that starts wait until the transaction ends.
 
-    Raises NotCopied for one that runs.
+    Raises NotCopied if one runs.
     """
     await connection.execute(
         "SELECT pg_advisory_xact_lock($1, $2)", APPLICATION_ID, postgresql.MIGRATING

@@ -14,7 +14,7 @@ APPLICATION_ID: Final = 0x72706373
 
 
 class UnknownSchema(Exception):
-    """This version of the service can't use the database; the message says why, and what to do."""
+    """This version of the service can't use the database; the message says why and what to do."""
 
 
 def scripts() -> list[tuple[int, str, str]]:
@@ -29,7 +29,7 @@ NEWEST: Final = scripts()[-1][0]
 
 
 def newer(version: int) -> str:
-    """What to do about a database of a newer version of the service."""
+    """The message for a database of a newer version of the service."""
     return (
         f"the schema is version {version}; this version of the service has {NEWEST}: run the newer"
         " version, or restore a backup"
@@ -37,5 +37,5 @@ def newer(version: int) -> str:
 
 
 def older(version: int) -> str:
-    """That a migration is missing."""
+    """The message for a database that lacks a migration."""
     return f"the schema is version {version}; this version of the service has {NEWEST}"

@@ -14,7 +14,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.store.checks import UnservedOrders, claim_of_another
+from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
 from rpcsvc.store.operator_books import Flow, SqlOperatorBooks, Unswept
 from rpcsvc.store.orders import SqlOrderStore
@@ -184,8 +184,8 @@ async def test_unrecorded_transactions_are_acknowledged_and_annotated(filled: Ta
 
 
 async def test_a_database_of_real_wallets_is_onchains(filled: Tables) -> None:
-    claim = await claim_of_another(filled, "sandbox")
+    claim = await engine_conflict(filled, "sandbox")
     assert claim is not None
     assert claim[0] == "onchain"
-    assert await claim_of_another(filled, "onchain") is None
+    assert await engine_conflict(filled, "onchain") is None
     assert await (await UnservedOrders.find(filled, ["arbitrum"])).problem() is None

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: how they are made, and what their failures mean."""
+"""Opens connections to PostgreSQL and classifies their failures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ UNAVAILABLE: Final = (
     "The database can't be reached right now; nothing was changed. Try again, with the same"
     " idempotency key if the call had one."
 )
-# PostgreSQL notices a client whose machine is gone within half a minute; from one that is paused in
-# a transaction it takes the locks sooner than the lease ends that this one may hold.
+# PostgreSQL notices within half a minute that a client's machine is gone. It ends the transaction
+# of a paused client before the lease that this client may hold expires.
 _SERVER_SETTINGS: Final = {
     "application_name": "rpcsvc",
     "default_transaction_isolation": "read committed",
@@ -54,9 +54,9 @@ _DOWN: Final = (
 
 
 async def connect(url: str, **settings: str) -> Connection:
-    """A connection; whole numbers of any size are read as int.
+    """Open a connection; integers of any size are read as int.
 
-    Raises DatabaseUnusable where trying again does not help, Unavailable otherwise.
+    Raises DatabaseUnusable if a retry can't help, Unavailable otherwise.
     """
     try:
         connection = await asyncpg.connect(
@@ -90,9 +90,9 @@ def _require_new_enough(connection: Connection) -> None:
 
 
 def is_down(connection: Connection, error: Exception) -> bool:
-    """Whether an error is about the server or the connection, and not about what was asked.
+    """Whether an error comes from the server or the connection rather than from the statement.
 
-    Such a connection is of no use any more: it is closed.
+    Such a connection is useless, so it is closed.
     """
     if not (connection.is_closed() or isinstance(error, (OSError, asyncio.TimeoutError, *_DOWN))):
         return False

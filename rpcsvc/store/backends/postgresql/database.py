@@ -1,8 +1,8 @@
 """The database on a PostgreSQL server: one writer with group commit, batched reads.
 
-``write`` returns after the commit is durable on the server. A write is READ COMMITTED: what it
-decides on is in the statement itself (a version, a state, a key that is free). Any number of
-processes may have it open: who may write, the lease says (rpcsvc/store/leases.py).
+``write`` returns after the commit is durable on the server. A write is READ COMMITTED: each
+statement tests what it depends on (a version, a state, a free key). Any number of processes may
+open the database; the lease decides who may write (rpcsvc/store/leases.py).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ log = structlog.get_logger(__name__)
 
 Prepared: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[Any]"
 
-# Serialization failures and deadlocks are the server's to resolve: the same write is made again.
+# The server resolves serialization failures and deadlocks by failing a write: it is repeated.
 MOST_TRIES: Final = 5
-# How often an unreachable server is tried, and a reachable one asked whether it still is.
+# Interval of attempts to reach a lost server, and of probes of a reachable one.
 RETRY_SECONDS: Final = 0.5
 PROBE_SECONDS: Final = 2.0
-# A holder that is gone is followed by another within this, and the second in which that asks.
+# After a holder is gone, another process takes over within this time plus its poll of a second.
 LEASE_MS: Final = 10_000
 _IDENTITY: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 _END_BACKEND: Final = (
@@ -54,7 +54,7 @@ _END_BACKEND: Final = (
 
 
 class _Session(NamedTuple):
-    """The writer's connection, how the server knows it, and what was prepared on it."""
+    """The writer's connection, its id on the server, and its prepared statements."""
 
     connection: Connection
     pid: int
@@ -62,10 +62,11 @@ class _Session(NamedTuple):
     statements: dict[str, Prepared]
 
     async def prepare(self, text: str) -> Prepared:
-        """The statement, prepared before any transaction that uses it.
+        """Prepare a statement, before any transaction that uses it.
 
-        asyncpg ends a Parse with Flush instead of Sync: until the next message the server takes the
-        connection for busy, and no timeout of its would end a transaction of a paused process.
+        asyncpg ends a Parse with Flush instead of Sync. The server then takes the connection for
+        busy until the next message, so its timeout would not end the transaction of a paused
+        process.
         """
         found = self.statements.get(text)
         if found is None:
@@ -148,7 +149,7 @@ class Database:
         return await self._reader.fetch_together(queries)
 
     async def _connect_reader(self) -> Connection:
-        """A connection for reads; none is tried while the writer has lost its own."""
+        """Open a connection for reads; none while the writer has lost its own."""
         if self._failure is not None:
             raise Unavailable(UNAVAILABLE)
         return await connect(self.url, default_transaction_read_only="on")
@@ -191,7 +192,7 @@ class Database:
                 return
 
     async def _commit(self, session: _Session, rows: list[StatementRows]) -> None:
-        """One transaction, with the number by which its outcome can be looked up later."""
+        """Run one transaction, with a number by which its outcome can be looked up later."""
         connection = session.connection
         steps = [await _step(session, each) for each in rows]
         number = self._number = self._number + 1
@@ -209,10 +210,10 @@ class Database:
                 raise
 
     async def _is_committed(self, number: int) -> bool:
-        """Whether the group of that number was kept: its COMMIT was sent, and no answer came.
+        """Whether a group whose COMMIT got no answer was committed.
 
-        The row is locked by a transaction that still runs, so this waits for its end. It also waits
-        until the server can be asked: whoever made the write must not be told a guess.
+        A transaction that still runs locks the row, so this waits for its end. It also waits until
+        the server can be reached: the caller must get the true outcome, never a guess.
         """
         log.warning("commit_outcome_unknown", group=number)
         while True:
@@ -249,7 +250,7 @@ class Database:
         self._failure = None
 
     async def _probe(self) -> None:
-        """Notice by itself that the server is gone, and that it is back."""
+        """Detect that the server is gone, and that it is back."""
         while True:
             await asyncio.sleep(RETRY_SECONDS if self._failure else PROBE_SECONDS)
             with suppress(Unavailable):
@@ -260,7 +261,7 @@ _PROBE: Final = Statement("SELECT 1")
 
 
 async def _step(session: _Session, rows: StatementRows) -> Callable[[], Awaitable[None]]:
-    """The rows of a statement that is prepared, to be executed in a transaction."""
+    """An action that executes a statement for its rows; the statement is already prepared."""
     form = compiled(rows.sql)
     bound = [form.bind(each) for each in rows.values]
     if not rows.finds:
@@ -271,8 +272,8 @@ async def _step(session: _Session, rows: StatementRows) -> Callable[[], Awaitabl
 
 
 async def _lock(statement: Prepared, bound: list[list[Any]]) -> None:
-    """Keep each row from others until the commit. Raises StaleWrite for one that is not found."""
-    for each in {tuple(row) for row in bound}:  # once for all that ask for the same row
+    """Lock each row until the commit. Raises StaleWrite if one is not found."""
+    for each in {tuple(row) for row in bound}:  # once per distinct row
         if await statement.fetchrow(*each) is None:
             raise StaleWrite
 
@@ -284,7 +285,7 @@ async def _change(statement: Prepared, bound: list[list[Any]]) -> None:
 
 
 async def _roll_back(connection: Connection) -> None:
-    """End a failed transaction; where even that fails, the connection is closed."""
+    """Roll back a failed transaction; if that fails too, close the connection."""
     try:
         await connection.execute("ROLLBACK")
     except Exception as error:  # noqa: BLE001 - the next write makes a new connection
@@ -306,9 +307,9 @@ async def _new_session(url: str) -> _Session:
 
 
 async def _next_session(url: str, before: _Session) -> _Session:
-    """A session after another one of this process was lost.
+    """A session that replaces a lost one of this process.
 
-    The server may not have noticed yet that the one before is gone: it is ended there first.
+    The server may not have noticed the loss yet, so the old session is terminated there first.
     """
     session = await _new_session(url)
     try:

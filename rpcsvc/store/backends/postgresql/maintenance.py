@@ -40,7 +40,7 @@ class _Snapshot:
 
 
 async def check_server(url: str) -> list[str]:
-    """Everything that is wrong with the books, of one moment; empty when all is well."""
+    """All problems of the books at one moment; empty when all is well."""
     try:
         connection = await connect(url, default_transaction_read_only="on")
     except (DatabaseUnusable, Unavailable) as error:

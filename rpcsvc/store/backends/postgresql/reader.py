@@ -1,8 +1,8 @@
-"""Reads: those that wait at the same time go out together, those of one text as one query.
+"""Batches reads: those that wait at the same time go out together, equal ones as one query.
 
-A round trip costs many times what it takes to find a row. While one lane waits for an answer, reads
-gather for the next; a further lane is opened only where an answer takes long, so that a slow query
-stops no other. Compiles the shared text of queries for PostgreSQL.
+A round trip costs far more than finding a row. While one lane waits for an answer, reads gather for
+the next; another lane opens only if an answer takes long, so a slow query blocks no other. It also
+compiles the shared SQL for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rpcsvc.store.backends.postgresql.connection import Connection, is_down, una
 from rpcsvc.store.database import Query, Row
 
 LANES: Final = 4
-# How long reads gather behind a lane that is waiting before another one is opened.
+# How long reads gather behind a waiting lane before another one is opened.
 GATHER_SECONDS: Final = 0.005
 MAX_BATCH: Final = 256
 _ONE_MOMENT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PLACE: Final = re.compile(r"(?P<many>\b(?:NOT )?IN )?:(?P<name>[a-z]\w*)")
-# PostgreSQL takes no column as the number of rows of a subquery.
+# PostgreSQL accepts no column as the LIMIT or OFFSET of a subquery.
 _BOUNDED: Final = re.compile(r"\b(LIMIT|OFFSET) :")
 _ONE_OF: Final = {"IN ": "= ANY(${})", "NOT IN ": "<> ALL(${})"}
 # The column of a batched query that says which call a row is for.
@@ -36,9 +36,9 @@ Values = tuple[Any, ...]
 
 
 class Compiled(NamedTuple):
-    """A text with ``$1``, the values that it takes in order, and which of them are lists.
+    """SQL with ``$1``, the values that it takes in order, and which of them are lists.
 
-    ``batches``: many calls can be made by one query (``batched``).
+    ``batches``: ``batched`` can make many calls of it one query.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Compiled(NamedTuple):
     batches: bool
 
     def bind(self, values: Mapping[str, Any]) -> list[Any]:
-        """The values in order. Raises KeyError for one that is not given."""
+        """The values in order. Raises KeyError if one is missing."""
         if not self.lists:
             return [values[name] for name in self.names]
         return [list(values[n]) if n in self.lists else values[n] for n in self.names]
@@ -55,7 +55,7 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def compiled(sql: str) -> Compiled:
-    """The text as PostgreSQL takes it: a name that comes twice is one parameter."""
+    """The SQL for PostgreSQL: a name that occurs twice becomes one parameter."""
     names: list[str] = []
     lists = set()
 
@@ -76,10 +76,10 @@ def compiled(sql: str) -> Compiled:
 
 @lru_cache(maxsize=1024)
 def batched(text: str, types: Sequence[str]) -> str:
-    """One query for many calls of ``text``, whose parameters are of these types.
+    """One query for many calls of ``text``, whose parameters have these types.
 
-    It takes an array for each parameter. Rows of one call are in the order of the query: a subquery
-    with ORDER BY is run for one call after the other.
+    It takes an array per parameter. Rows of a call keep the order of the query: PostgreSQL runs a
+    subquery with ORDER BY for one call after the other.
     """
     arrays = ", ".join(f"${n}::{name}[]" for n, name in enumerate(types, 1))
     columns = ", ".join(f"p{n}" for n in range(1, len(types) + 1))
@@ -132,7 +132,7 @@ class Reader:
         return await read.done
 
     async def close(self) -> None:
-        """Finish the reads at hand and close the connections. Later reads are refused."""
+        """Finish pending reads and close the connections. Later reads are refused."""
         self._closing = True
         while self._lanes or self._waiting:
             if not self._lanes:
@@ -174,10 +174,10 @@ class Reader:
     async def _answer_anew(
         self, connection: Connection, batch: list[_Read], error: Exception, *, again: bool
     ) -> None:
-        """Once more over a new connection where that one was lost; else one by one."""
+        """Repeat the reads: over a new connection if theirs was lost, else one by one."""
         if is_down(connection, error):
             if again:
-                while self._idle:  # they were lost with it, most likely
+                while self._idle:  # the other lanes were most likely lost with it
                     self._idle.pop().terminate()
                 await self._answer(batch, again=False)
             else:
@@ -195,7 +195,9 @@ class Reader:
 
 
 async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[list[Row]]]:
-    """The rows of each query of each read; a text goes out once, with all values it comes with."""
+    """The rows of each query of each read; each distinct SQL text is sent once, with all its
+    values.
+    """
     found: dict[str, dict[Values, list[Row]]] = {}
     forms = [[(compiled(sql), values) for sql, values in read.queries] for read in batch]
     places = [[(form, tuple(form.bind(values))) for form, values in read] for read in forms]
@@ -215,7 +217,7 @@ async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[
 
 
 def _key(form: Compiled, values: Values) -> Values:
-    """Values that can be looked up."""
+    """Values as a dictionary key."""
     if not form.lists:
         return values
     return tuple(tuple(each) if isinstance(each, list) else each for each in values)
@@ -240,7 +242,7 @@ _TYPES: dict[str, tuple[str, ...]] = {}
 
 
 async def _prepared(connection: Connection, form: Compiled) -> str:
-    """The text of the batched query; the types of its parameters are the server's to say."""
+    """Prepare the batched query; the server names the types of its parameters."""
     types = _TYPES.get(form.text)
     if types is None:
         parameters = (await connection.prepare(form.text)).get_parameters()

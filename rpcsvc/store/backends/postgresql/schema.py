@@ -1,7 +1,7 @@
-"""The schema in a PostgreSQL database: the shared text in its words, and applying it.
+"""Translates the shared schema for PostgreSQL, and applies it.
 
 Types and storage clauses are replaced word by word. A trigger becomes a function and a trigger that
-calls it; foreign keys are added last, since two tables refer to each other. Text is compared byte
+calls it. Foreign keys are added last, because two tables refer to each other. Text is compared byte
 by byte (``COLLATE "C"``) as in SQLite: ranges over ids depend on it.
 """
 
@@ -42,8 +42,8 @@ _RAISE: Final = re.compile(r"SELECT RAISE\(ABORT, '([^']*)'\);")
 _SAME: Final = re.compile(r"\bIS (?=OLD\.|NEW\.|')")
 _OTHER: Final = re.compile(r"\bIS NOT (?=OLD\.|NEW\.|')")
 
-# What only this backend keeps: which migrations were applied, by what number a connection's last
-# group of writes is known (database.py), and the server's clock in milliseconds since the epoch.
+# Only this backend has these: applied migrations, the number of a connection's last group of writes
+# (database.py), and the server's clock in milliseconds since the epoch.
 _OWN: Final = """
 CREATE TABLE IF NOT EXISTS rpcsvc_schema (
     id          BIGINT PRIMARY KEY CHECK (id = 1),
@@ -130,9 +130,9 @@ def _raised(found: re.Match[str]) -> str:
 
 
 async def migrate(connection: asyncpg.Connection[Any]) -> list[str]:
-    """Bring the database up to date; returns the names of the migrations applied.
+    """Migrate the database; returns the names of the applied migrations.
 
-    One process does; others wait for it. Raises UnknownSchema.
+    One process migrates while others wait. Raises UnknownSchema.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", APPLICATION_ID, MIGRATING)
@@ -162,14 +162,14 @@ async def sign(connection: asyncpg.Connection[Any]) -> None:
 
 
 async def version_of(connection: asyncpg.Connection[Any]) -> int:
-    """The number of the last migration that was applied to a database; 0: none."""
+    """The number of the last applied migration; 0: none."""
     if await connection.fetchval("SELECT to_regclass('rpcsvc_schema')") is None:
         return 0
     return int(await connection.fetchval("SELECT version FROM rpcsvc_schema") or 0)
 
 
 async def refusal(connection: asyncpg.Connection[Any]) -> str | None:
-    """Why the service can't use a database, and what to do; None: it can, or it is empty."""
+    """Why the service can't use a database and what to do; None if it can, or if it is empty."""
     version = await version_of(connection)
     if version:
         application = await connection.fetchval("SELECT application FROM rpcsvc_schema")
@@ -182,7 +182,7 @@ async def refusal(connection: asyncpg.Connection[Any]) -> str | None:
 
 
 async def other_schema(connection: asyncpg.Connection[Any]) -> str | None:
-    """That a database is at another schema than NEWEST, as a clause; None when it is not."""
+    """A clause that says that the schema is not NEWEST; None if it is."""
     refused = await refusal(connection)
     if refused is not None:
         return refused

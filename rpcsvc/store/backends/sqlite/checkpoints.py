@@ -1,9 +1,9 @@
-"""Checkpoints: moving committed pages from the write-ahead log into the database file.
+"""Checkpoints: moves committed pages from the write-ahead log into the database file.
 
-SQLite's own way is to let the commit that fills the log do it, and every order that waits for
-that commit waits for the whole move: hundreds of milliseconds where the pages lie far apart. Here
-a connection of its own moves them while the writer goes on appending. Only the last step, starting
-the log again from its beginning, needs the writer to pause, and by then little is left to move.
+By default SQLite lets the commit that fills the log do this, and every order that shares the commit
+waits for the whole move: hundreds of milliseconds if the pages lie far apart. Here a separate
+connection moves pages while the writer appends. Only the last step, restarting the log, pauses the
+writer, and by then little is left to move.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = structlog.get_logger(__name__)
 ROWS_BETWEEN = 4_000
 # Frames (pages in the log) that are few enough to be moved while the writer waits.
 FEW_FRAMES = 1_000
-# A log longer than this, 32 MiB, is started again; a shorter one goes on growing.
+# A log longer than this (32 MiB) is restarted; a shorter one keeps growing.
 LONG_LOG_FRAMES = 8_000
 MOST_PASSES = 5
 
-# How long the writer waits, with all who wait for it, for those who read the log from outside.
+# How long the writer, and every write behind it, waits for readers of other processes.
 READERS_WAIT_MS = 50
 
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
@@ -36,7 +36,7 @@ _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
 
 class _Progress(NamedTuple):
-    """What SQLite answers: whether others were in the way, frames in the log, frames moved."""
+    """SQLite's answer: whether others blocked the checkpoint, frames in the log, frames moved."""
 
     busy: int
     frames: int
@@ -44,7 +44,9 @@ class _Progress(NamedTuple):
 
 
 class Checkpointer:
-    """Moves pages beside the writer. ``wants_restart`` asks the writer to pause for ``restart``."""
+    """Moves pages while the writer runs. ``wants_restart`` asks the writer to pause for
+    ``restart``.
+    """
 
     def __init__(self, connection: aiosqlite.Connection) -> None:
         self._connection = connection
@@ -68,24 +70,24 @@ class Checkpointer:
         return cls(connection)
 
     def note(self, rows: int) -> None:
-        """Count the rows of a commit; enough of them start a move."""
+        """Count the rows of a commit; enough of them trigger a move."""
         self._rows += rows
         if self._rows >= ROWS_BETWEEN:
             self._rows = 0
             self._wake.set()
 
     async def restart(self) -> None:
-        """Begin the log anew; the writer must pause meanwhile, and no read hold on to the log.
+        """Restart the log. The writer must pause meanwhile, and no read may hold the log.
 
-        A backup or an audit beside the service does hold on to it, for minutes. Then the log goes
-        on growing, and the next move asks again.
+        A running backup or audit holds it for minutes. Then the log keeps growing, and the next
+        move asks again.
         """
         self.wants_restart = False
         with suppress(sqlite3.Error):
             await self._connection.execute_fetchall(_RESTART)
 
     async def close(self) -> None:
-        """Finish the move at hand and close."""
+        """Finish a running move and close."""
         self._closing = True
         self._wake.set()
         await self._task
@@ -100,7 +102,7 @@ class Checkpointer:
             await self._move()
 
     async def _move(self) -> None:
-        """Move pages until few are left: what commits add meanwhile is less with each pass."""
+        """Move pages until few are left: each pass leaves less for concurrent commits to add."""
         try:
             progress = await self._pass()
             for _ in range(MOST_PASSES - 1):
@@ -120,7 +122,7 @@ class Checkpointer:
         return _Progress(*row) if row is not None else _Progress(1, 0, 0)
 
     def _report_failure(self, error: sqlite3.Error) -> None:
-        """Say it once: commits still go to the log, and the next move is tried as usual."""
+        """Log a failure once: commits still go to the log, and the next move is tried as usual."""
         if self._is_well:
             log.warning("checkpoint_failed", reason=str(error))
         self._is_well = False

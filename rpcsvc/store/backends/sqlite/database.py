@@ -49,11 +49,11 @@ log = structlog.get_logger(__name__)
 DATABASE_NAME = "rpcsvc.db"
 LOCK_NAME = "rpcsvc.lock"
 BUSY_TIMEOUT_MS = 2_000
-# The first that knows IS [NOT] DISTINCT FROM.
+# The first version with IS [NOT] DISTINCT FROM.
 OLDEST_SQLITE = (3, 39)
-# How long after a failed commit the writer tries by itself whether it can write again.
+# How long after a failed commit the writer tests whether it can write again.
 PROBE_SECONDS = 0.5
-# How long what others wrote may stay unseen: a read that begins later sees it.
+# How long reads may miss what others wrote.
 SNAPSHOT_SECONDS = 1.0
 # Reads of so much of the file go through a mapping (docs/adr/0002): as much as SQLite ever maps.
 MAPPED_BYTES = 0x7FFF_0000
@@ -106,10 +106,10 @@ class OwnerLock:
 
 
 class GroupConnection(sqlite3.Connection):
-    """The writer's connection: ``commit`` carries out the whole of ``group`` as one transaction.
+    """The writer's connection: ``commit`` runs all of ``group`` as one transaction.
 
-    aiosqlite runs each call in its thread and back. With the transaction inside ``commit`` a
-    group costs one such trip, whatever it holds.
+    aiosqlite runs each call in its thread and back. With the transaction inside ``commit``, a group
+    costs one such trip, however large it is.
     """
 
     group: list[BoundRows]
@@ -129,12 +129,12 @@ class GroupConnection(sqlite3.Connection):
     def _run(self, rows: BoundRows) -> None:
         """Run a statement for all rows.
 
-        The thread gives the interpreter lock up and takes it back at every step of a statement,
-        so rows are inserted many to a step.
+        The thread releases and retakes the interpreter lock at every step of a statement, so rows
+        are inserted many to a step.
         """
         (text, _, insert), finds, values = rows
         if finds and text.startswith("SELECT"):
-            for each in {tuple(row) for row in values}:  # once for all that ask for the same row
+            for each in {tuple(row) for row in values}:  # once per distinct row
                 if self.execute(text, each).fetchone() is None:
                     raise StaleWrite
             return
@@ -154,7 +154,7 @@ class GroupConnection(sqlite3.Connection):
 class Database(Reader):
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
 
-    # How long a lease lasts: without an end, since whoever has the owner lock is alone.
+    # A lease never ends: the holder of the owner lock is alone.
     lease_ms: int | None = None
 
     def __init__(
@@ -189,7 +189,7 @@ class Database(Reader):
             try:
                 return await asyncio.shield(opening)
             except asyncio.CancelledError:
-                # Left half open, its threads would answer to a loop that is gone.
+                # Half open, its threads would call back into a closed event loop.
                 await (await opening).close()
                 raise
         except sqlite3.Error as error:
@@ -231,9 +231,9 @@ class Database(Reader):
         await self._writer.close()
 
     def _hold_snapshot(self) -> None:
-        """Keep the read transaction open from one read to the next, until a commit or its end.
+        """Keep the read transaction open for further reads, until a commit or its time limit.
 
-        While a commit is under way, too: what is read in one go is of one moment.
+        Also while a commit is under way: reads of one pass see one moment.
         """
         if not self._is_restarting and not self._reader.in_transaction:
             self._reader.execute("BEGIN")
@@ -245,7 +245,7 @@ class Database(Reader):
         self._release_snapshot()
 
     def _release_snapshot(self) -> None:
-        """See the next commit, and let the log start again from its beginning."""
+        """End the read transaction: the next read sees the last commit, and the log can restart."""
         if self._reader.in_transaction:
             self._reader.execute("COMMIT")
 
@@ -291,18 +291,18 @@ class Database(Reader):
             self._note_damage(error)
             raise
         finally:
-            self._release_snapshot()  # before anyone is told: who was told sees what was committed
+            self._release_snapshot()  # before the callers resume: they must see their own commit
         self._failure = None
         self._checkpoints.note(sum(len(rows.values) for rows in group))
 
     async def _probe(self) -> None:
-        """Try by itself until it can write again.
+        """Retry until writing works again.
 
-        Without that, a service that is sent no orders because it is not well would never be.
+        Without it an unhealthy service that gets no orders would never recover.
         """
         while self._failure is not None:
             await asyncio.sleep(PROBE_SECONDS)
-            # What it fails of is in the log already, from the commit that failed first.
+            # The first failed commit has already logged the cause.
             with suppress(sqlite3.Error):
                 await self._writer.execute(_PROBE)
                 self._failure = None
@@ -310,7 +310,7 @@ class Database(Reader):
         self._probing = None
 
     async def _restart_log(self) -> None:
-        """Begin the log anew, while no read of this process holds on to it."""
+        """Restart the log, while no read of this process holds it."""
         self._release_snapshot()
         self._is_restarting = True
         try:
@@ -328,7 +328,7 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
-    # What undoes half a statement of many rows is kept in memory; else it is a file for each group.
+    # Keeps the statement journal of multi-row statements in memory; else each group writes a file.
     "PRAGMA temp_store = MEMORY",
     # KiB. A full group dirties 13 MiB: what does not fit is written to the log before its commit.
     "PRAGMA cache_size = -16384",
@@ -370,9 +370,9 @@ _PROBE = f"PRAGMA user_version = {NEWEST}"
 
 
 class Snapshot(Reader):
-    """One read transaction under the interface that the stores and ledgers are made over.
+    """One read transaction, as Tables for stores and ledgers.
 
-    While it is open the log of the running service can't begin anew: read, and let go.
+    While it is open, the log of the running service can't restart: keep it short.
     """
 
     async def write(self, statements: Sequence[Statement]) -> None:
@@ -382,7 +382,7 @@ class Snapshot(Reader):
 
 @contextmanager
 def snapshot(data_dir: Path) -> Iterator[Snapshot]:
-    """What is committed now, while the block lasts. Raises BooksUnreadable."""
+    """A snapshot of what is committed now, while the block lasts. Raises BooksUnreadable."""
     path = data_dir / DATABASE_NAME
     if not path.is_file():
         raise BooksUnreadable(f"There is no database at {path}.")
@@ -397,7 +397,7 @@ def snapshot(data_dir: Path) -> Iterator[Snapshot]:
 
 @contextmanager
 def empty_snapshot() -> Iterator[Snapshot]:
-    """A database in which nothing ever happened, for use before the first start."""
+    """An empty database, for use before the first start."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         migrate(connection)
         yield Snapshot(connection)

@@ -31,7 +31,7 @@ class BackupFailed(Exception):
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file can't serve as a database; None when it can. It may lack the last migrations."""
+    """Why a file can't serve as a database; None if it can. It may lack the last migrations."""
     if not path.is_file():
         return "there is no such file"
     try:
@@ -42,16 +42,16 @@ def damage_of(path: Path) -> str | None:
 
 
 def check_database(data_dir: Path) -> list[str]:
-    """Everything that is wrong with the database file or the books; empty when all is well."""
+    """All problems of the database file and the books; empty when all is well."""
     return list(_problems(data_dir / DATABASE_NAME))
 
 
 def backup_database(data_dir: Path, destination: Path) -> list[str]:
     """Copy the database to a new file of mode 0600; returns what ``check_database`` finds in it.
 
-    The copy is durable when this returns. It is kept even when it has problems: they are those of
-    the original, and a copy is what one wants before mending them. Raises BackupFailed when there
-    is nothing to copy, the destination exists, or copying fails; nothing is left behind then.
+    The copy is durable when this returns. A copy with problems is kept: they are the original's,
+    and repairs need a copy. Raises BackupFailed if there is nothing to copy, the destination
+    exists, or copying fails; then nothing is left behind.
     """
     source = data_dir / DATABASE_NAME
     if not source.is_file():
@@ -109,10 +109,10 @@ def _problems(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing, but sees CHECK constraints.
+    """Open a connection that writes nothing but sees CHECK constraints.
 
-    SQLite leaves them out of the schema of a file that is opened read-only, and then the
-    integrity check passes rows that break them.
+    SQLite omits them from the schema of a file that is opened read-only, and the integrity check
+    would then pass rows that violate them.
     """
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -147,8 +147,8 @@ _RECORDED = (
 
 
 def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple[list[str], str]:
-    """What is wrong with the journal, and how it is, in words. The service may be running."""
-    # The database first: what is written meanwhile makes the journal longer, never shorter.
+    """Problems of the journal, and its state in words. The service may be running."""
+    # The database first: meanwhile the journal can only grow.
     with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
         row = reader.execute("SELECT journal, line, sum FROM payment_journal").fetchone()
         mark = Mark(row[0], Position(row[1], row[2])) if row else None
@@ -180,9 +180,10 @@ def _journal_problems(found: Found, mark: Mark | None) -> Iterator[str]:
 def _unrecorded(
     lines: Sequence[Line], mark: Mark | None, reader: sqlite3.Connection
 ) -> Iterator[str]:
-    """Payments up to the mark that the database does not have: it was put together from two.
+    """Journaled payments up to the mark that the database lacks: the two files do not belong
+    together.
 
-    What a replay leaves out on purpose is none of them.
+    Payments that a replay skips on purpose do not count.
     """
     upto = mark.at.line if mark is not None else 0
     known = [(line.at.line, from_body(line.body)) for line in lines if line.at.line <= upto]

@@ -1,4 +1,4 @@
-"""The schema in an SQLite file: applying migrations, and what a file of another kind is."""
+"""Applies migrations to an SQLite file, and says why another file can't be used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Final
 
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, newer, older, scripts
 
-# How many rows an index has, and how many share its first columns, once the service has run for
-# long: without it SQLite takes an index over all rows there ever were to be as good as one over the
-# few that are under way.
+# Statistics of the indexes after a long run: rows, and rows that share the first columns. Without
+# them SQLite rates an index over all rows as high as one over the few that are under way.
 _STATISTICS: Final = """
     ANALYZE;
     DELETE FROM sqlite_stat1;
@@ -28,12 +27,12 @@ _STATISTICS: Final = """
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The number of the last migration that was applied to a database; 0: none."""
+    """The number of the last applied migration; 0: none."""
     return int(_pragma(connection, "user_version"))
 
 
 def refusal(connection: sqlite3.Connection) -> str | None:
-    """Why the service can't open a database, and what to do; None: it can, or it is empty."""
+    """Why the service can't open a database and what to do; None if it can, or if it is empty."""
     application, version = _pragma(connection, "application_id"), version_of(connection)
     if application == APPLICATION_ID:
         if version <= NEWEST:
@@ -51,7 +50,7 @@ def refusal(connection: sqlite3.Connection) -> str | None:
 
 
 def other_schema(connection: sqlite3.Connection) -> str | None:
-    """That a database is at another schema than NEWEST, as a clause; None when it is not."""
+    """A clause that says that the schema is not NEWEST; None if it is."""
     if (refused := refusal(connection)) is not None:
         return refused
     version = version_of(connection)
@@ -68,7 +67,7 @@ def require_usable(connection: sqlite3.Connection) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> list[str]:
-    """Bring the database up to date; returns the names of the migrations applied.
+    """Migrate the database; returns the names of the applied migrations.
 
     ``connection`` must be in autocommit mode. Raises UnknownSchema.
     """
@@ -87,7 +86,7 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
 
 
 def sign(connection: sqlite3.Connection) -> None:
-    """Mark a file, whose tables are made in an open transaction, as this program's."""
+    """Mark a file as this program's; an open transaction is making its tables."""
     for statement in _STATISTICS.split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -26,9 +26,9 @@ _INSERT: Final = re.compile(
 
 
 class Compiled(NamedTuple):
-    """A text with ``?``, and how its values are put in order.
+    """SQL with ``?``, and the order of its values.
 
-    ``insert``: of an INSERT of given values, what is before its row, the row, and what is after.
+    ``insert``: the parts of an INSERT of given values: before its row, the row, and after it.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def compiled(sql: str) -> Compiled:
-    """The text as SQLite takes it. ``bind`` raises KeyError for a value that is not given."""
+    """The SQL for SQLite. ``bind`` raises KeyError if a value is missing."""
     places = [(found["name"], found["many"] is not None) for found in _PLACE.finditer(sql)]
     text = _PLACE.sub(_mark, sql)
     found = _INSERT.fullmatch(text)
@@ -50,9 +50,9 @@ def compiled(sql: str) -> Compiled:
 
 
 def inserts(insert: tuple[str, str, str], count: int) -> Iterator[tuple[str, int, int]]:
-    """Texts that insert ``count`` rows, each with the number of its first row and of its rows.
+    """Statements that insert ``count`` rows, each with its first row and its number of rows.
 
-    Sizes are powers of two: few texts to prepare.
+    Sizes are powers of two, so few statements are prepared.
     """
     start = 0
     while start < count:
@@ -92,9 +92,9 @@ UNAVAILABLE: Final = (
 
 
 class Reader:
-    """Reads over a connection in autocommit mode, all of them within one read transaction.
+    """Reads over a connection in autocommit mode, within one read transaction.
 
-    Taking the locks of WAL mode anew for each read would cost as much as the read itself.
+    Taking the locks of WAL mode for each read would cost as much as the read itself.
     """
 
     def __init__(self, reader: sqlite3.Connection) -> None:
@@ -125,36 +125,36 @@ class Reader:
         return [await self.fetch(sql, **values) for sql, values in queries]
 
     def _reported(self, error: sqlite3.Error) -> Exception:
-        """The error that a caller gets for one of SQLite; a damaged file is logged as well."""
+        """The error for the caller of a failed read; a damaged file is logged."""
         if isinstance(error, sqlite3.OperationalError):
             return unavailable(error)
         self._note_damage(error)
         return error
 
     def _note_damage(self, error: Exception) -> None:
-        """Remember that the file is damaged, if that is what the error says: nothing mends it."""
+        """Remember that the file is damaged, if the error says so: nothing repairs it."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not self._is_damaged:
             self._is_damaged = True
             report("critical", "database_damaged", reason=str(error))
 
     def _hold_snapshot(self) -> None:
-        """Keep the read transaction open from one read to the next."""
+        """Keep the read transaction open for further reads."""
         if not self._reader.in_transaction:
             self._reader.execute("BEGIN")
 
 
 def unavailable(error: sqlite3.Error) -> Unavailable:
-    """The text for callers. That of the SQLite error stays in the log: it can name paths."""
+    """The error text for callers. SQLite's own text stays in the log: it can name paths."""
     report("error", "database_unavailable", reason=str(error))
     return Unavailable(UNAVAILABLE)
 
 
 def report(level: str, event: str, **details: str) -> None:
-    """Log it, if that is possible.
+    """Log an error, if possible.
 
-    A log on the disk that is full can't be written either: that must not end the writer, whose
-    callers are told anyway.
+    A log on the same full disk may fail, too: that must not end the writer, whose callers get the
+    error anyway.
     """
     with suppress(OSError):
         getattr(log, level)(event, **details)
