@@ -1,1 +1,1 @@
-"""The operations: tables that are the same over every transport."""
+"""The operations: tables that every transport serves alike."""

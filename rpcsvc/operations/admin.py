@@ -1,6 +1,6 @@
 """The admin methods of the running service, over its UNIX socket only.
 
-An answer is a plain JSON object. A request that the current state does not allow is answered with
+An answer is a plain JSON object. A request that the current state forbids is answered with
 ``refused`` and the reason; a wrong input is an error.
 """
 
@@ -68,7 +68,7 @@ PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TR
 
 
 def receipt_of(item: BookedTransfer) -> dict[str, Any] | None:
-    """The receipt that proves it."""
+    """The receipt that proves a transfer."""
     return None if item.receipt is None else dict(orjson.loads(item.receipt))
 
 
@@ -85,13 +85,13 @@ def next_of(item: BookedTransfer, signed: Sequence[Signed], paused: str | None) 
 
 
 def is_blocked(item: BookedTransfer) -> bool:
-    """Whether it is a refund that the agreed refund address has refused."""
+    """Whether the transfer is a refund that the agreed refund address refused."""
     failed = item.state is TransferState.FAILED and item.kind == TransferKind.REFUND.value
     return failed and item.action_required == REFUND_BLOCKED
 
 
 def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
-    """What to do for a settled transfer that a reorganisation took off its chain."""
+    """The next step for a settled transfer that a reorganisation removed from its chain."""
     is_settled = item.state is TransferState.SETTLED and bool(signed)
     if not is_settled or any(each.block is not None for each in signed):
         return None
@@ -102,7 +102,7 @@ def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
 
 
 def _cancellation(item: BookedTransfer) -> str:
-    """When a payout that is not signed is cancelled."""
+    """Says when an unsigned payout is cancelled."""
     is_payout = item.kind == TransferKind.PAYOUT.value
     waits = item.state is TransferState.PLANNED and item.on_deadline is OnDeadline.REFUND
     if not (is_payout and waits and item.deadline_at is not None):
@@ -138,7 +138,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX: Final = "admin."
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
-# What a list of transfers can be asked for.
+# The states by which transfers can be listed.
 STATES: Final[Mapping[str, tuple[TransferState, ...]]] = {
     "pending": PENDING,
     "all": tuple(TransferState),
@@ -356,7 +356,7 @@ def _refused(reason: str) -> Flat:
 
 
 def _words(text: str, otherwise: str) -> str:
-    """A note on one line. Raises InvalidInput for an empty one."""
+    """A note as one line. Raises InvalidInput for an empty one."""
     note = " ".join(text.split())
     if not note:
         raise InvalidInput(otherwise, field="note")

@@ -63,13 +63,13 @@ from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
 
-# How many of a session's orders a list has, the newest.
+# A list has at most so many of a session's newest orders.
 LONGEST_LIST = 100
 CREATE = "bff.orders.create"
 
 
 class Pair(NamedTuple):
-    """What is swapped into what: the direction, and the chain of the USDC side."""
+    """The swap: its direction, and the chain of the USDC side."""
 
     direction: Direction
     chain: Chain
@@ -184,7 +184,7 @@ def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
 
 @contextmanager
 def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
-    """Refusals that all surfaces share, by the fields, numbers and units of this one."""
+    """Translates refusals that all surfaces share into the fields, numbers and units of the BFF."""
     try:
         yield
     except UnsupportedChain as refusal:
@@ -285,7 +285,7 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
     )
 
 
-# Far more than an order is worth, so that it is not cut: a chunk of 2^53 USD, in USDC units.
+# A chunk of 2^53 USD in USDC units: far more than any order, so the order is not split.
 _MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
 
 
@@ -293,7 +293,7 @@ def _plan(config: TwapConfig | None) -> TwapPlan | None:
     config = config or TwapConfig()
     if config.disabled:
         return None
-    # The digits that the caller wrote, not those of the nearest binary fraction.
+    # The digits that the caller wrote, not the nearest binary fraction.
     sent = Decimal(repr(config.chunk_size_usd)) * 10**USDC.decimals
     return TwapPlan(int(min(sent, _MOST_CHUNK_UNITS)), int(config.interval_ms))
 
@@ -311,7 +311,9 @@ def _fingerprint(request: OrderRequest) -> Json:
 
 
 def _chunk_usd(plan: TwapPlan) -> int | str:
-    """Whole dollars as a number, as keys that were used before fractions were kept have them."""
+    """The chunk size for the fingerprint; an int for whole dollars, as keys from before fractions
+    have it.
+    """
     dollars, fraction = divmod(plan.chunk_units, 10**USDC.decimals)
     return format_units(plan.chunk_units, USDC) if fraction else dollars
 
@@ -320,7 +322,7 @@ def _chunk_usd(plan: TwapPlan) -> int | str:
 
 
 def _usd(units: int, asset: Asset, rate: int) -> str:
-    """What an amount is worth in dollars, as a decimal string; one USDC counts as one."""
+    """The value of an amount in dollars as a decimal string; one USDC counts as one."""
     worth = convert_floor(Direction.XMR_TO_USDC, units, rate) if asset is XMR else units
     return format_units(worth, USDC)
 
@@ -375,7 +377,7 @@ def _new_order(service: Service, placed: Placed) -> bytes:
 
 
 def _refund_address(order: Order) -> Json:
-    """``refundAddress``, beside the fields of spec 2.4, where one was given."""
+    """``refundAddress``, which spec 2.4 does not have, if one was given."""
     return {} if order.refund_to is None else {"refundAddress": order.refund_to}
 
 

@@ -1,7 +1,7 @@
-"""Runs an operation of any table: params in, one finished reply out, also for an exception.
+"""Runs an operation of any table: takes params, returns one finished reply, also for exceptions.
 
-An ``Envelope`` gives the answers of a table their form. ``LocalService`` calls operations inside
-this process, for the CLI and the demo.
+An ``Envelope`` formats the answers of a table. ``LocalService`` calls operations inside this
+process, for the CLI and the demo.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rpcsvc.orders.scheduler.worker import Worker
 log = structlog.get_logger(__name__)
 
 Result = Answer | Flat | Stored
-# The operation, the call, its reply, and the seconds that it took: None if it was refused unrun.
+# The operation, the call, its reply, and its seconds; None if it was refused before it ran.
 Observer = Callable[[str, Call, Reply, float | None], None]
 
 
@@ -55,7 +55,7 @@ def unobserved(_operation: str, _call: Call, _reply: Reply, _seconds: float | No
 
 
 class Envelope(Protocol):
-    """The form of the answers of a table."""
+    """Formats the answers of a table."""
 
     def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
         """The reply with what a handler returned."""
@@ -67,7 +67,7 @@ class Envelope(Protocol):
 
 
 class AgentEnvelope:
-    """The agent API's answers (spec 2.1): one shape, with network, session and request id."""
+    """The format of the agent API (spec 2.1): one shape, with network, session and request id."""
 
     def __init__(self, views: ViewContext) -> None:
         self._views = views
@@ -93,7 +93,7 @@ class AgentEnvelope:
 
 
 class FlatEnvelope:
-    """Answers without an envelope; errors have one key (spec 2.3)."""
+    """The format of the BFF: no envelope; errors have one key (spec 2.3)."""
 
     def answer(self, operation: Operation, result: Result, _call: Call) -> Reply:
         """The reply with what a handler returned."""
@@ -132,7 +132,7 @@ class Dispatcher:
     async def follow(
         self, operation: Operation, follow: Follow, params: dict[str, Any], call: Call
     ) -> Parts | Reply | None:
-        """What the operation sends as a stream, None if that is nothing; or why it is refused."""
+        """The stream of an operation; None if it sends nothing; a reply if the call is refused."""
         started, found = time.perf_counter_ns(), None
         try:
             parsed = await parse_call(operation.params, params, call, self._service)
@@ -163,7 +163,9 @@ class Dispatcher:
     def refuse(
         self, operation: str, error: ServiceError, call: Call, params: Json | None = None
     ) -> Reply:
-        """The reply to a call that is refused unrun; ``params`` as far as they were read."""
+        """The reply to a call that is refused before it runs; ``params`` as far as they
+        were read.
+        """
         reply = self._envelope.refuse(operation, error, call, params or {})
         self.observe(operation, call, reply, None)
         return reply
@@ -180,7 +182,7 @@ def flat_dispatcher(service: Service) -> Dispatcher:
 
 
 def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
-    """The params with the local session where none was sent; else the call without it."""
+    """The params with the local session if none was sent; otherwise the call without it."""
     if call.local_session is None:
         return params, call
     takes_session = "session_id" in operation.params.model_fields
@@ -190,7 +192,7 @@ def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple
 
 
 def _given_session(params: Json, call: Call) -> tuple[str | None, str]:
-    """The session of a call that failed, and where it came from; one that is none is left out."""
+    """The session of a failed call, and its source; an invalid one is left out."""
     session = params.get("sessionId")
     if not isinstance(session, str) or not is_session_id(session):
         return NO_SESSION
@@ -229,28 +231,28 @@ class LocalService:
         key: str | None,
         local_session: str | None = None,
     ) -> bytes:
-        """The envelope of one call, with whatever was due before and after it carried out.
+        """The envelope of one call. Runs overdue work of the service before and after it.
 
-        The order that it is about is brought up to date before.
+        The order that the call is about is updated first.
         """
         await self.catch_up()
-        # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
+        # Nothing else updates the order here, and its user would still be asked to pay.
         await self._venue.refresh(str(params.get("orderId")))
         call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
         running = asyncio.create_task(self._dispatcher.run(operation, params, call))
         while not running.done():
             await asyncio.wait({running}, timeout=_BEAT_SECONDS)
-            await self.catch_up()  # a call that waits for an event has nobody else to bring it
+            await self.catch_up()  # a call that waits for an event needs the worker to produce it
         return running.result().body
 
     async def catch_up(self) -> None:
-        """Run the worker's overdue work: deposits, deadlines, effects."""
+        """Run overdue work of the worker: deposits, deadlines, effects."""
         for _ in range(ROUNDS):
             await self._worker.tick()
             await self._worker.drain()
 
     async def settle_for(self, seconds: float) -> None:
-        """Run the worker's passes for a while."""
+        """Run passes of the worker for a while."""
         deadline = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < deadline:
             await self.catch_up()

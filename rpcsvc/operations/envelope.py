@@ -18,15 +18,15 @@ Json = dict[str, Any]
 
 
 class X402Settlement(NamedTuple):
-    """What became of a payment by x402: its SettlementResponse, None while that is not known."""
+    """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
 
     response: Json | None
 
 
 class Answer(NamedTuple):
-    """What an operation found. ``next_actions`` hold calls that can be sent as they stand.
+    """The result of an operation. ``next_actions`` hold calls that can be sent as they stand.
 
-    ``settlement`` is that of an order that is paid by x402.
+    ``settlement`` is set if the order is paid by x402.
     """
 
     state: AgentState
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer ready to send: the envelope's JSON bytes and what the transport adds."""
+    """An answer ready to send: the envelope's JSON bytes, and what the transport adds."""
 
     body: bytes
     http_status: int = 200
@@ -117,7 +117,7 @@ def error_object(error: ServiceError) -> Json:
     for problem in problems:
         details |= problem.details or {}
     if len(problems) == 1 and problems[0].allowed is not None:
-        # Of several, each says in validationErrors what its own field may be.
+        # With several problems, each entry of validationErrors has its own field's details.
         details.setdefault("allowed", problems[0].allowed)
     if details:
         described["details"] = details
@@ -125,7 +125,7 @@ def error_object(error: ServiceError) -> Json:
 
 
 def code_of(error: ServiceError) -> str:
-    """The error's code; of several problems, that of the first which is not just missing."""
+    """The error's code; of several problems, the first that is not just a missing input."""
     if isinstance(error, InputErrors):
         return _leading(error.problems).code
     return error.code
@@ -154,7 +154,7 @@ def describe(problem: InputError) -> Json:
 
 
 def showable(value: Any) -> Any:
-    """A caller's value as it may be sent back: short, and within what JSON parsers agree on."""
+    """A caller's value made safe to send back: short, and readable by every JSON parser."""
     if isinstance(value, str):
         short = value if len(value) <= 128 else value[:125] + "..."
         # A header or argument that was not UTF-8 has lone surrogates, which no encoder takes.

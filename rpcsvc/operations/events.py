@@ -1,6 +1,7 @@
-"""The event log of an order in public words, waiting for what comes next, and following it.
+"""Serves the event log of an order under public names: reads it, waits for the next event, streams
+it.
 
-The log is the order's history as it was committed. A cursor is the order's version: it only grows.
+The log is the order's committed history. A cursor is the order's version, which only grows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rpcsvc.operations.views import mined_txid
 from rpcsvc.orders.ports.store import HistoryEntry
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 
-# How each event of the order machine is called outside (domain/events.py).
+# Public names of the order machine's events (domain/events.py).
 TYPE_OF: Final = {
     "OrderCreated": "order.created",
     "DepositSeen": "deposit.seen",
@@ -44,7 +45,7 @@ TYPE_OF: Final = {
 
 
 async def events(service: Service, params: EventsParams, call: Call) -> Answer:
-    """The events after a cursor; where there are none, those that come within ``waitSec``.
+    """The events after a cursor; if there are none, those that come within ``waitSec``.
 
     Raises OrderNotFound, and RateLimited while too many wait.
     """
@@ -53,23 +54,23 @@ async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     entries = await service.waits.history(
         order.order_id, params.after, params.wait_sec, call.client
     )
-    if entries:  # the order as it is now knows the transfers that they are about
+    if entries:  # the current order has the transfers that the events refer to
         order = await find_order(service, order.order_id)
     cursor = entries[-1].version if entries else params.after
     data = {"events": [event_view(order, entry) for entry in entries], "cursor": cursor}
     return Answer(AGENT_STATE_OF[order.status], data, _next(order, cursor))
 
 
-# How long a stream may be silent: proxies take a connection for dead after a minute or so.
+# Longest silence of a stream: proxies close a connection after about a minute.
 HEARTBEAT_SECONDS: Final = 25
 
 
 async def follow(
     service: Service, params: EventsParams, call: Call
 ) -> AsyncGenerator[list[Json], None] | None:
-    """The events after a cursor as they come; an empty list where none came for a while.
+    """A stream of the events after a cursor; an empty list after a silent while.
 
-    Ends once the order is over for good; None if it is, and nothing is left to send. Raises
+    It ends once the order is final. None if the order is final and no event is left. Raises
     OrderNotFound, and RateLimited while too many follow.
     """
     order = await find_order(service, params.order_id)
@@ -98,13 +99,13 @@ async def _followed(
 
 
 def _is_all(order: Order, cursor: int) -> bool:
-    """Whether no more events are to be expected after a cursor."""
+    """Whether no more events will follow a cursor."""
     is_over = order.status.is_terminal and all(each.state.is_final for each in order.transfers)
     return is_over and cursor >= order.version
 
 
 def event_view(order: Order, entry: HistoryEntry) -> Json:
-    """One event. ``order`` is one that has had it: what it is about never changes."""
+    """The view of an event. ``order`` may be newer: what the event refers to never changes."""
     details, status = entry.details, OrderStatus(entry.status)
     view: Json = {
         "cursor": entry.version,
@@ -149,7 +150,7 @@ def _transfer(order: Order, entry: HistoryEntry) -> Json | None:
         "address": transfer.address,
         "amount": format_units(transfer.units, transfer.asset),
         "asset": transfer.asset.symbol,
-        # A payment whose fee was raised is mined under another id than the first one.
+        # A payment whose fee was raised is mined under another transaction id.
         "txid": mined_txid(transfer) if is_settled else entry.details.get("txid"),
     }
 

@@ -40,10 +40,10 @@ _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
 
 
 async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
-    """Carry out the signed payment; without one, raise PaymentRequired that says what to sign.
+    """Submit the signed payment; without one, raise PaymentRequired that says what to sign.
 
-    Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for one that will not
-    do, and OrderNotFundable. The same payment again is answered as it stands.
+    Raises OrderNotFound, InvalidInput for a malformed payment, PaymentRefused for an unsuitable
+    one, and OrderNotFundable. A repeated payment gets the current outcome.
     """
     order = await find_order(service, params.order_id)
     gasless = service.venue.gasless
@@ -163,7 +163,7 @@ def _seconds_left(service: Service, order: Order) -> int:
 
 
 def _unlike(accepted: PaymentRequirements, offer: PaymentRequirements) -> Refusal | None:
-    """In what the payer has accepted something else than what is offered."""
+    """The refusal of a payment that accepts something else than is offered; None if it fits."""
     if accepted.scheme != EXACT:
         return Refusal(Reason.SCHEME, f"accepted.scheme has to be {EXACT}.")
     if accepted.network != offer.network:

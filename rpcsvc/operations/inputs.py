@@ -1,7 +1,7 @@
-"""Reads a caller's inputs: types by the params models, meaning by the domain.
+"""Reads a caller's inputs: the params models check types, the domain checks meaning.
 
 All problems of a call are collected into one refusal, one for each field. Every message names what
-was received and what to send instead, in our words and not in the validator's.
+was received and what to send instead, in the service's own words.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "fundi
 
 @dataclass(frozen=True, slots=True)
 class SwapIntent:
-    """What a caller wants, as far as it is known. ``amount`` in the asset that the user sends.
+    """A swap as far as the caller's inputs define it. ``amount`` is in the asset that the user
+    sends.
 
-    ``funding``: x402 if the gas of a signed payment is to be in the quote.
+    ``funding``: x402 if the quote must include the gas of a signed payment.
     """
 
     direction: Direction | None
@@ -66,14 +67,14 @@ class SwapIntent:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the inputs that an order needs and that are not known."""
+        """Names of required inputs that are missing."""
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
 async def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
-    """The params of a call, whose idempotency key, if any, is judged with them.
+    """Validate the params of a call together with its idempotency key.
 
-    Raises InputError or InputErrors naming every problem, the key's included.
+    Raises InputError or InputErrors that name every problem, the key's included.
     """
     wrong_key = None
     if call.idempotency_key is not None:
@@ -94,7 +95,7 @@ async def parse_call(model: type[P], params: dict[str, Any], call: Call, service
 
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
-    """The params as their model. Raises InputError or InputErrors naming every problem."""
+    """Validate the params. Raises InputError or InputErrors that name every problem."""
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
@@ -105,9 +106,9 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
 
 
 async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[InputError]]:
-    """The meaning of direction, chain, amount and to, and what is wrong with them."""
+    """Read direction, chain, amount and addresses; returns them and all problems found."""
     chain = amount = to = refund_to = None
-    known = vars(params)  # pydantic takes long to say that a model has no such field
+    known = vars(params)  # pydantic is slow to report a missing attribute
     given, refund = known.get("to"), known.get("refund_address")
     direction = Direction(params.direction) if params.direction else None
     problems: list[InputError] = []
@@ -158,10 +159,9 @@ def _require_fundable(direction: Direction | None, service: Service) -> None:
 
 
 def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:
-    """The session id in lower case. Raises InvalidInput when it is not a UUID.
+    """The session id in lower case. Raises InvalidInput if it is no UUID.
 
-    The message names no UUID for an example: with one that everybody can read, an order made with
-    it would be everybody's.
+    The message shows no example UUID: everybody could read orders made with it.
     """
     if session_id is None:
         return None
@@ -191,9 +191,9 @@ def read_order_id(order_id: str) -> str:
 
 
 def read_key(key: object, namespace: str) -> str:
-    """The idempotency key. Raises InvalidInput when it has another form.
+    """The idempotency key. Raises InvalidInput for a wrong form.
 
-    In the namespace that all callers share, whoever guesses a key is given the order's session.
+    In the namespace that all callers share, whoever guesses a key gets the order's session.
     """
     least = LEAST_PUBLIC_KEY if namespace == "public" else 1
     if not isinstance(key, str) or not _KEYS[least].fullmatch(key):
@@ -207,7 +207,9 @@ def read_key(key: object, namespace: str) -> str:
 
 
 def key_pattern(least: int) -> str:
-    """Printable ASCII from ``least`` characters on, with no blank at either end."""
+    """A pattern for printable ASCII of at least ``least`` characters, without blanks at
+    either end.
+    """
     rest = f"[ -~]{{{max(0, least - 2)},{LONGEST_KEY - 2}}}[!-~]"
     return f"[!-~]{rest}" if least > 1 else f"[!-~]({rest})?"
 
@@ -216,10 +218,10 @@ _KEYS: Final = {least: re.compile(key_pattern(least), re.ASCII) for least in (1,
 
 
 def bare_key(key: Any) -> Any:
-    """An idempotency key as a header would carry it: without the blanks around it.
+    """An idempotency key without surrounding blanks, as a header carries it.
 
-    They are no part of a header's value (RFC 9110, section 5.5), so the same key over another
-    transport would be another one. What is no string is left for read_key to refuse.
+    They are no part of a header's value (RFC 9110, section 5.5), so with them the same key would
+    differ between transports. ``read_key`` refuses what is no string.
     """
     return key.strip(" ") if isinstance(key, str) else key
 
@@ -233,9 +235,10 @@ async def read_refund_address(
 
 
 def read_webhook(given: WebhookParams | None, service: Service) -> Webhook | None:
-    """Where events are sent. Raises InvalidInput, and MissingInput where nothing could be signed.
+    """The webhook of an order. Raises InvalidInput, and MissingInput if messages could not be
+    signed.
 
-    What the host's name leads to is judged when it is called.
+    The address of its host is checked when a message is sent.
     """
     if given is None:
         return None
@@ -248,7 +251,7 @@ def read_webhook(given: WebhookParams | None, service: Service) -> Webhook | Non
 
 
 def keyed_webhook(webhook: Webhook | None) -> Json:
-    """A webhook as an idempotency key remembers it, beside the other inputs."""
+    """A webhook in the form that an idempotency key's fingerprint holds."""
     if webhook is None:
         return {}
     secret = None if webhook.secret is None else secret_digest(webhook.secret)
@@ -280,7 +283,7 @@ def _amount(text: object, direction: Direction | None) -> Money:
 async def read_destination(
     text: str, direction: Direction | None, service: Service, *, field: str = "to"
 ) -> str:
-    """Where the payout goes, normalised. Raises InvalidDestination."""
+    """The destination of the payout, normalised. Raises InvalidDestination."""
     looks_evm = text.strip()[:2] in ("0x", "0X")
     is_evm = looks_evm if direction is None else direction is Direction.XMR_TO_USDC
     address = _evm(text, field, service) if is_evm else _monero(text, field, service)
@@ -310,7 +313,9 @@ def require_verified(verify: str | None, to_address: str) -> None:
 async def _problems_of_rest(
     model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
 ) -> list[InputError]:
-    """What the inputs mean that have the right type: one correction should mend them all."""
+    """The problems in the meaning of well-typed inputs, so that one correction can fix all
+    of them.
+    """
     wrong = {problem.field for problem in found}
     known = {name: info.alias or name for name, info in model.model_fields.items()}
     names = {name for name, wire in known.items() if wire not in wrong}
@@ -320,7 +325,7 @@ async def _problems_of_rest(
     return (await read_intent(SimpleNamespace(**rest), service))[1]
 
 
-# An answer to thousands of unknown properties would be many times their size.
+# Bounded: an answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32
 
 
@@ -366,7 +371,7 @@ HINTS = {
 _BRANCHES: Final = frozenset({"str", "int"})
 
 
-# However a caller spells it: what is called idempotency-key has another place on each transport.
+# In any spelling: the idempotency key has a different place on each transport.
 _KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
 
 
@@ -390,7 +395,7 @@ def missing(field: str) -> MissingInput:
 
 
 def problems_of(model: type[Params], error: ValidationError) -> list[InputError]:
-    """One problem per field: a union reports each of its branches."""
+    """One problem per field, although a union reports each of its branches."""
     by_field: dict[str, InputError] = {}
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         by_field.setdefault(_path(item), _problem(model, item))
@@ -424,7 +429,9 @@ def _problem(model: type[Params], item: Any) -> InputError:
 
 
 def _left_out(model: type[Params], field: str) -> MissingInput:
-    """A required input that was not sent; some may be null, but have to be said to be."""
+    """The problem of a required input that was not sent; some accept null, but need it
+    explicitly.
+    """
     takes_null = any(
         type(None) in get_args(info.annotation)
         for name, info in model.model_fields.items()
@@ -436,7 +443,7 @@ def _left_out(model: type[Params], field: str) -> MissingInput:
 
 
 def _model_at(model: type[Params], path: tuple[int | str, ...]) -> type[Params]:
-    """The model whose property the last part of ``path`` is."""
+    """The model that has the last part of ``path`` as a property."""
     for part in path[:-1]:
         annotation = next(
             info.annotation
@@ -459,7 +466,7 @@ def _unknown(model: type[Params], field: str, item: Any) -> InvalidInput:
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """What an unknown property was to be, as a sentence to append; empty when nothing is near."""
+    """A sentence that suggests the property meant by an unknown one; empty if none is near."""
     if _KEY_SPELLING.fullmatch(name[:LONGEST_NAME]):
         return f" {_KEY_PLACE}"
     by_small = {candidate.lower(): candidate for candidate in known}
@@ -476,7 +483,7 @@ def _wrong_amount(received: Any) -> InputError:
 
 
 def _wrong(field: str, kind: str, item: Any) -> InvalidInput:
-    """A value of another type, or outside of its bounds."""
+    """The problem of a value with a wrong type or outside its bounds."""
     received, limits = item["input"], item.get("ctx", {})
     allowed: Any = None
     if kind in _BOUNDS:
@@ -492,7 +499,7 @@ def _wrong(field: str, kind: str, item: Any) -> InvalidInput:
     return InvalidInput(message, field=field, received=received, allowed=allowed)
 
 
-# What a bound is called for programs, and how it is told.
+# Bounds: the name for programs, and the wording for messages.
 _BOUNDS: Final = {
     "greater_than_equal": ("minimum", "must be at least {}."),
     "less_than_equal": ("maximum", "must be at most {}."),

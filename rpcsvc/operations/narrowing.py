@@ -1,6 +1,6 @@
-"""JSON Schema of inputs beside their types: by direction, network and asset.
+"""JSON Schemas that narrow inputs by direction, network and asset.
 
-It is derived from what validates the inputs (domain/). Descriptions state what no schema can:
+They derive from the validating code (domain/). Descriptions state what no schema can express:
 checksums, limits that move with the rate, addresses of the service or of a token.
 """
 
@@ -20,7 +20,8 @@ _NULL: Final = {"type": "null"}
 
 
 def as_integer(value: Any) -> Any:
-    """42161.0 as 42161: JSON has one kind of number, and some languages write every one so.
+    """Converts 42161.0 to 42161, since JSON has one kind of number and some languages write all as
+    floats.
 
     JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
     """
@@ -28,7 +29,7 @@ def as_integer(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-# For whole numbers that callers send; a fraction is refused.
+# Type of whole numbers that callers send; fractions are refused.
 
 
 WHOLE: Final = BeforeValidator(as_integer)
@@ -42,8 +43,9 @@ class Networks(NamedTuple):
 
 
 def narrowed(schema: Json, cases: list[Json]) -> Json:
-    """A model's schema, of which one of the cases must hold besides. What is the same in all of
-    them is said of the property itself. Null is left to the types.
+    """A model's schema that also requires one of the cases.
+
+    Constraints that all cases share move to the property itself. Null is left to the types.
     """
     cases = [_of_model(schema, case) for case in cases]
     for name, narrow in _common(cases).items():
@@ -54,7 +56,7 @@ def narrowed(schema: Json, cases: list[Json]) -> Json:
 
 
 def _of_model(schema: Json, case: Json) -> Json:
-    """A case without the properties that the model does not have."""
+    """A case reduced to the properties that the model has."""
     known = {n: s for n, s in case["properties"].items() if n in schema["properties"]}
     return {**case, "properties": known}
 
@@ -74,7 +76,9 @@ def _both(typed: Json, narrow: Json) -> Json:
 
 
 def amount(*assets: Asset) -> Json:
-    """A decimal above zero that can be stored, with no more decimals than one of the assets has."""
+    """Schema of a decimal above zero that can be stored, with no more decimals than one of the
+    assets.
+    """
     decimals = max(asset.decimals for asset in assets)
     digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
     return {
@@ -84,7 +88,7 @@ def amount(*assets: Asset) -> Json:
 
 
 def chain(networks: Networks) -> Json:
-    """A chain's name, alias, number, or number as a string."""
+    """Schema of a chain: its name, alias, number, or number as a string."""
     return {
         "enum": [
             name
@@ -95,12 +99,12 @@ def chain(networks: Networks) -> Json:
 
 
 def address(asset: Asset, networks: Networks) -> Json:
-    """An address on the network of the asset."""
+    """Schema of an address on the asset's network."""
     if asset is XMR:
         return {"pattern": monero_pattern(networks.monero)}
     return {"pattern": EVM_PATTERN, "not": {"const": ZERO_ADDRESS}}
 
 
 def any_address(assets: Iterable[Asset], networks: Networks) -> Json:
-    """An address on the network of one of the assets."""
+    """Schema of an address on the network of one of the assets."""
     return {"anyOf": [address(asset, networks) for asset in assets]}

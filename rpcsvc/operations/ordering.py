@@ -1,8 +1,8 @@
-"""Places an order, committed with its answer, and renders the status answer of each change.
+"""Places an order and commits it with its answer; renders the status answer of each change.
 
 Orders of every surface go through ``place``, so one key makes one order. Polls are far more
-frequent than changes: ``view_key`` names the code and settings that rendered an answer; one under
-another key is ignored.
+frequent than changes, so rendered answers are stored. ``view_key`` names the code and settings that
+rendered one; an answer with another key is ignored.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, Quote
 
 
 class Placed(NamedTuple):
-    """A new order, the status answer that is stored with it, and the quote that it locks.
+    """A new order, its stored status answer, and the quote that it locks.
 
-    A bridge order has no status answer: the agent API does not know it.
+    A bridge order has no status answer: the agent API does not serve it.
     """
 
     order: Order
@@ -58,9 +58,9 @@ async def place(
 ) -> Stored:
     """Make the order, or replay the first answer of its idempotency key.
 
-    ``request`` is called only if an order is made: what it needs, such as a rate, is not in the way
-    of an answer that was given before. ``write`` makes the answer, which is committed together with
-    the order and the key. Raises IdempotencyConflict, Unavailable and the limits' errors.
+    ``request`` runs only if an order is made, so that a missing rate can't block a replay.
+    ``write`` renders the answer, which is committed with the order and the key. Raises
+    IdempotencyConflict, Unavailable and the limits' errors.
     """
     if claim is None:
         return Stored(await retried(lambda: _make(service, request(), None, write)))
@@ -105,8 +105,8 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
 def status_answer(views: ViewContext, order: Order, now: int, *, is_paying: bool = False) -> Answer:
     """The answer of swap.status for an order at ``now`` (ms).
 
-    ``is_paying``: a signed payment is under way. Stored answers are made without, and not served
-    meanwhile.
+    ``is_paying``: a signed payment is under way. Stored answers are rendered without it, and not
+    served meanwhile.
     """
     data = with_session(views, status_data(views, order, now, is_paying=is_paying), NO_SESSION)
     actions = status_actions(views, order, now, is_paying=is_paying)
@@ -114,9 +114,9 @@ def status_answer(views: ViewContext, order: Order, now: int, *, is_paying: bool
 
 
 def project(views: ViewContext, order: Order) -> StatusView | None:
-    """The status answer as bytes, and until when it holds.
+    """The status answer as bytes, and until when it is valid.
 
-    None for a bridge order, and while chunks are swapped: the time that they still take changes.
+    None for a bridge order, and while chunks are swapped, because their remaining time changes.
     """
     if order.terms.is_bridge or is_filling(order):
         return None
@@ -124,7 +124,7 @@ def project(views: ViewContext, order: Order) -> StatusView | None:
 
 
 def as_view(order: Order, answer: Answer) -> StatusView:
-    """An answer of ``status_answer`` as it is stored."""
+    """The stored form of an answer of ``status_answer``."""
     body = head("swap.status", answer)
     # The next actions change with time only while a deposit is awaited.
     awaits = order.status in AWAITS_DEPOSIT
@@ -132,7 +132,7 @@ def as_view(order: Order, answer: Answer) -> StatusView:
 
 
 def view_key(views: ViewContext, chains: list[str]) -> str:
-    """Names the code and settings that render views: the hash of what they make of samples."""
+    """A hash of sample views, which names the code and settings that render views."""
     samples = [
         head("swap.status", status_answer(views, _sample(direction, chain, status), 0))
         for chain in chains

@@ -92,7 +92,7 @@ OrderId = Annotated[
 
 
 def plain_types(annotation: Any) -> Iterator[Any]:
-    """The plain types that a field can have, out of unions, literals and annotations."""
+    """The plain types that a field accepts, extracted from unions, literals and annotations."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from map(type, arguments)
@@ -125,12 +125,12 @@ class Params(BaseModel):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - subclasses use it
-        """What JSON Schema can say beside the types: schemas of which one must hold."""
+        """Schemas of which one must hold, beside the types."""
         return []
 
     @classmethod
     def input_schema(cls, networks: Networks) -> Json:
-        """The JSON Schema of params on these networks, as strict as it can be."""
+        """The JSON Schema of the params on these networks, as strict as possible."""
         return narrowing.narrowed(cls.model_json_schema(by_alias=True), cls.cases(networks))
 
 
@@ -163,7 +163,7 @@ class WebhookParams(Params):
 
 
 def _with_url(webhook: Any) -> Any:
-    """A URL stands for a webhook without a secret."""
+    """Accept a URL for a webhook without a secret."""
     return {"url": webhook} if isinstance(webhook, str) else webhook
 
 
@@ -183,7 +183,7 @@ WebhookField = Annotated[
 
 
 def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
-    """What the inputs of a swap are in one direction."""
+    """Schemas of a swap's inputs in one direction."""
     sent, received = deposit_asset(direction), payout_asset(direction)
     return {
         "properties": {

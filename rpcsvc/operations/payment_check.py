@@ -91,7 +91,7 @@ def _read(params: CheckParams, names: NetworkNames) -> Payment:
 def _transaction(
     given: dict[str, object] | str, params: CheckParams, names: NetworkNames
 ) -> Payment:
-    """What is about to be signed; chain and contract are used where it does not name its own."""
+    """The transaction to be signed; chain and contract are used if it names none itself."""
     if isinstance(given, str) and not given.lstrip().startswith("{"):
         payment = read_calldata(given.strip())
     else:

@@ -1,7 +1,8 @@
-"""``Operation`` as a table declares it, ``Service`` for its handler, and the handler's results.
+"""``Operation``: a row of a table; ``Service``: what its handler works with; and the handlers'
+results.
 
-``Service`` is the running service, ``Call`` one call. Handlers branch on no engine: they ask the
-venue. ``attester`` vouches for the terms of orders (docs/signing.md).
+``Service`` is the running service, ``Call`` one call. Handlers know no engine by name: they ask the
+venue. ``attester`` signs the terms of orders (docs/signing.md).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.orders.waits import Waits
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
-# Parts of a log as they come; an empty list where none came for a while.
+# Parts of a log as they arrive; an empty list after a silent while.
 Parts: TypeAlias = "AsyncGenerator[list[Json], None]"
 Follow: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Parts | None]]"
 Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
@@ -126,21 +127,23 @@ class Operation:
         return name if self.sandbox_only else f"agent:{name}"
 
 
-# What a ticket takes beside its texts: numbers, ids, its row and its client's count.
+# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
 
 
 class TicketBudget(NamedTuple):
     """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
 
-    The size bounds what a day adds to the database.
+    ``size`` bounds the growth of the database.
     """
 
     per_client: int
     size: int
 
     def charge(self, client: str, ticket: Ticket, taken: TicketsTaken) -> TicketCharge:
-        """What a ticket takes, of a client named as it is stored. Raises Unavailable."""
+        """The budget that a ticket uses; the client is named as it is stored. Raises
+        Unavailable.
+        """
         now, size = ticket.created_at, _size(ticket)
         if taken.tickets >= self.per_client:
             raise _refusal(f"More than {self.per_client} tickets a day.", now)
@@ -182,7 +185,7 @@ class ViewContext:
         return self.profile.network
 
     def fund_url(self, order_id: str) -> str:
-        """Where an order is paid by x402."""
+        """The URL at which an order is paid by x402."""
         return f"{self.site_url}/api/v1/agent/swap/fund/{order_id}"
 
     def checkout_url(self, order_id: str) -> str:
@@ -192,9 +195,9 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class Webhooks:
-    """The webhooks of orders: who may be called, what is on record, and the key that signs.
+    """The webhooks of orders: allowed targets, records, and the signing key.
 
-    ``public_key`` gives None where signing is off. ``wake``: something is due now.
+    ``public_key`` gives None if signing is off. ``wake``: call it when a message is due now.
     """
 
     targets: Targets
@@ -244,7 +247,7 @@ class SandboxService(Service):
 def with_sandbox(
     service: Service, operations: Sequence[Operation], controls: SandboxControls
 ) -> SandboxService:
-    """The service with the sandbox's controls, and the operations that use them beside its own."""
+    """Add the sandbox's controls, and the operations that use them, to the service."""
     parts = {field.name: getattr(service, field.name) for field in fields(service)}
     parts["operations"] = (*service.operations, *operations)
     return SandboxService(**parts, controls=controls)
@@ -290,7 +293,7 @@ class Stored(NamedTuple):
 
 
 def session_source(call: Call) -> str:
-    """Where the session of a call that has one came from."""
+    """The source of the session of a call that has one."""
     return "local" if call.local_session else "request"
 
 
@@ -308,7 +311,7 @@ def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]
 def attester(
     sign: Callable[[bytes], str], chains: ChainRegistry, *, network: str, issuer: str
 ) -> Attest:
-    """What vouches for orders: ``sign`` over their terms, in the name of ``issuer``."""
+    """A function that signs the terms of orders in the name of ``issuer``."""
 
     def attest(terms: Terms) -> str:
         return sign(attested_terms(terms, chains, network=network, issuer=issuer))
@@ -317,10 +320,10 @@ def attester(
 
 
 def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> bytes:
-    """The terms as the user can check them against what was ordered, in canonical form (RFC 8785).
+    """The terms in canonical form (RFC 8785), which users compare with what they ordered.
 
-    These are the bytes of verify.OrderTerms.canonical(), without its checks: those are for what
-    comes from outside, and take longer than the signature.
+    The bytes are those of verify.OrderTerms.canonical(), without its checks, which are for
+    untrusted input and take longer than the signature.
     """
     refund_to, lock_end = terms.refund_address, terms.price_locked_until
     members: dict[str, str | int | None] = {

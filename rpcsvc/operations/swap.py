@@ -103,7 +103,7 @@ DEPOSIT_POLICY = [
 ]
 
 
-# The same in every quote: written once.
+# Rendered once, because every quote has the same.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
 
@@ -218,13 +218,13 @@ async def _wait_for_change(service: Service, params: StatusParams, call: Call) -
 async def is_being_paid(gasless: GaslessFunding | None, order_id: str) -> bool:
     """Whether a signed payment of the order is under way.
 
-    Read the order afterwards: by then it has the deposit of a payment that no longer is.
+    Read the order afterwards: if the payment just ended, the order then has its deposit.
     """
     return gasless is not None and await gasless.unresolved(order_id) is not None
 
 
 async def find_funding(service: Service, order_id: str) -> tuple[Order, bool]:
-    """The order, and if a signed payment of it is under way. Raises as ``find_order``."""
+    """The order, and whether a signed payment of it is under way. Raises as ``find_order``."""
     is_paying = await is_being_paid(service.venue.gasless, read_order_id(order_id))
     return await find_order(service, order_id), is_paying
 
@@ -246,7 +246,7 @@ async def find_any_order(service: Service, order_id: str) -> Order:
 
 
 def require_owner(order: Order, session_id: str) -> Order:
-    """The order, for whoever knows its session. Raises InvalidInput and VerificationFailed."""
+    """The order, if the caller knows its session. Raises InvalidInput and VerificationFailed."""
     session = read_session(session_id) or ""
     if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
         raise VerificationFailed(
@@ -257,7 +257,7 @@ def require_owner(order: Order, session_id: str) -> Order:
 
 
 def look_again(order: Order, description: str) -> Json:
-    """The next action that reads an order; swap.status does not know those of the bridge."""
+    """The next action that reads an order; swap.status does not serve those of the bridge."""
     if order.terms.is_bridge:
         where = f"Ask for it at GET /bff/v1/bridge/order/{order.order_id}."
         return action("poll_bridge_order", f"{description} {where}")
@@ -274,7 +274,9 @@ def _no_order(order_id: str) -> OrderNotFound:
 
 
 async def _limit_problems(service: Service, intent: SwapIntent) -> list[InputError]:
-    """A chain that can't be used now, or an amount outside the limits, where these are known."""
+    """Problems with an unusable chain, or an amount outside the limits, as far as they are
+    known.
+    """
     try:
         if intent.chain is not None:
             service.venue.profile.require_offered(intent.chain)
@@ -337,7 +339,7 @@ def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
 
 
 def _swap_of(intent: SwapIntent) -> tuple[Direction, Chain, Money]:
-    """Direction, chain and amount, which the params model has required."""
+    """Direction, chain and amount, which the params model guarantees."""
     if intent.direction is None or intent.chain is None or intent.amount is None:
         raise combined([missing(name) for name in intent.missing if name != "to"])
     return intent.direction, intent.chain, intent.amount
@@ -402,7 +404,7 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
 
 
 def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
-    """The terms that the order is held to. Raises InvalidInput for those of another swap."""
+    """The quoted terms that the order must keep. Raises InvalidInput for those of another swap."""
     quoted = read_digest(digest)
     direction, chain, amount = intent.direction, intent.chain, intent.amount
     if direction is not None and chain is not None and amount is not None:
@@ -412,7 +414,9 @@ def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
 
 
 def _require_kept(held: Sequence[QuotedTerms], quote: Quote) -> None:
-    """Raise QuoteChanged unless a quote is as good as each of those that the order is held to."""
+    """Raise QuoteChanged unless the new quote is as good as every quote that the order must
+    keep.
+    """
     for terms in held:
         terms.require_kept(quote)
 
@@ -434,7 +438,7 @@ def _fingerprint(intent: SwapIntent, session: str | None, digest: str | None) ->
 
 
 def _terms_key(fingerprint: Json) -> str:
-    """An idempotency key for these terms in this session: only who knows the session finds it."""
+    """An idempotency key from the terms and the session, so only who knows the session finds it."""
     written = orjson.dumps(fingerprint, option=orjson.OPT_SORT_KEYS)
     return f"terms-{hashlib.sha256(written).hexdigest()}"
 

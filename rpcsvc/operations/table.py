@@ -1,6 +1,6 @@
-"""The tables of operations: the agent API, what only the sandbox has, and the BFF (spec 4.4).
+"""The tables of operations: the agent API, the sandbox's additions, and the BFF (spec 4.4).
 
-Examples hold one Monero address, which ``on_network`` encodes for the network served.
+Examples hold one Monero address, which ``on_network`` encodes for the served network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MONERO: Final = (
 
 
 def on_network(value: T, network: str) -> T:
-    """A deep copy of a JSON value whose examples can be sent to a service on ``network``."""
+    """A deep copy of a JSON value whose examples fit a service on ``network``."""
     return cast("T", _copy(value, _monero(network)))
 
 
@@ -355,11 +355,11 @@ SANDBOX_OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-# What the command line and the documents of the sandbox know.
+# All operations that the command line and the sandbox's documents describe.
 OPERATIONS: tuple[Operation, ...] = (*AGENT_OPERATIONS, *SANDBOX_OPERATIONS)
 
 
-# To ask with only: an order made with it would be everybody's.
+# Only for reading: an order made with it would be everybody's.
 _SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 _PAIR: Json = {
     "fromChainId": MONERO_CHAIN_ID,

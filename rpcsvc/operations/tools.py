@@ -1,4 +1,4 @@
-"""The operations as MCP tools: names and texts that a model chooses and calls by.
+"""Names and texts of the MCP tools, by which a model chooses and calls them.
 
 Each text says what the tool changes, what it needs, what a second call does and what to do on
 failure. Schemas and annotations follow from the operation's row.

@@ -1,7 +1,7 @@
-"""Orders as callers see them: ``data`` of create, execute and status.
+"""Views of orders for callers: ``data`` of create, execute and status.
 
-``data.order`` has the draft order fields of spec 2.4 with amounts in atomic units, the same as
-over the BFF; everything for people beside it is in decimal strings.
+``data.order`` has the draft order fields of spec 2.4 with amounts in atomic units, as over the BFF.
+Fields for people beside it are decimal strings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def draft_order_view(order: Order, now: int) -> Json:
 
 
 def _twap(order: Order, now: int) -> Json:
-    """``twap``, where there is one: an upstream's words of an order that it settles, else ours."""
+    """``twap``, if any: the upstream's report on an order that it settles, else our own."""
     if order.report is not None and order.report.extra is not None:
         return {"twap": orjson.Fragment(order.report.extra)}
     progress = twap_view(order, now)
@@ -95,7 +95,7 @@ def order_view(views: ViewContext, order: Order, now: int, *, is_paying: bool) -
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
     if views.attest is not None and may_fund(order, now) and not is_paying:
-        # Nobody should be led to an address that is not to be paid any more.
+        # Show no address that must not be paid any more.
         view["attestation"] = views.attest(order.terms)
     return view
 
@@ -106,7 +106,7 @@ def _price_locked_until(order: Order) -> str | None:
 
 
 def _own_report(order: Order) -> Report:
-    """What an upstream would report of an order, of one that is settled here."""
+    """The report that an upstream would give, for an order that is settled here."""
     deposit = next((d for d in order.deposits if d.is_active), None)
     refund = next((t for t in reversed(order.refunds) if t.txid), None)
     payout = order.payout
@@ -119,7 +119,7 @@ def _own_report(order: Order) -> Report:
 
 
 def funding_view(views: ViewContext, order: Order) -> Json:
-    """``data.fundingInstructions``: what is still to be sent, where and until when."""
+    """``data.fundingInstructions``: the amount still due, its address and its deadline."""
     terms = order.terms
     names = views.profile.names(terms.deposit_asset, terms.chain)
     amount = format_units(order.due_units, terms.deposit_asset)
@@ -163,7 +163,7 @@ def _warnings(views: ViewContext, order: Order, network: str) -> list[str]:
 
 
 def _refund_warning(order: Order) -> str:
-    """Who gets the money back, should it be refunded."""
+    """The warning about who gets a refund."""
     terms = order.terms
     if terms.refund_address is not None:
         return f"A refund goes to {terms.refund_address} and nowhere else. Check that it is yours."
@@ -211,7 +211,7 @@ def transfer_view(transfer: Transfer) -> Json:
 
 
 def mined_txid(transfer: Transfer) -> str | None:
-    """The transaction that settled it; before that, the one that was signed first."""
+    """The transaction that settled a transfer; before that, the first one signed."""
     if transfer.receipt is not None:
         return str(orjson.loads(transfer.receipt)["txid"])
     return transfer.txid
@@ -262,15 +262,15 @@ def status_actions(
 
 
 def awaits_upstream_refund(order: Order) -> bool:
-    """Whether an upstream may be waiting for an XMR address: it tells only which one it has."""
+    """Whether an upstream may wait for an XMR address: it reports only the address that it has."""
     is_going_back = order.status is OrderStatus.REFUNDING or _was_swapped_in_part(order.report)
     return is_going_back and order.refund_to is None and may_be_refunded_upstream(order)
 
 
 def may_be_refunded_upstream(order: Order) -> bool:
-    """Whether an address given now may be of use to an upstream: for what came after the end, too.
+    """Whether an upstream may still use an address, also for deposits after the order's end.
 
-    What it said last of an order that is over may be old: nobody asks any more.
+    Its last report on a finished order may be old, because nobody polls it any more.
     """
     over = order.status.is_terminal or order.status is OrderStatus.REFUNDING
     terms = order.terms
@@ -279,7 +279,7 @@ def may_be_refunded_upstream(order: Order) -> bool:
 
 
 def _was_swapped_in_part(report: Report | None) -> bool:
-    """Whether chunks of the deposit were left over, and nothing was sent back by then."""
+    """Whether a part of the deposit was not swapped, and nothing was sent back yet."""
     if report is None or report.extra is None or report.refund_txid is not None:
         return False
     return report.output is not None and orjson.loads(report.extra).get("status") == "failed"
@@ -329,7 +329,7 @@ def _funding_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
 
 
 def _cancel_actions(order: Order) -> list[Json]:
-    """Not a call that can be sent as it stands: the status answer must not tell the session."""
+    """The action has no complete params: the status answer must not reveal the session."""
     if order.deposits or order.status is not OrderStatus.AWAITING_DEPOSIT:
         return []
     description = (
@@ -381,7 +381,7 @@ def twap_view(order: Order, now: int) -> dict[str, Any] | None:
 
 
 def _total(order: Order) -> int:
-    """The deposit units that are, were, or will be swapped if all comes as agreed."""
+    """Deposit units that are, were, or will be swapped if everything goes as agreed."""
     payout_id = order.payout.transfer_id if order.payout else None
     spent = sum(d.units for d in order.deposits if payout_id and d.transfer_id == payout_id)
     return spent or twap.total_of(order) or order.terms.deposit_amount
@@ -401,7 +401,9 @@ def _payout_failed(order: Order) -> bool:
 
 
 def _remaining(order: Order, plan: TwapPlan, chunks: int, now: int) -> int:
-    """Until the last chunk, in ms: the wait for the next one and an interval for each after it."""
+    """Time until the last chunk in ms: the wait for the next one and an interval for each
+    after it.
+    """
     left = chunks - len(order.fills)
     if twap.is_filling(order):
         return max(0, twap.due_at(order) - now) + (left - 1) * plan.interval_ms
@@ -410,5 +412,5 @@ def _remaining(order: Order, plan: TwapPlan, chunks: int, now: int) -> int:
 
 
 def _number(units: int, asset: Asset) -> orjson.Fragment:
-    """Whole units as a JSON number, digit for digit: no float comes near an amount."""
+    """Whole units as a JSON number, digit for digit: amounts never pass through a float."""
     return orjson.Fragment(format_units(units, asset).encode())

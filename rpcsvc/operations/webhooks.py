@@ -1,6 +1,6 @@
-"""The messages to the webhooks of orders: their bodies, and what came of them.
+"""Messages to the webhooks of orders: their bodies and outcomes.
 
-A message has the event, and the order as it stands when the message is sent.
+A message has the event, and the order at the time of sending.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def event_body(
     order_id: str,
     sequence: int,
 ) -> bytes:
-    """The body of an event's message. Raises LookupError where there is no such event."""
-    # The event first: the order that is read after it has had it.
+    """The body of an event's message. Raises LookupError if there is no such event."""
+    # The event first: the order that is read afterwards includes it.
     entries = await store.history(order_id, sequence - 1, 1)
     is_paying = await is_being_paid(gasless, order_id)
     order = await store.order(order_id)

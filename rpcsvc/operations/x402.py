@@ -1,4 +1,4 @@
-"""The objects of x402 version 2, scheme exact, by EIP-3009: as they are sent, and read strictly.
+"""The objects of x402 version 2, scheme exact, by EIP-3009, read strictly.
 
 Source: the x402 specification, version 2, "PaymentRequired", "PaymentPayload", "SettlementResponse"
 and the scheme "exact" on EVM.
@@ -28,7 +28,7 @@ EXACT: Final = "exact"
 EIP3009: Final = "eip3009"
 _MOST_DEPTH: Final = 8
 _LONGEST_SIGNATURE: Final = 8_192
-# As long as a uint256 gets; which of them are too large is told by its value.
+# The length of the longest uint256; values above 2^256 - 1 are refused when they are read.
 _UINT: Final = r"^(0|[1-9][0-9]{0,77})$"
 
 Address = Annotated[str, Field(pattern=EVM_PATTERN)]
@@ -133,7 +133,7 @@ def describe_payment(described: Json) -> None:
 
 
 def read_payment(given: Json | str) -> PaymentPayload:
-    """A payment as an object, or as the header PAYMENT-SIGNATURE has it. Raises InvalidInput."""
+    """Read a payment from an object, or from the header PAYMENT-SIGNATURE. Raises InvalidInput."""
     payment = _decoded(given) if isinstance(given, str) else given
     try:
         return PaymentPayload.model_validate(payment)
@@ -167,7 +167,7 @@ def _decoded(text: str) -> Json:
 
 
 def requirements(due: Due, seconds: int) -> PaymentRequirements:
-    """What to sign to pay what is due, within so many seconds."""
+    """The requirements to sign for a payment that is due, valid for so many seconds."""
     domain = due.domain
     extra = {"name": domain.name, "version": domain.version, "assetTransferMethod": EIP3009}
     return PaymentRequirements.model_validate(
@@ -184,7 +184,7 @@ def requirements(due: Due, seconds: int) -> PaymentRequirements:
 
 
 def required(url: str, description: str, offer: PaymentRequirements, error: str | None) -> Json:
-    """PaymentRequired of x402. ``error`` is why the last payment was refused."""
+    """PaymentRequired of x402. ``error`` says why the last payment was refused."""
     return {
         "x402Version": VERSION,
         "error": error or "PAYMENT-SIGNATURE header is required",
@@ -194,10 +194,10 @@ def required(url: str, description: str, offer: PaymentRequirements, error: str 
 
 
 def encoded(value: Json) -> str:
-    """An object as a header has it: Base64 of its JSON."""
+    """An object for a header: Base64 of its JSON."""
     return base64.b64encode(orjson.dumps(value)).decode()
 
 
 def network_id(chain_id: int) -> str:
-    """A chain as x402 names it (CAIP-2)."""
+    """The x402 name of a chain (CAIP-2)."""
     return f"eip155:{chain_id}"
