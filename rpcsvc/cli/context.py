@@ -1,4 +1,4 @@
-"""Shared by all commands: context, options, errors, exit statuses."""
+"""Shared by all commands: context, options, errors and exit statuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Private: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[asyncio.E
 Json = dict[str, Any]
 
 _DATA_DIR: Final = "RPCSVC_DATA_DIR"
-# What the variables of settings begin with, in whatever case they are mistyped.
+# The prefix of the settings' environment variables, mistyped case included.
 _SETTINGS: Final = ("RPCSVC_", "AGENT_RPC_TOKEN")
 SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
 
@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 
 class BadCommandLine(SystemExit):
-    """The words of the command line are not those of a command: ends a process as argparse does."""
+    """The command line does not parse; the process ends as with argparse."""
 
     def __init__(self, message: str) -> None:
         super().__init__(USAGE)
@@ -54,7 +54,8 @@ class AnswerUnwritten(Exception):
 class Context:
     """One command line, and the service that it may run.
 
-    ``serve`` it, call it ``local``ly, or serve it ``private``ly on its socket alone.
+    ``serve`` runs the service, ``local`` runs it for calls in this process, and ``private`` serves
+    it on its socket alone.
     """
 
     options: argparse.Namespace
@@ -85,16 +86,16 @@ class Context:
         return Path(name) if name else None
 
     def url(self) -> str | None:
-        """The service that was named, if one was."""
+        """The URL of the service, if one was given."""
         return self.options.url or self.environ.get("RPCSVC_URL") or None
 
     def token(self, settings: Settings) -> str | None:
-        """What to send as x-agent-rpc-token. Raises UsageError when no header can hold it."""
+        """The value for x-agent-rpc-token. Raises UsageError if no header can hold it."""
         tokens = settings.agent_rpc_tokens
         return self.given_token() or (tokens[0].get_secret_value() if tokens else None)
 
     def given_token(self) -> str | None:
-        """What --token gives. Raises UsageError when no header can hold it."""
+        """The value of --token. Raises UsageError if no header can hold it."""
         token: str | None = self.options.token
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UsageError("--token must be printable ASCII, as the server's AGENT_RPC_TOKEN is.")
@@ -102,7 +103,7 @@ class Context:
 
 
 class Once(argparse.Action):
-    """An input is given once: which of two amounts counts would be a guess."""
+    """Accepts an option once: with two amounts, which one counts would be a guess."""
 
     def __call__(
         self,
@@ -118,7 +119,9 @@ class Once(argparse.Action):
 
 
 class Text(Once):
-    """An input that is text, whatever bytes a shell lets through. Paths may hold any: use Once."""
+    """Accepts text, and refuses undecodable bytes that a shell lets through. For paths, which may
+    hold any bytes, use Once.
+    """
 
     def __call__(
         self,
@@ -127,9 +130,9 @@ class Text(Once):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Take the value once, or refuse one that no JSON, header or database can hold."""
+        """Take the value once. Refuse one that no JSON, header or database can hold."""
         if isinstance(values, str) and not _is_utf8(values):
-            # It is not shown: it may be a token.
+            # The value is not shown: it may be a token.
             raise argparse.ArgumentError(
                 self, "holds a byte that is not UTF-8. Give it in UTF-8, as all text here is."
             )
@@ -137,7 +140,7 @@ class Text(Once):
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether an argument was UTF-8: Python keeps a byte that was not as half a surrogate pair."""
+    """Whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -146,7 +149,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Where the settings come from."""
+    """Add the options that select the settings."""
     parser.add_argument(
         "--config", action=Once, type=Path, metavar="FILE", help="TOML file with settings"
     )
@@ -163,7 +166,7 @@ def add_command(
     more: str = "",
     **options: Any,
 ) -> Any:
-    """The parser of a new command. ``more`` is said after ``text`` in its description alone."""
+    """The parser of a new command. Its description has ``more`` after ``text``."""
     parser = parsers.add_parser(name, help=text, description=text + more, **options)
     add_common(parser)
     parser.set_defaults(command=command)
@@ -171,6 +174,6 @@ def add_command(
 
 
 def add_target(group: Any) -> None:
-    """Where a call goes."""
+    """Add the options that select the service to call."""
     group.add_argument("--url", action=Text, help="the service's root URL (RPCSVC_URL)")
     group.add_argument("--token", action=Text, help="for /rpc (AGENT_RPC_TOKEN)")

@@ -1,8 +1,8 @@
 """The command line: one command per operation (spec 1), and those that run the service.
 
-stdout of an operation is exactly one JSON envelope, and that of ``verify`` and ``receipt`` one JSON
-object, whatever the exit status; everything else goes to stderr. Exit status: 0 ok, 1
-``ok: false``, 2 usage error, 3 no answer of the service, or one that could not be read.
+The stdout of an operation is exactly one JSON envelope, and that of ``verify`` and ``receipt`` one
+JSON object, whatever the exit status; everything else goes to stderr. Exit status: 0 ok, 1 ``ok:
+false``, 2 usage error, 3 no readable answer from the service.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _KEY: Final = "--idempotency-key"
 
 
 def unknown_words(words: Sequence[str], usage: str) -> str:
-    """A usage error about ``words`` that a command left over; ``usage`` shows what it takes."""
+    """The usage error for ``words`` that a command does not know; ``usage`` shows its options."""
     known = list(dict.fromkeys(_OPTION.findall(usage)))
     hints = [_hint(word.partition("=")[0], known) for word in words if word.startswith("--")]
     return " ".join([f"unrecognized arguments: {' '.join(words)}.", *filter(None, hints)])
 
 
 def unknown_choice(word: str, known: Sequence[str], program: str) -> str:
-    """A usage error about a ``word`` in whose place one of ``known`` is needed."""
+    """The usage error for a ``word`` that is none of ``known``."""
     near = difflib.get_close_matches(word, known, n=3)
     hint = f" Did you mean {_one_of(near)}?" if near else ""
     return f"there is no {word!r}.{hint} {program} --help lists all"
@@ -57,7 +57,7 @@ def unknown_choice(word: str, known: Sequence[str], program: str) -> str:
 def _hint(option: str, known: list[str]) -> str:
     if option == _KEY:
         return f"Only calls that create an order take {_KEY}."
-    # A short form says which one is meant; a likeness only guesses.
+    # An abbreviation names the option that is meant; similarity is a guess.
     begun = [name for name in known if name.startswith(option)]
     near = begun or difflib.get_close_matches(option, known, n=1)
     return f"Did you mean {_one_of(near)}?" if near else ""
@@ -82,7 +82,7 @@ def run(
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read stdout has gone, and does not know what the answer was.
+        # The reader of stdout is gone and did not get the answer.
         _leave_stdout()
         return UNREACHABLE
     except AnswerUnwritten as error:
@@ -113,7 +113,7 @@ def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace],
 
 
 def _unverified(argv: Sequence[str], error: BaseException) -> dict[str, Any]:
-    """As a copy of rpcsvc/verify.py prints it."""
+    """The output that a copy of rpcsvc/verify.py would print."""
     code = "unreachable" if isinstance(error, Unreachable) else "bad_input"
     described = {"code": code, "message": str(error)}
     return {"verified": False, "kind": "".join(argv[1:2]), "error": described}
@@ -123,12 +123,12 @@ def _unproven(_argv: Sequence[str], error: BaseException) -> dict[str, Any]:
     return {"proven": False, "reason": str(error)}
 
 
-# What the commands that check something print when they could not.
+# The output of the checking commands when the check itself fails.
 _UNCHECKED: Final = {"verify": _unverified, "receipt": _unproven}
 
 
-# By the first word of a command, or as far as its colon, the module whose ``add_commands`` makes
-# it. It is imported when it is needed: all of them take ten times as long as most commands.
+# Commands by their first word, or its part up to the colon, and the module whose ``add_commands``
+# adds them. It is imported on demand: importing all takes ten times as long as most commands.
 _MODULES: Final = {
     "serve": "rpcsvc.cli.operator.serve",
     "config": "rpcsvc.cli.operator.checks",
@@ -153,7 +153,7 @@ _MODULES: Final = {
     "agent:": "rpcsvc.cli.agent.operations",
     "sandbox:": "rpcsvc.cli.agent.operations",
 }
-# Their stdout is an envelope, also when they fail; so it is for a word that is no command.
+# Modules whose stdout is an envelope even on failure; an unknown command counts as one.
 _WITH_ENVELOPE: Final = frozenset({None, _MODULES["agent:"]})
 
 
@@ -164,7 +164,7 @@ def _module_of(word: str) -> str | None:
 
 
 def _leave_stdout() -> None:
-    """What can't be written there must not be found out again by the flush at exit."""
+    """Redirect stdout to /dev/null, so that the flush at exit can't fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -177,7 +177,7 @@ def _complain(error: Exception, status: int) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Options are written out: a short form of one could mean another one in the next version."""
+    """Accepts full options only: in the next version an abbreviation could mean another option."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
@@ -188,14 +188,14 @@ class _Parser(argparse.ArgumentParser):
         raise BadCommandLine(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name the command that is nearest to an unknown one, in place of all there are."""
+        """Suggest the command nearest to an unknown one instead of listing all."""
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(
                 action, unknown_choice(str(value), list(action.choices), self.prog)
             )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse what this command does not take, and name what it takes."""
+        """Refuse unknown options, and name the known ones."""
         found, left = super().parse_known_args(args, namespace)
         if left:
             self.error(unknown_words(left, self.format_usage()))
@@ -203,7 +203,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(word: str | None = None) -> argparse.ArgumentParser:
-    """The command tree; with the first word of a command line, only the branch that it is on."""
+    """The parser; given the first word of a command line, it holds only that command."""
     parser = _Parser(prog="rpcsvc", description="A self-hosted service that swaps XMR and USDC.")
     parser.add_argument("--version", action="version", version=f"rpcsvc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

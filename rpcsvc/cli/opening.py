@@ -1,4 +1,4 @@
-"""Says why a command can't open the data directory, or run the service itself."""
+"""Reports why a command can't open the data directory, or run the service itself."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rpcsvc.store.schema import UnknownSchema
 
 @contextmanager
 def in_process(settings: Settings) -> Iterator[None]:
-    """For a command that runs the whole service itself, as if it were the server.
+    """For a command that runs the whole service in this process.
 
-    Raises Unreachable with an engine that signs: the service pays at its start what is due, which
-    nobody expects of a command. Else as ``opening``.
+    Raises Unreachable for an engine that signs: at its start the service makes due payments, which
+    nobody expects of a command. Otherwise raises as ``opening``.
     """
     if ENGINES[settings.engine].signs:
         raise Unreachable(
@@ -35,9 +35,9 @@ def in_process(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def opening(settings: Settings) -> Iterator[None]:
-    """Say in one line why the service can't be run in this process.
+    """Turn the reasons why the service can't run in this process into one-line errors.
 
-    Raises Unreachable when another process has the data directory, else UsageError.
+    Raises Unreachable if another process has the data directory, else UsageError.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def opening(settings: Settings) -> Iterator[None]:
             raise UsageError(_unusable(settings, error)) from error
         raise UsageError(str(error)) from error
     except BrokenPipeError:
-        raise  # stdout's, not the data directory's
+        raise  # the error is stdout's, not the data directory's
     except (OSError, sqlite3.Error) as error:
         raise UsageError(_unusable(settings, error)) from error
 

@@ -58,7 +58,7 @@ class Command(NamedTuple):
 
 
 def commands() -> tuple[Command, ...]:
-    """All of them, in the order of the table."""
+    """All commands, in the order of the table."""
     return tuple(
         Command(**{**row, "inputs": tuple(Input(**each) for each in row["inputs"])})
         for row in json.loads(COMMANDS_FILE.read_bytes())
@@ -69,7 +69,7 @@ def commands() -> tuple[Command, ...]:
 
 
 class BrokenState(UsageError):
-    """The file is there but can't be used."""
+    """The state file exists but can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,14 @@ class CliState:
 
 
 def load_state(data_dir: Path, service: str = HERE) -> CliState:
-    """The state kept for a service; empty where there is none. Raises BrokenState."""
+    """The state kept for a service; empty if there is none. Raises BrokenState."""
     return _load(data_dir).get(service, CliState())
 
 
 def save_state(data_dir: Path, state: CliState, service: str = HERE) -> None:
-    """Replace what is remembered of a service; of others, the last KEPT_SERVICES are kept.
+    """Replace the state of a service; for other services, the last KEPT_SERVICES are kept.
 
-    The file is replaced whole: a reader sees the old or the new one, never half of it. Raises
-    BrokenState and OSError, and keeps the old one then.
+    The file is replaced atomically. Raises BrokenState and OSError, and then keeps the old one.
     """
     others = {name: kept for name, kept in _load(data_dir).items() if name != service}
     text = json.dumps(_written({**others, service: state}))
@@ -151,10 +150,10 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
 def run_operation(context: Context) -> int:
-    """Call the operation of this command line and print its envelope; the exit status.
+    """Call the operation of this command line and print its envelope; returns the exit status.
 
-    Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable, before it has printed.
-    Raises AnswerUnwritten and BrokenPipeError after the call.
+    Before it prints, raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable; after
+    the call, AnswerUnwritten and BrokenPipeError.
     """
     options = context.options
     command: Command = options.called
@@ -178,7 +177,7 @@ def run_operation(context: Context) -> int:
 
 
 def read_params(options: argparse.Namespace) -> Json:
-    """The inputs: ``--params``, with single options on top. Raises UsageError."""
+    """The inputs: ``--params``, overridden by single options. Raises UsageError."""
     params = _all_params(options.params)
     given = {
         name.removeprefix(FIELD): value
@@ -194,7 +193,7 @@ def read_params(options: argparse.Namespace) -> Json:
 def _all_params(text: str | None) -> Json:
     if text is None:
         return {}
-    # Bytes as they came: what is not UTF-8 has to be refused, not guessed at.
+    # Raw bytes: text that is not UTF-8 must be refused, not guessed at.
     source = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     try:
         params = strict_json.loads(source)
@@ -206,7 +205,7 @@ def _all_params(text: str | None) -> Json:
 
 
 def _take_key(options: argparse.Namespace, command: Command, params: Json) -> Any:
-    """The idempotency key; in ``--params`` it has the place that it has over JSON-RPC.
+    """The idempotency key; ``--params`` may hold it as JSON-RPC params do.
 
     Raises UsageError for null.
     """
@@ -228,7 +227,7 @@ def _take_key(options: argparse.Namespace, command: Command, params: Json) -> An
 
 
 class _Memory(NamedTuple):
-    """Where is kept what is remembered of the service that is called."""
+    """Reads and writes the state of the service that is called."""
 
     data_dir: Path
     service: str
@@ -243,19 +242,19 @@ class _Memory(NamedTuple):
 
 
 def _name_of(context: Context) -> str:
-    """The service that is called, as it is remembered. Raises BadUrl."""
+    """The name under which the state of the called service is kept. Raises BadUrl."""
     url = context.url()
     return endpoint_of(url).url if url else HERE
 
 
 def _remember(memory: _Memory, before: CliState, command: Command, envelope: Json) -> None:
-    """Keep the order that was made, and its session. The answer is out: only warn if that fails."""
+    """Remember the new order and its session. The answer is out, so a failure only warns."""
     if not command.creates:
         return
     match envelope:
         case {"ok": True, "data": {"order": {"orderId": str(order_id)}, "sessionId": str(session)}}:
             after = CliState(session, order_id)
-        case _:  # whatever else a service says here is not for the next command
+        case _:  # do not carry any other answer over to the next command
             return
     try:
         if after != before:
@@ -269,9 +268,9 @@ def _remember(memory: _Memory, before: CliState, command: Command, envelope: Jso
 
 
 class CalledService(NamedTuple):
-    """What the settings say of the service that is called; ``network`` is None for a URL's.
+    """What the settings say about the called service.
 
-    What a URL leads to may be configured otherwise than this command is.
+    ``network`` is None for a URL: the service there may be configured differently.
     """
 
     data_dir: Path
@@ -281,7 +280,10 @@ class CalledService(NamedTuple):
 
 
 def service_of(context: Context) -> CalledService:
-    """Without loading the settings, where they are the defaults. Raises SettingsError."""
+    """The facts about the called service, without loading the settings if they are the defaults.
+
+    Raises SettingsError.
+    """
     data_dir = context.data_dir_alone()
     if data_dir is not None:
         network = None if context.url() else _NETWORK
@@ -294,9 +296,10 @@ def service_of(context: Context) -> CalledService:
 def _send(
     context: Context, service: CalledService, params: Json, key: Any, session: str | None
 ) -> Json:
-    """The envelope of one call: to the endpoint, or in this process where there is none.
+    """Call the endpoint, or run the operation in this process if there is none; returns the
+    envelope.
 
-    ``session`` is the one remembered, for a call that names none.
+    ``session`` is the remembered one, for a call that names none.
     """
     endpoint = find_endpoint(context.url(), service.data_dir)
     if endpoint is None:
@@ -317,12 +320,12 @@ def _send(
 def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
     """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program.
 
-    Raises AnswerUnwritten, and BrokenPipeError where nobody reads it any more.
+    Raises AnswerUnwritten, and BrokenPipeError if the reader is gone.
     """
     wanted = sys.stdout.isatty() if pretty is None else pretty
     text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
     try:
-        # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.
+        # A lone surrogate becomes \udXXX, which is also its escape in JSON.
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
         sys.stdout.buffer.flush()
     except BrokenPipeError:

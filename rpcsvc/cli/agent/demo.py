@@ -1,4 +1,4 @@
-"""``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person."""
+"""``rpcsvc demo``: runs one swap each way on the sandbox and prints every step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run(context: Context) -> int:
 
 
 class DemoTarget(Protocol):
-    """Calls operations, and lets time pass between polls."""
+    """Calls operations, and waits between polls."""
 
     async def call(self, name: str, params: Json) -> Json:
         """The envelope of one call."""
@@ -69,7 +69,7 @@ class DemoTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """Calls a service of this process, and keeps it going meanwhile."""
+    """Calls a service in this process, and runs its worker between polls."""
 
     service: LocalService
 
@@ -96,13 +96,13 @@ class Remote:
             return refused.envelope
 
     async def pause(self) -> None:
-        """Leave the settling to the server."""
+        """Wait while the server settles."""
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 class CallFailed(Exception):
-    """An operation answered ``ok: false``, for another network than the sandbox's, or not in this
-    service's form.
+    """An operation answered ``ok: false``, for a network other than the sandbox's, or in an unknown
+    form.
     """
 
 
@@ -119,8 +119,7 @@ def run_local(
 ) -> bool:
     """Run the demo in this process; True when both orders completed.
 
-    ``passing``: on a sandbox in a data directory of its own, which is gone afterwards. Raises
-    DataDirInUse and SettingsError.
+    ``passing``: use a sandbox in a temporary data directory. Raises DataDirInUse and SettingsError.
     """
 
     async def run(chosen: Settings) -> bool:
@@ -152,7 +151,7 @@ async def _swap(caller: DemoTarget, direction: str, amount: str, to: str) -> boo
     plan = await _step(caller, "swap.plan", swap)
     network = _text(plan, "data", "network")
     if network != _SANDBOX:
-        # Its orders would hold back real money, and be paid by nobody.
+        # Its orders would reserve real money that nobody pays for.
         raise CallFailed(f"the service is on {network}, and the demo is for a sandbox.")
     _say(f"    missing: {', '.join(map(str, _list(plan, 'missingInputs')))}")
     quote = _at(await _step(caller, "swap.quote", swap), "data", "quote")
@@ -203,8 +202,8 @@ def _checked(name: str, answer: Json) -> Json:
     return answer
 
 
-# What is at a URL may answer in the envelope's form, and be another service all the same. Each of
-# these raises CallFailed for what this service never answers.
+# Another service may answer in the envelope's form, too. Each of these raises CallFailed for an
+# answer that this service never gives.
 
 
 def _at(answer: Any, *path: str) -> Any:

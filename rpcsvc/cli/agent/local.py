@@ -1,5 +1,6 @@
-"""What a command does with the operations' own code: a call in its own process, and the envelope
-of a call that got no answer."""
+"""Code of operation commands that imports the operations: a call in this process, and the envelope
+of a call that got no answer.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def call_in_process(context: Context, params: Json, key: Any, session: str | None) -> Json:
-    """The envelope of one call of a service that this process runs. Raises as ``in_process``."""
+    """Run the service in this process for one call; returns its envelope. Raises as
+    ``in_process``.
+    """
     settings = context.settings()
-    # What an order needs is in the answer; a log line of it would only mix with that.
+    # The answer says all; log lines would only mix with it.
     configure_logging(settings.log.format, "error")
     name = context.options.called.operation
     operation = next(each for each in OPERATIONS if each.name == name)
@@ -39,7 +42,7 @@ def call_in_process(context: Context, params: Json, key: Any, session: str | Non
         async with context.local(settings) as service:
             try:
                 return await service.call(operation, params, call_id, key, session)
-            except ServiceError as error:  # settling what was due before the call
+            except ServiceError as error:  # raised by overdue work before the call
                 network = ENGINES[settings.engine].network(settings)
                 data = {"network": network, "sessionId": None, "sessionSource": "none"}
                 return failure(name, error, call_id, data)
@@ -55,9 +58,10 @@ def _call_id(given: str | None) -> str:
 def print_failure(
     argv: Sequence[str], options: argparse.Namespace | None, error: BaseException
 ) -> None:
-    """Print the envelope of a call that got no answer; ``options`` are None if it was not read.
+    """Print the envelope of a call that got no answer.
 
-    Raises as ``run_operation`` does after the call.
+    ``options`` are None if the command line did not parse. Raises as ``run_operation`` does after
+    the call.
     """
     names = {command.name: command.operation for command in commands()}
     reported = (
@@ -73,7 +77,7 @@ def print_failure(
 
 
 def _option(argv: Sequence[str], name: str) -> str | None:
-    """The value of an option on a command line that could not be read."""
+    """The value of an option on a command line that did not parse."""
     for word, following in pairwise([*argv, ""]):
         if word == name:
             return following

@@ -1,7 +1,7 @@
-"""``rpcsvc mcp``: MCP on stdin and stdout, for agents that start their servers as programs.
+"""``rpcsvc mcp``: MCP over stdin and stdout, for agents that start servers as programs.
 
-Each message is passed on to /mcp of a service: at ``--url``, else of the one that runs on the data
-directory, else of one that this process runs until stdin ends. stdout has nothing but messages.
+It forwards each message to /mcp of a service: the one at ``--url``, else the one that runs on the
+data directory, else one that this process runs until stdin ends. stdout carries only messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_mcp(context: Context) -> int:
-    """Pass messages on until stdin ends; the exit status.
+    """Forward messages until stdin ends; returns the exit status.
 
     Raises UsageError, BadUrl, SettingsError and Unreachable before the first message.
     """
@@ -94,7 +94,7 @@ async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]
             loop.call_soon_threadsafe(lines.put_nowait, line)
         loop.call_soon_threadsafe(lines.put_nowait, None)
 
-    # A daemon: a read that waits for a client that says nothing must not keep the process.
+    # A daemon thread: a read from a silent client must not keep the process alive.
     threading.Thread(target=read, daemon=True).start()
     stopped = asyncio.ensure_future(ended.wait())
     stopped.add_done_callback(lambda _task: lines.put_nowait(None))
@@ -107,14 +107,14 @@ async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]
 
 
 class McpForwarder:
-    """The /mcp of a service."""
+    """Forwards messages to /mcp of a service."""
 
     def __init__(self, transport: Transport, token: str | None) -> None:
         self._transport = transport
         self._token = token
 
     async def answer(self, line: bytes) -> bytes | None:
-        """The answer to one message, in one line; None where it gets none."""
+        """The answer to one message as one line; None for a notification."""
         message = _read(line)
         call_id = message.get("id")
         if "method" in message and "id" not in message:
@@ -145,7 +145,7 @@ class McpForwarder:
 
 
 def _read(text: bytes) -> Json:
-    """A JSON object; empty for anything else, which the service refuses."""
+    """Parse a JSON object; empty for anything else, which the service refuses."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

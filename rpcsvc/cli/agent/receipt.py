@@ -103,7 +103,7 @@ async def _evm(context: Context, receipt: Json) -> Any:
 
 
 def _token(context: Context, receipt: Json) -> str:
-    """The USDC contract of the receipt's chain, from this installation's own table of chains."""
+    """The USDC contract of the receipt's chain, from this installation's table of chains."""
     chains = read_chains(context.settings().chains_file)
     number = receipt.get("chainId")
     chain = chains.by_id(number) if isinstance(number, int) else None
@@ -113,7 +113,7 @@ def _token(context: Context, receipt: Json) -> str:
 
 
 def _receipt(source: str) -> Json:
-    """The receipt itself, out of whatever answer it came in."""
+    """Extract the receipt from any answer that contains it."""
     try:
         raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         found = loads(raw)
@@ -133,7 +133,9 @@ def _receipt(source: str) -> Json:
 
 
 def _difference(receipt: Json, given: argparse.Namespace) -> str | None:
-    """How it differs from what the caller ordered: a receipt of another payout proves nothing."""
+    """How the receipt differs from what the caller ordered: one of another payout proves
+    nothing.
+    """
     address, asset = str(receipt.get("address")), XMR if receipt["asset"] == "XMR" else USDC
     same = address == given.to or (asset is USDC and address.lower() == str(given.to).lower())
     if given.to is not None and not same:

@@ -132,7 +132,7 @@ def _read(path: Path) -> bytes:
 def _read_headers(path: Path, given: int | None) -> tuple[int, list[tuple[str, str]]]:
     """Status and headers of a response, as ``curl -D`` writes them.
 
-    curl writes every response that it meets (100 Continue, a proxy's, redirects): the last counts.
+    curl writes every response (100 Continue, a proxy's, redirects): the last one counts.
     """
     blocks = re.split(r"\r?\n\r?\n", _read(path).decode("latin-1").strip("\r\n"))
     lines = re.split(r"\r?\n", blocks[-1])

@@ -1,4 +1,4 @@
-"""``rpcsvc audit``: recomputes orders and wallets from the chains, and prints what differs."""
+"""``rpcsvc audit``: recomputes orders and wallets from the chains, and prints the differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _audit(context: Context) -> int:
-    """Raises UsageError when there are no books to read, Unreachable when there is no chain."""
+    """Run the audit. Raises UsageError without readable books, Unreachable without a chain."""
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     try:
@@ -76,7 +76,7 @@ def report_as_json(report: Report) -> Json:
 
 
 def _difference(item: Difference) -> Json:
-    """Its fields; the hint only where there is one."""
+    """The fields of a difference; the hint only if there is one."""
     return {name: text for name, text in asdict(item).items() if text or name != "hint"}
 
 

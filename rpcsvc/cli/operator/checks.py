@@ -1,6 +1,6 @@
-"""``rpcsvc config check`` and ``health``: they ask and compare, and change nothing.
+"""``rpcsvc config check`` and ``health``: read-only checks.
 
-``config check`` refuses what a start would refuse of the settings; it asks no node or wallet.
+``config check`` refuses the settings that a start would refuse; it asks no node or wallet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _add_config(commands: Any) -> None:
 
 
 def check_config(context: Context) -> int:
-    """The command. Raises SettingsError once everything is printed."""
+    """Run the command. Raises SettingsError after everything is printed."""
     loaded = context.loaded()
     sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings

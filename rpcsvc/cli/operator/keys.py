@@ -1,7 +1,6 @@
 """``rpcsvc keys``: lists, rotates and exports the service's signing keys.
 
-stdout is exactly one JSON object. A service that runs on the same data directory notices a rotation
-within a second.
+stdout is exactly one JSON object. A running service notices a rotation within a second.
 """
 
 from __future__ import annotations

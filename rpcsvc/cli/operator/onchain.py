@@ -1,7 +1,7 @@
-"""``rpcsvc onchain init``: makes the keys when there are none, and says what is missing to start.
+"""``rpcsvc onchain init``: makes missing keys, and lists what a start still needs.
 
-It pays nothing and takes no order. It runs before there is a service that it could ask, so it reads
-the database itself; beside a running service it takes a snapshot and makes no keys.
+It pays nothing and takes no order. It runs before there is a service to ask, so it reads the
+database itself; next to a running service it reads a snapshot and makes no keys.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _init(context: Context) -> int:
 
 
 def _recorded(settings: Settings) -> Recorded:
-    """The wallets that a service was started with here before. Raises UsageError."""
+    """The wallets recorded by an earlier start of the service. Raises UsageError."""
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
         with empty_snapshot() if is_new else snapshot(settings.data_dir) as taken:
@@ -133,7 +133,7 @@ def _recorded(settings: Settings) -> Recorded:
 
 @contextmanager
 def _owning(settings: Settings) -> Iterator[bool]:
-    """Keep a service from starting meanwhile; False when one runs. Raises UsageError."""
+    """Keep services from starting meanwhile; False if one runs. Raises UsageError."""
     lock = OwnerLock(settings.data_dir)
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,7 +164,9 @@ def _checks(
 def _key_check(
     settings: Settings, recorded: str | None, *, alone: bool
 ) -> tuple[Check, str | None]:
-    """Whether the mnemonic is there and the right one; made anew only where none ever was."""
+    """Check that the mnemonic exists and is the right one; make one only if none was ever
+    recorded.
+    """
     path = key_path(settings.onchain, settings.data_dir)
     try:
         is_made = _is_missing(path) and recorded is None and alone
@@ -194,7 +196,7 @@ def _is_missing(path: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # reading it says why
+        return False  # reading it reports the reason
     return False
 
 

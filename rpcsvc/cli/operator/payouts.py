@@ -1,8 +1,8 @@
 """``rpcsvc payouts`` and ``rpcsvc refund``: outgoing transfers, and pausing them.
 
-``pause`` and ``resume`` work with and without a running service: the switch is a file that the
-service reads before each signature. ``adopt`` and ``close`` are for a service that is stopped: its
-own attempts to pay must be over, and none may begin, while a person says what was paid.
+``pause`` and ``resume`` also work without a running service: the switch is a file that the service
+reads before each signature. ``adopt`` and ``close`` need a stopped service: none of its own
+payments may be under way while a person records what was paid.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def add_commands(commands: Any) -> None:
 
 
 def _recovery(command: str) -> Callable[[Context], int]:
-    """A command that reads the chains itself; the others ask the service and import no engine."""
+    """A command of the module that reads the chains. Other commands ask the service and import no
+    engine.
+    """
 
     def run(context: Context) -> int:
         done: int = getattr(import_module("rpcsvc.cli.recovery.transfers"), command)(context)
@@ -203,9 +205,10 @@ def _resume(context: Context) -> int:
 
 
 def _has_service(settings: Settings) -> bool:
-    """Whether one runs on the data directory, or ever did: its database may be lost while it runs.
+    """Whether a service runs, or ever ran, on the data directory: a running one may have lost its
+    database.
 
-    A directory that is there by chance, such as /var where ./var is meant, has neither.
+    A wrong directory, such as /var instead of ./var, has neither.
     """
     return is_running(settings) or (settings.data_dir / DATABASE_NAME).exists()
 
@@ -239,7 +242,7 @@ def _refund(context: Context) -> int:
 
 
 def _confirm(preview: Json) -> None:
-    """Ask on the terminal. Raises UsageError for anything but yes."""
+    """Ask on the terminal. Raises UsageError unless the answer is yes."""
     amount, address = preview["amount"], preview["address"]
     if not sys.stdin.isatty():
         raise UsageError(f"{amount} would go to {address}. Not on a terminal: add --yes.")

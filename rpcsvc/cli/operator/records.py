@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     relays = add_command(commands, "relays", doubts, _relays)
     closing = relays.add_subparsers(metavar="ACTION")
     over = "end one that was looked up: it was not made there, or will never be paid"
-    # What was given before the action holds, too.
+    # Options given before the action apply, too.
     close = add_command(closing, "close", over, _close, argument_default=argparse.SUPPRESS)
     close.add_argument("order_id", action=Text, metavar="ORDER_ID")
     close.add_argument(

@@ -1,4 +1,4 @@
-"""Shared by the operator's commands: calls of the running service over its socket, and output."""
+"""Shared by operator commands: calls of the running service over its socket, and output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpcsvc.settings import Settings
 
 
 def onchain_settings(context: Context) -> Settings:
-    """The settings of an on-chain service. Raises UsageError for another engine."""
+    """The settings of a service with engine onchain. Raises UsageError for another engine."""
     settings = context.settings()
     if settings.engine != "onchain":
         raise UsageError(
@@ -26,13 +26,13 @@ def onchain_settings(context: Context) -> Settings:
 
 
 def print_json(value: Json) -> int:
-    """One JSON object on stdout; the exit status."""
+    """Print one JSON object; returns the exit status."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
     return OK
 
 
 def refuse(text: str) -> int:
-    """Print the reason of a refusal to stderr; the exit status."""
+    """Print the reason of a refusal to stderr; returns the exit status."""
     sys.stderr.write(f"rpcsvc: {text}\n")
     return FAILED
 
@@ -49,18 +49,18 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_progress(text: str) -> None:
-    """What a long command does now, on a line of the terminal that the next text replaces."""
+    """Show the progress of a long command on a terminal line that the next text replaces."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()
 
 
 def end_progress() -> None:
-    """Clear that line."""
+    """Clear the progress line."""
     show_progress("")
 
 
-# A command may wait for nodes, and for a wallet that reads blocks first.
+# Long: a command may wait for nodes, or for a wallet that scans blocks first.
 SECONDS: Final = 600
 _OF_THE_CALLER: Final = frozenset(
     {"invalid_input", "missing_input", "invalid_destination", "idempotency_conflict"}
@@ -73,7 +73,10 @@ def is_running(settings: Settings) -> bool:
 
 
 def service_socket(settings: Settings) -> Endpoint:
-    """The service that answers on the data directory. Raises Unreachable and UntrustedSocket."""
+    """The socket of the service that answers on the data directory.
+
+    Raises Unreachable and UntrustedSocket.
+    """
     endpoint = socket_endpoint(settings.data_dir)
     if endpoint is None:
         raise Unreachable(

@@ -1,4 +1,4 @@
-"""``rpcsvc top``: what a running service does now, redrawn on a terminal or printed once.
+"""``rpcsvc top``: shows a running service, redrawn on a terminal or printed once.
 
 It reads /health, /metrics and the transfers under way over the socket of the data directory, and
 changes nothing.
@@ -55,7 +55,7 @@ Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
 class Snapshot(NamedTuple):
-    """What the service answered: /health, /metrics, and the transfers under way."""
+    """Answers of the service: /health, /metrics, and the transfers under way."""
 
     health: Json
     series: Series
@@ -82,7 +82,7 @@ def _seconds(text: str) -> int:
 
 
 def _top(context: Context) -> int:
-    """Raises Unreachable when no service answers at the start; later ones are shown.
+    """Run the command. Raises Unreachable if no service answers at first; later failures are shown.
 
     Raises UsageError on a terminal without the extra ``top``.
     """
@@ -97,7 +97,7 @@ def _top(context: Context) -> int:
 
 
 def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
-    """Show these lines, and ask for others, until interrupted. Raises UsageError."""
+    """Show the lines and refresh them until interrupted. Raises UsageError."""
     try:
         from rich.live import Live  # noqa: PLC0415 - of the extra "top"
         from rich.text import Text  # noqa: PLC0415
@@ -120,7 +120,9 @@ def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
 
 
 def read(settings: Settings) -> Snapshot:
-    """What the service on a data directory answers. Raises Unreachable and UntrustedSocket."""
+    """Read a snapshot of the service on a data directory. Raises Unreachable and
+    UntrustedSocket.
+    """
     endpoint = service_socket(settings)
     try:
         health, series = json.loads(_get(endpoint, "/health")), _series(_get(endpoint, "/metrics"))
@@ -150,7 +152,7 @@ def _series(text: str) -> Series:
 
 
 def lines(view: Snapshot) -> list[str]:
-    """A view as lines of text."""
+    """A snapshot as lines of text."""
     health, series = view.health, view.series
     checks = health["checks"].items()
     networks = dict.fromkeys(
@@ -204,7 +206,7 @@ def _transfer_row(item: Json) -> tuple[str, ...]:
 
 
 def _value(series: Series, name: str, labels: Mapping[str, str], form: str) -> str:
-    """A sample as it is written; - where there is none."""
+    """A sample as text; - if there is none."""
     found = next((value for given, value in series.get(name, ()) if given == labels), None)
     return "-" if found is None else _FORMS[form](found)
 

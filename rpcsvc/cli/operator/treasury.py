@@ -25,7 +25,7 @@ from rpcsvc.settings import Settings
 
 _ENDS: Final = ("settled", "failed", "cancelled")
 _LOOK_SECONDS: Final = 1.0
-# So much of the end of an address is typed to confirm it.
+# How many last characters of the address are typed to confirm it.
 _LAST: Final = 6
 
 
@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
 
 def _add_plan(actions: Any) -> None:
     text = "which moves would bring each network to its target, and when it runs dry; moves nothing"
-    # What was given before the action holds, too.
+    # Options given before the action apply, too.
     parser = actions.add_parser(
         "plan",
         help=text,
@@ -63,7 +63,7 @@ def _add_plan(actions: Any) -> None:
 
 def _add_annotate(actions: Any) -> None:
     text = "say what a transaction was that you made by hand, so that the audit takes it as right"
-    # What was given before the action holds, too.
+    # Options given before the action apply, too.
     parser = actions.add_parser(
         "explain",
         help=text,
@@ -92,7 +92,7 @@ def _add_annotate(actions: Any) -> None:
 
 def _add_withdraw(actions: Any) -> None:
     text = "send from the exchange's wallet to an address of inventory.withdraw_to"
-    # What was given before the action holds, too.
+    # Options given before the action apply, too.
     parser = actions.add_parser(
         "withdraw",
         help=text,
@@ -172,7 +172,7 @@ def _print_plan(plan: Json) -> None:
 
 
 def _annotate(context: Context) -> int:
-    """Beside a running service by its admin method; else here, as its owner, as after a restore."""
+    """Annotate through the running service; without one, write the database directly."""
     settings, given = onchain_settings(context), context.options
     transaction = {"network": given.network, "txid": given.txid}
     if given.take_back:
@@ -236,7 +236,7 @@ def _withdraw(context: Context) -> int:
 
 
 def _confirm_withdrawal(view: Json) -> None:
-    """Have amount and address typed. Raises UsageError for anything else."""
+    """Let the operator type amount and address. Raises UsageError if they differ."""
     asset, address = view["asset"], view["address"]
     sys.stderr.write(
         f"{view['withdrawalId']}: {view['amount']} {asset} on {view['network']}, with up to"
@@ -250,7 +250,10 @@ def _confirm_withdrawal(view: Json) -> None:
 
 
 def _follow_withdrawal(settings: Settings, params: Json) -> int:
-    """Print its states until it is over; the exit status. It goes on without this command."""
+    """Print the withdrawal's states until it is over; returns the exit status.
+
+    The withdrawal continues without this command.
+    """
     said = ""
     while True:
         view = ask_service(settings, "withdrawals.preview", params)["withdrawal"]

@@ -43,7 +43,7 @@ T = TypeVar("T")
 def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
     """Run ``work`` on the database of a stopped service. Raises UsageError and Unreachable.
 
-    Nobody else signs, publishes or hands out an address meanwhile.
+    Meanwhile nothing else signs, publishes or hands out an address.
     """
     configure_logging(settings.log.format, "error")
     require_sqlite(settings, "engine onchain, whose books this mends, runs on SQLite")
@@ -132,9 +132,9 @@ def _check(context: Context) -> int:
 
 
 def check_books(settings: Settings) -> tuple[list[str], str | None]:
-    """What is wrong with the database, its books and the journal, and how the journal is.
+    """Problems of the database, its books and the journal, and the journal's state.
 
-    The journal is left out where the engine has none, or the database has problems already.
+    The journal is skipped if the engine has none, or the database has problems already.
     """
     problems = check_database(settings.data_dir) or asyncio.run(_recount(settings.data_dir))
     if not ENGINES[settings.engine].signs or problems:

@@ -1,7 +1,7 @@
 """``rpcsvc onchain skip-addresses`` and ``onchain reread``: repair addresses and deposits.
 
-The first is for a restored copy of the database, the second for deposits of USDC that a node left
-out. The service must not be running.
+``skip-addresses`` is for a restored copy of the database, ``reread`` for USDC deposits that a node
+omitted. The service must be stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def skip_addresses(context: Context) -> int:
 async def _skip(
     settings: Settings, database: Database, count: int, *, rescan: bool
 ) -> tuple[int, int]:
-    """EVM first: it needs no daemon, and what is done twice skips more, which does no harm."""
+    """Skip EVM addresses first: it needs no daemon. Repeating it skips more, which is harmless."""
     try:
         keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
     except (KeyFileRefused, OnchainExtraMissing) as error:

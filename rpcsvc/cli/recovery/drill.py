@@ -1,6 +1,6 @@
-"""``rpcsvc drill restore``: restores a backup in a scratch directory, and says how it went.
+"""``rpcsvc drill restore``: restores a backup in a scratch directory, and reports the result.
 
-Nothing is signed or published, and the data directory is only read: a service may run on it.
+It signs and publishes nothing, and only reads the data directory: a service may run on it.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def add_commands(commands: Any) -> None:
 
 
 def _drill_restore(context: Context) -> int:
-    """Raises UsageError when there is no such file, or no room for a copy of it."""
+    """Run the command. Raises UsageError without the file, or without room for a copy."""
     settings, options = context.settings(), context.options
-    configure_logging(settings.log.format, "critical")  # the report says it all
+    configure_logging(settings.log.format, "critical")  # the report has all of it
     require_sqlite(settings, "rehearse with pg_restore into another database, and rpcsvc db check")
     if not options.backup.is_file():
         raise UsageError(f"There is no file {options.backup}. rpcsvc db backup makes one.")
     try:
         report = rehearse(settings, options)
         if _differences(report):
-            # A running service may have signed more after its journal was read.
+            # A running service may sign more after its journal was read.
             report = _found_twice(report, rehearse(settings, options))
     except OSError as error:
         raise UsageError(
@@ -81,7 +81,7 @@ def _drill_restore(context: Context) -> int:
 
 
 def rehearse(settings: Settings, options: argparse.Namespace) -> Json:
-    """Restore the backup once, and report on it. Raises OSError where it can't be copied."""
+    """Restore the backup once, and report on it. Raises OSError if it can't be copied."""
     with TemporaryDirectory(prefix="rpcsvc-drill-", dir=options.scratch) as made:
         scratch = Path(made)
         put_in_place(scratch, options.backup)
@@ -111,7 +111,7 @@ def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) ->
 
 
 def _succeeds(report: Json) -> bool:
-    """Whether a restore leaves nothing to do by hand."""
+    """Whether the restore needs no manual work."""
     return report["refused"] is None and not (
         report["startRefused"]
         or report["problems"]
@@ -127,7 +127,7 @@ def _differences(report: Json) -> list[Json]:
 
 
 def _found_twice(first: Json, again: Json) -> Json:
-    """The second report, without the differences that only it has."""
+    """The second report, without differences that only it has."""
     if not _differences(again):
         return again
     known = {(item["kind"], item["subject"]) for item in _differences(first)}
@@ -137,14 +137,14 @@ def _found_twice(first: Json, again: Json) -> Json:
 
 
 def _within(settings: Settings, scratch: Path) -> Settings:
-    """The settings of a restore into ``scratch``, which writes the journal nowhere else."""
+    """The settings of a restore into ``scratch``; they write the journal there alone."""
     alone = {"journal_places": (), "journal_command": ""}
     onchain = settings.onchain.model_copy(update=alone)
     return settings.model_copy(update={"data_dir": scratch, "onchain": onchain})
 
 
 async def _holds(settings: Settings, now: int) -> Json:
-    """What is in the backup, before anything is adopted. It is brought up to date first."""
+    """The contents of the backup before adoption. The database is migrated first."""
     database = await Database.open(settings.data_dir)
     try:
         books = SqlOperatorBooks(database)
@@ -165,7 +165,7 @@ async def _holds(settings: Settings, now: int) -> Json:
 
 
 async def _pending(scratch: Path) -> dict[str, int]:
-    """Transfers that the first start goes on with, by state."""
+    """Transfers that the first start will resume, by state."""
     database = await Database.open(scratch)
     try:
         found = await SqlOperatorBooks(database).transfers_by_state()

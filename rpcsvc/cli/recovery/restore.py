@@ -1,6 +1,6 @@
-"""``rpcsvc db restore``: put a copy in place, and adopt the payments that the journal has besides.
+"""``rpcsvc db restore``: puts a copy in place, and adopts the journaled payments that it lacks.
 
-The steps take a data directory of their own, so that a drill can take them in another one.
+Each step takes the data directory, so that a drill can run in another one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WITHOUT: Final = (
 
 
 def restore_copy(context: Context) -> int:
-    """The command. Raises UsageError: then the database is as it was."""
+    """Run the command. Raises UsageError: then the database is unchanged."""
     settings, options = context.settings(), context.options
     configure_logging(settings.log.format, "error")
     copy: Path = options.copy
@@ -72,7 +72,7 @@ def restore_copy(context: Context) -> int:
 
 
 def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = False) -> None:
-    """Have the longest journal in the data directory. Raises UsageError."""
+    """Copy the longest journal into the data directory. Raises UsageError."""
     folder = settings.data_dir / FOLDER
     try:
         if without:
@@ -96,7 +96,7 @@ def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = F
 
 
 def _move_away(path: Path) -> Path | None:
-    """Keep what is in the way under another name."""
+    """Rename a file that is in the way."""
     if not path.exists():
         return None
     kept = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
@@ -106,7 +106,7 @@ def _move_away(path: Path) -> Path | None:
 
 
 def put_in_place(data_dir: Path, copy: Path) -> Path | None:
-    """The copy as the database; where the one that was there is kept, with its log."""
+    """Install the copy as the database; returns where the old one is kept, with its log."""
     fresh = data_dir / f"{DATABASE_NAME}.fresh"
     shutil.copyfile(copy, fresh)
     fresh.chmod(0o600)
@@ -127,7 +127,10 @@ def put_in_place(data_dir: Path, copy: Path) -> Path | None:
 
 
 async def adopt(settings: Settings, *, without: bool = False) -> ReplayResult | None:
-    """What the journal brought; None where there is none. Raises UsageError."""
+    """Adopt the payments of the journal; None if the engine has none, or ``without`` it.
+
+    Raises UsageError.
+    """
     database = await Database.open(settings.data_dir)
     try:
         if not ENGINES[settings.engine].signs:
@@ -156,7 +159,7 @@ def _tell(done: ReplayResult | None) -> int:
         return OK
     sys.stdout.write(
         f"The copy is in place. The journal brought {len(done.payments)} payments;"
-        f" {len(done.orders)} transfers are told of theirs.\n"
+        f" {len(done.orders)} transfers have theirs on record now.\n"
     )
     for name in done.lost:
         if is_withdrawal(name):
@@ -172,6 +175,6 @@ def _tell(done: ReplayResult | None) -> int:
 
 
 def require_sqlite(settings: Settings, instead: str) -> None:
-    """Raise UsageError, with what to do instead, where the database is on a server."""
+    """Raise UsageError, with the alternative, if the database is on a server."""
     if settings.database_url is not None:
         raise UsageError(f"This command is about SQLite, and database_url is set: {instead}.")

@@ -1,8 +1,8 @@
-"""``rpcsvc payouts adopt|close`` and ``treasury explain``: record what became of a transfer.
+"""``rpcsvc payouts adopt|close`` and ``treasury explain``: record how a transfer ended.
 
-Adopting asks the chain whether a transaction of the own wallet pays just that transfer. Closing is
-the operator's signed word, for what no key proves or a reorganisation took for good. Nothing is
-ever signed for a closed transfer. No service may be running.
+``adopt`` asks the chain whether a transaction of our own wallet pays exactly that transfer.
+``close`` records the operator's statement, for payments that no key proves or that a reorganisation
+removed for good. Nothing is ever signed for a closed transfer. The service must be stopped.
 """
 
 from __future__ import annotations
@@ -108,19 +108,19 @@ async def find_transfer(database: Database, transfer_id: str) -> OpenTransfer:
 
 
 class _Adoption:
-    """One adoption over an open database that nobody else writes."""
+    """One adoption over an open database that has no other writer."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._db = database
         self._clock = SystemClock()
-        # A status answer is made when it is asked for next.
+        # The next poll renders the status answer.
         store = SqlOrderStore(database, lambda: "")
         self._processor = OrderProcessor(store, self._clock, lambda _order: None)
         self._withdrawals = SqlWithdrawals(database)
 
     async def _record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
-        """Put a payment on record, with the orders or the withdrawal that it pays."""
+        """Record a payment together with the orders or the withdrawal that it pays."""
         item = await self._withdrawals.find(signed.transfer_ids[0])
         if item is None:
             await self._processor.record(signed, commit)
@@ -131,7 +131,7 @@ class _Adoption:
         await self._withdrawals.change(item, after, commit)
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
-        """Prove it and put it on record. Raises NotAdopted."""
+        """Prove the payment and record it. Raises NotAdopted."""
         opened = await find_transfer(self._db, transfer_id)
         state, network = opened.transfer.state, opened.transfer.network
         if is_withdrawal(transfer_id) and state in _UNPAID:
@@ -144,7 +144,7 @@ class _Adoption:
         return await self._evm(opened, txid)
 
     async def _planned(self, network: str, but: str) -> list[OpenTransfer]:
-        """What else waits to be paid on a network, oldest first."""
+        """Other transfers that wait for payment on a network, oldest first."""
         rows = await self._db.fetch(
             "SELECT transfer_id FROM transfers WHERE network = :network AND state = 'planned'"
             " AND transfer_id <> :but ORDER BY seq",
@@ -159,7 +159,7 @@ class _Adoption:
         ledger = SqlMoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
         name = opened.transfer.transfer_id
-        # A withdrawal is a transaction of its own.
+        # A withdrawal never shares a transaction.
         others = [] if is_withdrawal(name) else await self._planned(MONERO, name)
         async with node, wallet:
             adoption = MoneroAdoption(connection, ledger)
@@ -217,14 +217,14 @@ def close(context: Context) -> int:
 
 @dataclass(slots=True)
 class _Closing:
-    """One closing over an open database that nobody else writes. All raises NotAdopted."""
+    """One closing over an open database that has no other writer. All methods raise NotAdopted."""
 
     settings: Settings
     database: Database
     note: str
 
     async def run(self, transfer_id: str, txid: str | None) -> str:
-        """Close it; what there is to say then."""
+        """Close the transfer; returns the text for the operator."""
         opened = await find_transfer(self.database, transfer_id)
         transfer = opened.transfer
         name = transfer.transfer_id
@@ -268,7 +268,10 @@ class _Closing:
     # --- what was signed -----------------------------------------------------------------------
 
     async def _end(self, opened: OpenTransfer) -> str | None:
-        """See to it that its payment can't be mined; what has to be deep before that."""
+        """Make sure that the payment can't be mined any more.
+
+        Returns the transaction that must be confirmed deeply enough first; None if there is none.
+        """
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
             return await self._end_monero(name)
@@ -290,12 +293,12 @@ class _Closing:
         return None
 
     async def _paid_with(self, opened: OpenTransfer) -> list[OpenTransfer]:
-        """It, and the other transfers that its transaction was to pay."""
+        """The transfer, and the others that its transaction was to pay."""
         payment = await SqlMoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
         found = [opened]
         for name in sorted(names - {opened.transfer.transfer_id}):
-            # An order that a restored copy lacks has no transfer, and a closed one its word.
+            # Skips transfers of orders that a restored copy lacks, and those already closed.
             if await self.database.fetch_one(_IS_OPEN, transfer_id=name) is not None:
                 found.append(await find_transfer(self.database, name))
         return found
@@ -317,17 +320,17 @@ class _Closing:
         async with node, wallet:
             rival = await MoneroPayoutEnd(connection, ledger, clock, options, annotate).end(payment)
         if rival is None:
-            await _give_up(ledger, payment)
+            await _abandon(ledger, payment)
         return rival
 
-    # --- the word ------------------------------------------------------------------------------
+    # --- the statement -------------------------------------------------------------------------
 
     async def _settle(self, opened: OpenTransfer, txid: str) -> None:
         clock, name = SystemClock(), opened.transfer.transfer_id
         ring = KeyRing.load_or_create(self.settings.data_dir / KEYS_DIR, clock, system_random)
         signer, at = ResponseSigner(ring, clock), clock.now_ms()
         word = orjson.dumps({"at": at, "note": self.note, "transfer": name, "txid": txid})
-        # The word first: without it the audit would take the transfer for one that nobody paid.
+        # The statement first: without it the audit would report the transfer as unpaid.
         values = {
             "transfer_id": name, "txid": txid, "note": self.note, "at": at, "kid": signer.kid,
             "signature": signer.vouch(word),
@@ -355,7 +358,7 @@ class _Closing:
 
 
 def annotate(settings: Settings, action: str, params: Json) -> Json:
-    """What ``treasury.annotate`` or ``unannotate`` answers, as after a restore: no service runs."""
+    """The answer of ``treasury.annotate`` or ``unannotate``, given while no service runs."""
 
     async def alone(database: Database) -> Noted:
         annotations = Annotations(settings, database, SystemClock())
@@ -373,9 +376,10 @@ def _line(opened: OpenTransfer) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _give_up(ledger: SqlMoneroLedger, payment: Payment) -> None:
-    """Its bytes are not published any more. The journal keeps it: a restored copy would otherwise
-    take its transfer for one that nobody has signed for.
+async def _abandon(ledger: SqlMoneroLedger, payment: Payment) -> None:
+    """Mark the payment as failed: its bytes are no longer published.
+
+    Its journal line stays, so that a restored copy does not take the transfer for unsigned.
     """
     if not payment.state.is_over:
         await ledger.put_payment(replace(payment, state=PaymentState.FAILED, height=None))
