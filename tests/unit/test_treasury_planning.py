@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.domain.inventory_plan import Plan, Position, plan_moves
 from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.treasury.planning import Plan, Position, plan_moves
 
 RATE = 165_000_000
 DAY = 86_400_000
