@@ -17,9 +17,8 @@ from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorizat
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, payment_id
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
 from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node import Tag

@@ -18,10 +18,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError
-from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, payment_id
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.ledger import GasUse, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node import (
     Block,

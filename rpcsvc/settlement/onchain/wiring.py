@@ -15,8 +15,11 @@ from pydantic import SecretStr
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.lease import Lease
+from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
@@ -25,7 +28,6 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.gasless import OnchainAuthorizations
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
@@ -62,6 +64,42 @@ class Parts:
     unserved: Callable[[], Awaitable[str | None]]
     lease: Lease
     journal: PaymentJournal | None = None
+
+
+class OnchainAuthorizations:
+    """The GaslessWallets port over the USDC adapter.
+
+    Takes new authorizations only while the engine takes orders; carries out what is recorded.
+    """
+
+    def __init__(self, engine: OnchainEngine, usdc: EvmAdapter) -> None:
+        self._engine = engine
+        self._usdc = usdc
+
+    def contract(self, network: str) -> str:
+        """A network's token. Raises errors.Unavailable."""
+        return self._usdc.domain(network).contract
+
+    async def token(self, order: Order) -> Domain:
+        """The domain of its network's token. Raises errors.Unavailable."""
+        return self._usdc.domain(order.terms.deposit_network)
+
+    def fee(self, network: str) -> int:
+        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        return self._usdc.authorization_fee(network)
+
+    async def require_usable(self, record: FundingRecord) -> None:
+        """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
+        self._engine.require_ready()
+        await self._usdc.require_usable(record)
+
+    async def carry_out(self, record: FundingRecord) -> Carried:
+        """Send an authorization unless it is used, or find what became of it."""
+        return await self._usdc.carry_out(record)
+
+    def gas_share(self) -> float | None:
+        """What its gas took in 24 hours, as a share of the budget; None before it is read."""
+        return self._usdc.gas_budget.share()
 
 
 class Onchain(NamedTuple):

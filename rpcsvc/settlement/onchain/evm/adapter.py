@@ -33,7 +33,7 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.onchain.adapter import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
+from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget
 from rpcsvc.settlement.onchain.evm.connection import (
     HOT_WALLET_INDEX,
     EvmConnection,
@@ -42,7 +42,6 @@ from rpcsvc.settlement.onchain.evm.connection import (
 )
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
-from rpcsvc.settlement.onchain.evm.gas_budget import GasBudget
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
