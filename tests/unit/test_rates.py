@@ -16,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.rates import tickers
-from rpcsvc.rates.sources import Agreement, FixedRate, MedianRate, Moment, Sample, agree
-from rpcsvc.rates.tickers import HttpSource, RateUnreadable, price_in
+from rpcsvc.rates import sources as rate_sources
+from rpcsvc.rates.sources import (
+    Agreement,
+    FixedRate,
+    HttpSource,
+    MedianRate,
+    Moment,
+    RateUnreadable,
+    Sample,
+    agree,
+    price_in,
+)
 from tests.sandbox import ManualClock
 
 NOW = ManualClock().now
@@ -122,7 +131,7 @@ async def test_a_source_is_read_over_http() -> None:
         web.HTTPInternalServerError,
         web.HTTPTooManyRequests,
         lambda: web.HTTPFound("/elsewhere"),
-        lambda: web.Response(body=b" " * (tickers.LONGEST_ANSWER + 1)),
+        lambda: web.Response(body=b" " * (rate_sources.LONGEST_ANSWER + 1)),
         lambda: web.Response(text="<html>"),
     ],
 )
@@ -142,7 +151,7 @@ async def test_a_source_that_answers_something_else_is_unreadable(response: Any)
 async def test_a_source_that_never_answers_is_unreadable_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tickers, "TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(rate_sources, "TIMEOUT_SECONDS", 0.05)
 
     async def ticker(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-length": "100"})

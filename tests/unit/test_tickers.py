@@ -13,8 +13,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.rates.sources import MedianRate, rate_source
-from rpcsvc.rates.tickers import TICKERS, ticker
+from rpcsvc.rates.sources import TICKERS, MedianRate, rate_source, ticker
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import RatesSettings
 from tests.sandbox import ManualClock
