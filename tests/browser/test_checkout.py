@@ -34,6 +34,15 @@ SCREENS: list[dict[str, Any]] = [
     {"forced_colors": "active", "viewport": {"width": 320, "height": 700}},
 ]
 DONE_MS = 60_000
+# The seconds left, by the countdown and by the bar, which shrinks from the hour that orders have.
+SHOWN = """(() => {
+  const styleOf = (what, part) => getComputedStyle(document.querySelector(what), part);
+  return {
+    at: performance.now(),
+    countdown: +styleOf(".countdown").getPropertyValue("--t"),
+    bar: 3600 * new DOMMatrix(styleOf(".bar", "::before").transform).a,
+  };
+})()"""
 
 
 async def heading(page: Page, key: str) -> None:
@@ -204,6 +213,22 @@ async def test_page_counts_down_without_a_script(browser: Browser, served: Serve
         async with asyncio.timeout(10):
             while int(await page.evaluate(left)) >= first:
                 await page.wait_for_timeout(100)
+
+
+async def test_updates_keep_the_countdown_at_its_speed(browser: Browser, served: Served) -> None:
+    order = await make_order(served, X2U)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        before = await page.evaluate(SHOWN)
+        for _ in range(2):
+            await page.wait_for_timeout(4_000)
+            async with page.expect_response(f"**{order.path}"):
+                await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        await page.wait_for_timeout(500)
+        after = await page.evaluate(SHOWN)
+        passed = (after["at"] - before["at"]) / 1000
+        for name in ("countdown", "bar"):
+            assert before[name] - after[name] == pytest.approx(passed, abs=2), name
 
 
 async def test_buttons_copy_what_they_stand_beside(browser: Browser, served: Served) -> None:

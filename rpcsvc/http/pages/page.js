@@ -38,6 +38,12 @@
     }, 1500);
   });
 
+  // The countdown and its bar start from --left, so they start again when it is set.
+  const setTimeLeft = (seconds) => {
+    root.style.setProperty("--left", seconds);
+    for (const animation of document.getAnimations()) animation.currentTime = 0;
+  };
+
   const update = async () => {
     const answer = await fetch(location.pathname, { cache: "no-store", credentials: "omit" });
     if (!answer.ok) throw new Error(String(answer.status));
@@ -45,7 +51,7 @@
     const text = (await answer.text()).replace(/<style>[^]*?<\/style>/g, "");
     const fresh = new DOMParser().parseFromString(text, "text/html");
     const now = fresh.querySelector("main");
-    root.style.setProperty("--left", now.dataset.left);
+    setTimeLeft(now.dataset.left);
     let changed = false;
     for (const part of now.querySelectorAll(":scope > section[id]")) {
       const html = part.outerHTML;
