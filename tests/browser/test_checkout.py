@@ -34,6 +34,7 @@ SCREENS: list[dict[str, Any]] = [
     {"forced_colors": "active", "viewport": {"width": 320, "height": 700}},
 ]
 DONE_MS = 60_000
+POLL = "document.dispatchEvent(new Event('visibilitychange'))"
 # The seconds left, by the countdown and by the bar, which shrinks from the hour that orders have.
 SHOWN = """(() => {
   const styleOf = (what, part) => getComputedStyle(document.querySelector(what), part);
@@ -186,6 +187,31 @@ async def test_refund_address_is_named_on_the_page(
         await heading(page, "refunded")
 
 
+async def test_page_after_a_wrong_secret_stays_up_to_date(browser: Browser, served: Served) -> None:
+    order = await awaiting_refund_address(served)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        await page.locator("#address").fill(MONERO)
+        await page.locator("#secret").fill("f" * 36)
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/refund")
+        alert = page.locator("#refund-form [role=alert]")
+        await expect(alert).to_have_text(SAY("refund.wrong_secret"))
+        await page.locator("#secret").fill("typed")
+        async with page.expect_response(f"**{order.path}") as polled:
+            await page.evaluate(POLL)
+        await (await polled.value).finished()
+        await page.wait_for_timeout(500)
+        await expect(page.locator("#stale")).to_be_hidden()
+        await expect(alert).to_be_visible()  # and nothing that was typed is lost
+        await expect(page.locator("#address")).to_have_value(MONERO)
+        await expect(page.locator("#secret")).to_have_value("typed")
+        params = {"sessionId": order.session_id, "address": MONERO}
+        answer = await served.post(f"/agent/swap/refund-address/{order.order_id}", params)
+        assert answer.status == 200, answer.body
+        await heading(page, "refunded")
+
+
 @pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
 async def test_page_of_an_upstream_order_is_accessible(
     browser: Browser, served: Served, tmp_path: Path, swap: Any
@@ -223,7 +249,7 @@ async def test_updates_keep_the_countdown_at_its_speed(browser: Browser, served:
         for _ in range(2):
             await page.wait_for_timeout(4_000)
             async with page.expect_response(f"**{order.path}"):
-                await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+                await page.evaluate(POLL)
         await page.wait_for_timeout(500)
         after = await page.evaluate(SHOWN)
         passed = (after["at"] - before["at"]) / 1000

@@ -45,7 +45,7 @@
   };
 
   const update = async () => {
-    const answer = await fetch(location.pathname, { cache: "no-store", credentials: "omit" });
+    const answer = await fetch(main().dataset.path, { cache: "no-store", credentials: "omit" });
     if (!answer.ok) throw new Error(String(answer.status));
     // The policy of this page would complain of another one's styles.
     const text = (await answer.text()).replace(/<style>[^]*?<\/style>/g, "");
@@ -57,7 +57,10 @@
       const html = part.outerHTML;
       if (before.get(part.id) === html) continue;
       before.set(part.id, html);
-      document.getElementById(part.id).replaceWith(part);
+      const shown = document.getElementById(part.id);
+      // A form that is being filled in stays, with what is wrong about it.
+      if (shown.querySelector("form") && part.querySelector("form")) continue;
+      shown.replaceWith(part);
       changed = true;
     }
     main().dataset.live = now.dataset.live;
