@@ -270,6 +270,25 @@ async def test_buttons_copy_what_they_stand_beside(browser: Browser, served: Ser
             assert await page.evaluate("navigator.clipboard.readText()") == value
 
 
+async def test_updates_keep_the_focus_and_what_is_open(browser: Browser, served: Served) -> None:
+    order = await make_order(served, U2X)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        due = page.locator("#pay .amount strong")
+        await page.locator("#pay summary").click()
+        for focused, paid, left in (("summary", "50", "100"), (".address .copy", "60", "40")):
+            await page.locator(f"#pay {focused}").focus()
+            await fund(served, order, amount=paid)
+            await expect(due).to_have_text(f"{left} USDC", timeout=DONE_MS)
+            await expect(page.locator(f"#pay {focused}")).to_be_focused()
+            await expect(page.locator("#pay details")).to_have_attribute("open", "")
+        await fund(served, order)  # there is nothing more to copy
+        await expect(page.locator("#pay")).to_be_hidden(timeout=DONE_MS)
+        await expect(page.locator("h1")).to_be_focused()
+        await heading(page, "completed")
+        await expect(page.locator("h1")).to_be_focused()
+
+
 async def test_page_says_when_it_may_be_out_of_date(browser: Browser, served: Served) -> None:
     order = await make_order(served, X2U)
     async with reading(browser, served.url) as page:

@@ -44,6 +44,25 @@
     for (const animation of document.getAnimations()) animation.currentTime = 0;
   };
 
+  // Replaces a part of the page. What is open in it stays open, and what has the focus keeps it: its
+  // counterpart is the one of the same name. Where there is none, the heading gets the focus.
+  const nameOf = (element) => element.id || element.ariaLabel || element.textContent;
+  const namesakes = (part, element) =>
+    [...part.querySelectorAll(element.localName)].filter((each) => nameOf(each) === nameOf(element));
+  const replace = (shown, part) => {
+    const fresh = part.querySelectorAll("details");
+    shown.querySelectorAll("details").forEach(({ open }, at) => {
+      if (fresh[at]) fresh[at].open = open;
+    });
+    const focused = shown.contains(document.activeElement) ? document.activeElement : null;
+    const at = focused ? namesakes(shown, focused).indexOf(focused) : 0;
+    shown.replaceWith(part);
+    if (!focused) return;
+    const heading = document.querySelector("h1");
+    heading.tabIndex = -1;
+    (namesakes(part, focused)[at] ?? heading).focus({ preventScroll: true });
+  };
+
   const update = async () => {
     const answer = await fetch(main().dataset.path, { cache: "no-store", credentials: "omit" });
     if (!answer.ok) throw new Error(String(answer.status));
@@ -60,7 +79,7 @@
       const shown = document.getElementById(part.id);
       // A form that is being filled in stays, with what is wrong about it.
       if (shown.querySelector("form") && part.querySelector("form")) continue;
-      shown.replaceWith(part);
+      replace(shown, part);
       changed = true;
     }
     main().dataset.live = now.dataset.live;
