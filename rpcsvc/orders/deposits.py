@@ -242,17 +242,18 @@ class ScanProgress:
             for network, until in self._complete_until.items()
         }
 
+    def behind(self) -> dict[str, int]:
+        """The networks whose scan is minutes behind, and how far (ms)."""
+        return {name: lag for name, lag in self.lags().items() if lag >= _LAGGING_AFTER_MS}
+
     def health(self) -> Health:
         """Not ok while the scan of a network is minutes behind."""
-        lags = self.lags()
-        network = max(lags, key=lambda name: lags[name], default=None)
+        behind = self.behind()
+        network = max(behind, key=lambda name: behind[name], default=None)
         if network is None:
-            return Health(True)
-        behind = lags[network]
-        if behind < _LAGGING_AFTER_MS:
             return Health(True)
         return Health(
             False,
-            f"Deposit scan of {network} is {behind // 60_000} min behind; deadlines on this"
-            " network are suspended.",
+            f"Deposit scan of {network} is {behind[network] // 60_000} min behind; deadlines on"
+            " this network are suspended.",
         )

@@ -330,6 +330,12 @@ class LocalVenue:
         """Whether the wallets take orders, and whether there is a fresh rate."""
         return {"engine": self._takes_orders(), "rates": await self._rates_health()}
 
+    async def networks(self) -> Mapping[str, Health]:
+        """Whether each network is up, and its deposit scan up to date."""
+        behind = self._scan.behind()
+        states = self._wallets.states()
+        return {name: Health(it.is_up and name not in behind) for name, it in states.items()}
+
     async def progress(self) -> Mapping[str, Health]:
         """Whether the deposit scans of all networks are up to date, as deadlines need."""
         return {"deposits": self._scan.health()}

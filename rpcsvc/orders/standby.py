@@ -100,6 +100,10 @@ class StandbyVenue:
         """Not ready: no order can be made here."""
         return {"lease": Health(False, _STANDS_BY)}
 
+    async def networks(self) -> Mapping[str, Health]:
+        """None: the replica that takes orders watches them."""
+        return {}
+
     async def progress(self) -> Mapping[str, Health]:
         """Nothing is in progress here."""
         return {}

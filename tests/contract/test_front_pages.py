@@ -5,8 +5,13 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+import pytest
+
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.orders.deposits import ScanProgress
+from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.orders.ports.store import Health
 from tests.contract.checkout import fault
 from tests.contract.serving import Served, serving
 from tests.rows import set_rates
@@ -25,7 +30,8 @@ async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
     status, text = await page(served, "/")
     assert (status, SAY("home.open") in text) == (200, True)
     assert "1 XMR = 165 USDC" in text
-    assert "Monero, Arbitrum One, Ethereum" in text
+    for name in ("Monero", "Arbitrum One", "Ethereum"):
+        assert f"{name}: <strong>{SAY('home.network_up')}</strong>" in text
     assert SAY("home.from_to", least="0.0607 XMR", most="303.0303 XMR") in text
     for path in links.DESCRIPTIONS:
         assert f'href="{path}"' in text
@@ -45,6 +51,37 @@ async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:
     status, text = await page(served, "/")
     assert (status, SAY("home.closed") in text) == (200, True)
     assert "165 USDC" not in text
+
+
+async def test_home_page_tells_which_networks_are_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fault(served, "engine_down")
+    _, text = await page(served, "/")
+    down = f'<strong class="down">{SAY("home.network_down")}</strong>'
+    assert text.count(down) == 7
+    assert SAY("home.network_up") not in text
+    assert "engine_down" not in text
+    await fault(served, "engine_up")
+
+    async def networks(_: object) -> dict[str, Health]:
+        return {"monero": Health(False, "http://127.0.0.1:18081 is down"), "base": Health(True)}
+
+    monkeypatch.setattr(LocalVenue, "networks", networks)
+    _, text = await page(served, "/")
+    assert f"Monero: {down}" in text
+    assert f"Base: <strong>{SAY('home.network_up')}</strong>" in text
+    assert f"Ethereum: <strong>{SAY('home.network_unknown')}</strong>" in text
+    assert "18081" not in text
+
+
+async def test_network_whose_scan_is_behind_is_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScanProgress, "behind", lambda _: {"base": 600_000})
+    _, text = await page(served, "/")
+    assert f'Base: <strong class="down">{SAY("home.network_down")}</strong>' in text
+    assert text.count(SAY("home.network_up")) == 6
 
 
 async def test_words_of_a_brand_stay_words_on_a_page(tmp_path: Path) -> None:

@@ -139,6 +139,9 @@ async def test_an_upstream_that_is_down_is_unavailable(tmp_path: Path) -> None:
         plan = (await sidecar.rpc("swap.plan", SWAPS["x2u"])).body["result"]
         assert plan["state"] == "ready"
         assert (await sidecar.rpc("capabilities", {})).body["result"]["ok"]
+        networks = await sidecar.up.service.venue.networks()
+        assert not networks["monero"].ok
+        assert networks["monero"].detail is None
 
 
 async def test_a_restart_goes_on_following(central: Served, tmp_path: Path) -> None:

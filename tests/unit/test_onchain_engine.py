@@ -82,6 +82,26 @@ def test_states_are_those_of_all_networks(tmp_path: Path) -> None:
     assert found == {"monero": NetworkState(60), "arbitrum": NetworkState(7)}
 
 
+async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.usdc.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    await rig.engine.observe()
+    up = {name: state.is_up for name, state in rig.engine.states().items()}
+    assert up == {"monero": True, "arbitrum": False}
+
+
+@pytest.mark.parametrize("wrong", ["problem", "lag"])
+def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
+    here = Endpoint("node", "http://127.0.0.1:1", serial=True)
+    monero = MoneroAdapter(
+        MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
+    )
+    monero._connection.problem = None
+    assert monero.states()["monero"].is_up
+    setattr(monero._connection, wrong, "the node gives no answer")
+    assert not monero.states()["monero"].is_up
+
+
 async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.engine.acknowledge((await rig.engine.observe()).sightings)

@@ -71,6 +71,24 @@ async def test_upkeep_fault_names_its_own_network_only(
     assert "the upkeep of" not in ((await adapter.health()).detail or "")
 
 
+def test_network_is_down_while_its_own_node_is(
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def up() -> dict[str, bool]:
+        return {name: state.is_up for name, state in adapter.states().items()}
+
+    assert up() == {"arbitrum": False, "base": False}, "not started"
+    monkeypatch.setattr(EvmPayments, "gas_problem", lambda _: None)
+    arbitrum, base = (adapter._by_network[name] for name in ("arbitrum", "base"))
+    arbitrum.connection.problem = base.connection.problem = None
+    arbitrum.deposits.problem = base.deposits.problem = None
+    assert up() == {"arbitrum": True, "base": True}
+    base.connection.problem = "the node of base gives no answer"
+    assert up() == {"arbitrum": True, "base": False}
+    base.connection.problem, base.connection.paused = None, True
+    assert up() == {"arbitrum": True, "base": False}
+
+
 async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
     adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_network_that_is_not_seen_for_long_is_told_until_it_is() -> None:
     assert progress.health().ok, "it has just begun"
     progress.advance({"monero": clock.now}, {})
     clock.now += 1
+    assert progress.behind() == {"base": 10 * MINUTE}
     reported = progress.health()
     assert not reported.ok
     assert (reported.detail or "").startswith("Deposit scan of base is 10 min behind")

@@ -15,7 +15,7 @@ from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports.rates import RateRow
 from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.orders.ports.venue import MONERO_NETWORK, DirectionLimits, Market
 from rpcsvc.orders.unfunded import Client
 
 SPAN_MS: Final = 24 * 3_600_000
@@ -34,6 +34,14 @@ class Limit(NamedTuple):
     most: str
 
 
+class Network(NamedTuple):
+    """A network, and in a word whether orders can be settled on it."""
+
+    name: str
+    word: str
+    is_down: bool
+
+
 class CheckLine(NamedTuple):
     """One line of the status page."""
 
@@ -49,7 +57,7 @@ async def home_values(
     market = await service.venue.market(client)
     return {
         "takes_orders": all(health.ok for health in readiness.values()),
-        "networks": _networks(service),
+        "networks": await _networks(service, texts),
         "rate": "" if market is None else _rate(market, service.clock.now_ms(), texts),
         "chart": await _chart(service),
         "limits": [] if market is None else [_limit(each) for each in market.limits],
@@ -78,11 +86,22 @@ def status_values(
     }
 
 
-def _networks(service: Service) -> list[str]:
+async def _networks(service: Service, texts: Texts) -> list[Network]:
+    """Those that are on offer; none while that is not known."""
     try:
-        return ["Monero", *(chain.display_name for chain in service.venue.listed_chains())]
+        listed = service.venue.listed_chains()
     except Unavailable:
         return []
+    known = await service.venue.networks()
+    names = {MONERO_NETWORK: "Monero", **{chain.name: chain.display_name for chain in listed}}
+    return [_network(name, known.get(key), texts) for key, name in names.items()]
+
+
+def _network(name: str, health: Health | None, texts: Texts) -> Network:
+    if health is None:
+        return Network(name, texts.say("home.network_unknown"), is_down=False)
+    word = texts.say("home.network_up" if health.ok else "home.network_down")
+    return Network(name, word, is_down=not health.ok)
 
 
 def _rate(market: Market, now: int, texts: Texts) -> str:

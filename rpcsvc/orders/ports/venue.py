@@ -320,6 +320,13 @@ class Venue(Protocol):
         """The same checks, for callers: whether an order can be made now."""
         ...
 
+    async def networks(self) -> Mapping[str, Health]:
+        """Whether orders can be settled on each network now, without details: for the public.
+
+        A network is missing where nothing is known about it.
+        """
+        ...
+
     async def progress(self) -> Mapping[str, Health]:
         """Checks of existing orders; a failed one does not stop new orders."""
         ...

@@ -124,11 +124,13 @@ class NetworkState(NamedTuple):
 
     ``block_age``: ms since its node showed a new block. ``outputs``: those that the wallet can
     spend, on a network that has such. ``sweeps``: since the start, by outcome, where there are any.
+    ``is_up``: whether orders can be settled on it now.
     """
 
     block_age: int | None = None
     outputs: int | None = None
     sweeps: Mapping[str, int] = MappingProxyType({})
+    is_up: bool = True
 
 
 class TransferRejected(Exception):
@@ -214,6 +216,10 @@ class Wallets(Protocol):
 
     def required_confirmations(self, network: str, units: int) -> int:
         """How many confirmations make deposits of ``units`` in all final on this network."""
+        ...
+
+    def states(self) -> Mapping[str, NetworkState]:
+        """What the last look at each network found."""
         ...
 
     async def health(self) -> Health:

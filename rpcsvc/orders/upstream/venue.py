@@ -21,6 +21,7 @@ from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
 from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
+    MONERO_NETWORK,
     BridgeRates,
     Market,
     NewOrder,
@@ -247,6 +248,12 @@ class UpstreamVenue:
     async def readiness(self) -> Mapping[str, Health]:
         """The same: whether the upstream answers is this very question."""
         return await self.health()
+
+    async def networks(self) -> Mapping[str, Health]:
+        """All that are on offer, as well as the upstream is: it does not report them one by one."""
+        health = Health((await self._upstream.health()).ok)
+        names = (chain.name for chain in self.profile.chains.all())
+        return dict.fromkeys((MONERO_NETWORK, *names), health)
 
     async def progress(self) -> Mapping[str, Health]:
         """Whether the outcome of every call is known, and every order can be read."""

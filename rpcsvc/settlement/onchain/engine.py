@@ -151,10 +151,10 @@ class OnchainEngine:
         return held
 
     def states(self) -> dict[str, NetworkState]:
-        """What the last look at each network found."""
+        """What the last look at each network found. One whose deposits are not seen is not up."""
         return {
-            network: state
-            for adapter in self._adapters.values()
+            network: state._replace(is_up=state.is_up and not self._watches[asset].is_blind())
+            for asset, adapter in self._adapters.items()
             for network, state in adapter.states().items()
         }
 

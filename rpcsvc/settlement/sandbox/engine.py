@@ -27,6 +27,7 @@ from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
     NetworkNames,
+    NetworkState,
     Observation,
     Outcome,
     PreparedTransfer,
@@ -128,6 +129,11 @@ class SandboxEngine:
         """Raise errors.Unavailable while the ``engine_down`` fault is on."""
         if self.settings.get(Setting.ENGINE_DOWN):
             raise Unavailable("The sandbox engine is down (fault engine_down). Try again later.")
+
+    def states(self) -> dict[str, NetworkState]:
+        """All networks are up, or down by the ``engine_down`` fault."""
+        state = NetworkState(is_up=not self.settings.get(Setting.ENGINE_DOWN))
+        return dict.fromkeys(self.networks, state)
 
     async def health(self) -> Health:
         """Down only by fault."""

@@ -143,6 +143,11 @@ class EvmNetworkAdapter:
         """The problem with the node or its answers; None if there is none."""
         return self.connection.problem or self.deposits.problem
 
+    def is_up(self) -> bool:
+        """Whether the chain goes on, the node can be relied on, and USDC moves and can be sent."""
+        problems = (self.problem, self.connection.stall(), self._why_nothing_is_sent())
+        return not self.connection.paused and all(problem is None for problem in problems)
+
     def require_up(self) -> None:
         """Raise errors.Unavailable when the node can't be relied on, or moves no token."""
         if self.problem is not None or self.connection.paused:
@@ -350,7 +355,9 @@ class EvmAdapter:
     def states(self) -> Mapping[str, NetworkState]:
         """What the last look found, by network."""
         return {
-            name: NetworkState(adapter.connection.block_age(), sweeps=adapter.sweeps.counts)
+            name: NetworkState(
+                adapter.connection.block_age(), sweeps=adapter.sweeps.counts, is_up=adapter.is_up()
+            )
             for name, adapter in self._by_network.items()
         }
 

@@ -148,7 +148,9 @@ class MoneroAdapter:
 
     def states(self) -> Mapping[str, NetworkState]:
         """What the last look found."""
-        return {NETWORK: NetworkState(self._connection.block_age(), self._inventory.outputs())}
+        found = self._connection
+        is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
+        return {NETWORK: NetworkState(found.block_age(), self._inventory.outputs(), is_up=is_up)}
 
     def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
         """Monero, and which of its networks when it is not the main one."""
