@@ -58,6 +58,7 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install
+	CLUSTER_REQUIRED=1 $(BIN)/python -m pytest tests/e2e/test_cluster.py
 	$(BIN)/python -m tests.e2e.cluster
 
 browser: install ## the pages in a real Chromium: whole swaps, each state, accessibility
