@@ -179,7 +179,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class _Received:
-    """What a socket receives, as http.client reads it; ``left`` bounds each wait."""
+    """Received bytes of a socket for http.client; ``left`` bounds each wait."""
 
     def __init__(self, sock: Any, left: Callable[[], float]) -> None:
         self._sock = sock

@@ -78,11 +78,7 @@ ROUTES: Final[Mapping[str, Route]] = {
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How a call is repeated: so many times in all, with pauses that double, in seconds.
-
-    A ``Retry-After`` that is longer than ``longest`` is left to the caller. ``sleep`` None: the
-    transport's.
-    """
+    """The retries of a call: attempts in all, and pauses in seconds that double."""
 
     attempts: int = 5
     first: float = 0.5
@@ -91,7 +87,7 @@ class Retries:
     draw: Callable[[], float] = random.random
 
     def pause(self, attempt: int, error: Exception) -> float | None:
-        """How long to wait after the attempt (from 1) that failed; None: give up."""
+        """The pause after a failed attempt (from 1); None: no more attempts."""
         if attempt >= self.attempts:
             return None
         asked = error.retry_after if isinstance(error, Refused) else None
@@ -103,10 +99,7 @@ class Retries:
 
 @dataclass(slots=True)
 class Trust:
-    """Whose signatures count. ``kid``: of this key only; else of the keys in ``jwks``.
-
-    Keys that are not given are fetched from the service, and fetched again for a new one.
-    """
+    """The trusted signing keys. ``kid``: this key only; else the keys in ``jwks``."""
 
     slug: str = "service"
     kid: str | None = None
@@ -264,7 +257,7 @@ class Calls:
             raise Unverified(error) from error
 
     async def _know_keys(self) -> None:
-        """Have keys before anything is sent: a call that can't be verified is not made."""
+        """Fetch the keys before anything is sent: a call that can't be verified is not made."""
         if not self._trust.is_on or self._trust.jwks is not None:
             return
         try:
@@ -310,7 +303,7 @@ def in_path(path: str, params: Json) -> tuple[str, Json]:
 
 
 def _wait_of(params: Json) -> int:
-    """How long the service may wait; what is no number of seconds it refuses at once."""
+    """How long the service may wait; a value that is no number is left for it to refuse."""
     seconds = params.get("waitSec")
     return max(seconds, 0) if type(seconds) is int else 0
 

@@ -1,4 +1,4 @@
-"""Where a service is: at a URL, or on the UNIX socket of its data directory."""
+"""The address of a service: a URL, or the UNIX socket of its data directory."""
 
 from __future__ import annotations
 

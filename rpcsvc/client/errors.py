@@ -1,19 +1,4 @@
-"""What can go wrong for a client.
-
-ClientError
-+-- Refused              the service answered that it did not do it; ``code`` says why
-|   +-- InputRefused         an input is missing or wrong; ``problems`` name the fields
-|   +-- OrderNotFound
-|   +-- IdempotencyConflict  the key was used for another swap
-|   +-- QuoteChanged         the terms are worse than those of the quote
-|   +-- PaymentRefused       a signed payment will not do, or failed: nothing was taken
-|   +-- RateLimited
-|   +-- Unavailable
-+-- Unreachable          no answer of the service came; ``may_be_done`` if the call was sent
-|   +-- OutcomeUnknown       of a create: repeat it with the same ``swap``
-|   +-- PaymentUnknown       of a signed payment: send the same ``payment`` again
-+-- Unverified           an answer came that the pinned issuer did not sign, or not for this
-"""
+"""Errors of the client library."""
 
 from __future__ import annotations
 
@@ -98,7 +83,7 @@ _BY_CODE: Final[Mapping[str, type[Refused]]] = {
 
 
 def refusal(envelope: Mapping[str, Any], retry_after: float | None) -> Refused:
-    """The error that an envelope with ``ok: false`` tells of."""
+    """The error for an envelope with ``ok: false``."""
     described = envelope.get("error")
     error = described if isinstance(described, Mapping) else {}  # of whoever answers there
     has_problems = bool(envelope.get("validationErrors") or envelope.get("missingInputs"))

@@ -1,8 +1,4 @@
-"""What is sent to a service, and what it may answer.
-
-A gateway between may answer in its place while the call is carried out. So only what this service
-writes is accepted: an envelope, or a JSON-RPC error that bears the service's codes.
-"""
+"""Requests to a service, and checks of its answers."""
 
 from __future__ import annotations
 

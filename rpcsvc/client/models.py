@@ -1,4 +1,6 @@
-"""What a client sends and gets, as pydantic models. Fields that a later version adds are kept."""
+"""Inputs and results of the client, as pydantic models. Unknown fields of later versions
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,17 @@ class Swap(Model):
     funding: Literal["x402"] | None = None
 
     def held_to(self, quote: Quote) -> Swap:
-        """The same swap, at no worse terms than those of the quote."""
+        """The swap with the digest of the quote: its terms must not get worse."""
         held = {"quote_digest": quote.digest, "min_received": quote.min_received}
         return self.model_copy(update=held)
 
     def terms(self) -> dict[str, Any]:
-        """What a quote is asked for."""
+        """The params of a quote."""
         terms = {"direction": self.direction, "chain": self.chain, "amount": self.amount}
         return terms if self.funding is None else {**terms, "funding": self.funding}
 
     def wanted(self) -> dict[str, Any]:
-        """What an order is made of."""
+        """The params of an order."""
         given = {
             "refundAddress": self.refund_address,
             "quoteDigest": self.quote_digest,
@@ -83,7 +85,7 @@ class Quote(Model):
 
 
 class Funding(Model):
-    """What has to be sent, where and until when. Show the warnings to who pays."""
+    """What to send, where to and until when. Show the warnings to the payer."""
 
     deposit_address: str
     amount: str
@@ -160,7 +162,7 @@ class Status(Model):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is completed, refunded, failed or expired."""
+        """Whether the order is completed, refunded, failed or expired."""
         return self.outcome is not None
 
 

@@ -229,7 +229,7 @@ class SwapClient:
         return dict(envelope["data"]["transaction"])
 
     async def _bill(self, swap: Swap, placed: Placed) -> x402.Bill:
-        """What is due on the order, which is held against the swap. Raises Unverified."""
+        """The payment due on the order, checked against the swap. Raises Unverified."""
         chain_id = _chain_id(swap.chain)
         is_sandbox = placed.funding.chain_id != chain_id
         expected = self._expected(swap)
@@ -245,7 +245,7 @@ class SwapClient:
         return x402.bill(chain_id, to, units, is_sandbox=is_sandbox)
 
     def _expected(self, swap: Swap) -> verify.Expected | None:
-        """What an order of the swap must be, by what the caller knows itself. Raises BadInput."""
+        """The order that the caller expects from the swap. Raises BadInput."""
         if not self._trust.is_on:
             return None
         return verify.Expected(

@@ -107,7 +107,7 @@ def not_this_service(name: str, what: str, status: int) -> Unreachable:
     advice = ""
     if status in (404, 405) or 300 <= status < 400:
         advice = f" Give the service's root URL, {ROOT_URLS}."
-    elif not 400 <= status < 500 or status == 408:  # 408 tells only that something took too long
+    elif not 400 <= status < 500 or status == 408:  # 408 means only that something took too long
         advice = f" {MAYBE_DONE}"
     # A filter on the way may refuse an answer, too: whatever the status, the call may be done.
     return Unreachable(

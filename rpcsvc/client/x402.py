@@ -72,7 +72,7 @@ CHAINS: Final[Mapping[str, ChainContracts]] = {
 
 
 class Bill(NamedTuple):
-    """What the caller is ready to pay: USDC units with a token of a chain, to an address."""
+    """The payment that the caller accepts: USDC units with a token of a chain, to an address."""
 
     chain_id: int
     token: str
@@ -130,7 +130,9 @@ def _refuse(name: str, found: object, expected: object) -> NoReturn:
 
 
 def typed_data(offer: Json, due: Bill, payer: str, nonce: bytes, now: int) -> Json:
-    """What the payer signs (EIP-712), to pay the bill from ``now`` (Unix seconds) on."""
+    """The typed data (EIP-712) that pays the bill when signed, valid from ``now`` (Unix
+    seconds).
+    """
     return {
         "types": {
             "EIP712Domain": _fields(

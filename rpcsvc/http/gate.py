@@ -203,7 +203,7 @@ def client_address(
 
 
 def is_trusted(peer: str, trusted: Sequence[IPv4Network | IPv6Network]) -> bool:
-    """Whether a peer is one of the trusted proxies."""
+    """Whether a peer is a trusted proxy."""
     address = _parse(peer)
     return address is not None and any(address in network for network in trusted)
 
@@ -227,7 +227,7 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
 _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
-# What a budget counts, where its name is not the word for it.
+# What a budget counts, if its name does not say so.
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
@@ -248,7 +248,7 @@ class RequestContext:
 
     @property
     def client(self) -> Client:
-        """Whose unfunded orders are counted, where no token or key names another."""
+        """The client whose unfunded orders count, unless a token or key names another."""
         if self.address == SOCKET_CLIENT:
             return SOCKET
         return Client(ADDRESS, client_key(self.address))
@@ -286,15 +286,12 @@ def is_private(request: web.Request) -> bool:
 
 
 def _was_forwarded(request: web.Request) -> bool:
-    """Whether a proxy passed the request on, so that loopback is the proxy's place and not its own.
-
-    Holds for proxies that are not configured, or that don't say whom they speak for.
-    """
+    """Whether a proxy forwarded the request; then a loopback peer is the proxy, not the caller."""
     return any(name in request.headers for name in _FORWARDED)
 
 
 def _came_over_tls(request: web.Request) -> bool:
-    """Whether proxies say so, each of them: one that adds a line may follow the client's own."""
+    """Whether every proxy says so: one that appends a line may follow a line of the client."""
     lines = ",".join(request.headers.getall("x-forwarded-proto", ()))
     return all(protocol.strip().lower() == "https" for protocol in lines.split(","))
 
@@ -398,15 +395,12 @@ class Gate:
 
     def _is_token(self, text: str) -> bool:
         given = text.encode("utf-8", "surrogateescape")
-        # Every token is compared, so that the time tells nothing about which one came close.
+        # Compare every token, so that timing does not reveal which one came close.
         matches = [hmac.compare_digest(given, token) for token in self._tokens]
         return any(matches)
 
     def require_scraper(self, request: web.Request, context: RequestContext) -> None:
-        """As require_token; the token may be a bearer token, as Prometheus sends it.
-
-        Raises Unauthorized, and RateLimited for too many wrong ones.
-        """
+        """Like require_token, but accepts a bearer token, which Prometheus sends."""
         try:
             if self.optional_token(request) is None:
                 self.require_token(request, context)
@@ -424,7 +418,7 @@ class Gate:
         self.charge(context, "wrong-tokens")
 
     def is_insider(self, request: web.Request, context: RequestContext) -> bool:
-        """Whether the caller might call /rpc: by a token, the socket, or its place."""
+        """Whether the caller may call /rpc: by a token, over the socket, or from loopback."""
         try:
             self.require_token(request, context)
         except Unauthorized:

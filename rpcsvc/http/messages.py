@@ -1,7 +1,4 @@
-"""What the HTTP surfaces share: reading a JSON body, writing a response, rendering errors.
-
-The order in which all of it happens to a request is in edge.py.
-"""
+"""Shared by the HTTP surfaces: reads JSON bodies, writes responses, renders errors."""
 
 from __future__ import annotations
 

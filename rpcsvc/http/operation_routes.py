@@ -245,7 +245,7 @@ def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
 
 
 def end_with_caller(request: web.Request) -> None:
-    """Have the handler of a request that only waits by now cancelled when its caller hangs up."""
+    """Cancel the handler of a request that only waits, once its caller hangs up."""
     request[ENDS_WITH_CALLER] = True
     if request.transport is None:  # it has
         request.task.cancel()
@@ -327,7 +327,7 @@ class Caller:
 
     @property
     def batch_request_id(self) -> str:
-        """The same of a batch, whose calls have request ids of their own."""
+        """The request id of a batch, whose calls have request ids of their own."""
         return self.context.request_id or self.new_request_id()
 
     def request_id_for(self, hint: str | None) -> str:
@@ -447,7 +447,7 @@ class RpcHttp:
         return respond(answer.body, request_id, status=answer.status, headers=context.headers)
 
     def _require_token(self, request: web.Request, context: RequestContext) -> bool:
-        """As Gate.require_token. Raises RateLimited for too many wrong ones."""
+        """Like Gate.require_token. Raises RateLimited after too many wrong tokens."""
         try:
             return self._gate.require_token(request, context)
         except Unauthorized:
@@ -457,7 +457,7 @@ class RpcHttp:
     def _budget_of(
         self, request: web.Request, context: RequestContext, *, by_token: bool
     ) -> str | None:
-        """Whose budget pays: a token's, the socket's, or (None) the client address's."""
+        """The budget that pays: a token's, the socket's, or (None) the client address's."""
         if by_token:
             return "token:" + request.headers["x-agent-rpc-token"]
         return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None

@@ -1,8 +1,4 @@
-"""What each state and each error code means for an agent, and what it should do.
-
-One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one that
-is missing, so nothing new can go without advice.
-"""
+"""Advice for agents on each state and each error code."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _example_chain(site: Site, wanted: str | int) -> Chain:
 
 
 def propagation(site: Site) -> Json:
-    """How to cite the service, and where to read on."""
+    """Where to read on, and how to cite the service."""
     brand = site.brand
     url = site.absolute(links.HOME)
     plain = f"{brand.name}: {brand.motto}" if brand.motto else brand.name
@@ -237,7 +237,7 @@ def _auth(site: Site) -> Json:
 
 
 def signing(site: Site) -> Json:
-    """How responses are signed and where the keys and the procedure are."""
+    """The signing of responses: the method, and where keys and procedure are."""
     return {
         "version": signatures.VERSION,
         "alg": signatures.ALGORITHM,
@@ -250,7 +250,7 @@ def signing(site: Site) -> Json:
 
 
 def limits(site: Site) -> Json:
-    """What a call must stay within. Amounts in whole USD: in XMR they move with the rate."""
+    """Limits on calls. Amounts are in whole USD: in XMR they move with the rate."""
     return {
         "bodyBytes": site.limits.body_bytes,
         "batchCalls": site.limits.batch,

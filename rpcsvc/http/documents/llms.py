@@ -46,7 +46,7 @@ def title(site: Site) -> str:
 
 
 def summary(site: Site) -> str:
-    """What has to be known before the first call, as a list."""
+    """The list of what to know before the first call."""
     token = (
         f"with the header `{links.RPC_TOKEN_HEADER}`"
         if site.rpc_needs_token
@@ -231,7 +231,7 @@ def _errors(site: Site, recording: Recording) -> str:
 
 
 def _over_rpc(error: type[ServiceError]) -> str:
-    """How an error comes over JSON-RPC: as an error with a number, or in a result."""
+    """The form of an error over JSON-RPC: an error with a number, or a result."""
     if error.rpc_code is not None:
         return str(error.rpc_code)
     return "" if issubclass(error, ProtocolError) else "result"

@@ -1,9 +1,4 @@
-"""Whole swaps on the sandbox, recorded and kept as they were answered, and their Markdown.
-
-No answer in llms-full.txt is written by hand. ``recording.json`` beside this file is what
-``record`` gives with the default settings; ``make generate`` writes it, and a test plays the script
-again and compares.
-"""
+"""Records whole swaps on the sandbox, and renders them as Markdown."""
 
 from __future__ import annotations
 
@@ -307,7 +302,7 @@ def _request(site: Site, exchange: RecordedCall) -> str:
 
 
 def show_elsewhere(site: Site, exchange: RecordedCall) -> str:
-    """The same call over JSON-RPC and on the command line."""
+    """The recorded call as it looks over JSON-RPC and on the command line."""
     operation = links.operation_named(site, exchange.operation)
     key = RPC_EXAMPLE_KEY if site.rpc_needs_token else exchange.key
     message = {

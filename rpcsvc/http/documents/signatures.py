@@ -1,8 +1,4 @@
-"""How a client verifies a signed response and a passed-on order, precisely enough to implement.
-
-Names, numbers and the signed text come from rpcsvc.verify, which is the reference.
-Sources: spec 5.3, design part 3 "Signing"; RFC 8032, RFC 8037, RFC 7638, RFC 7515.
-"""
+"""Describes how a client verifies a signed response or order, precisely enough to implement."""
 
 from __future__ import annotations
 

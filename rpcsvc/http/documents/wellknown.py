@@ -95,7 +95,7 @@ def api_catalog_link(site: Site) -> str:
 
 
 def server_card(site: Site) -> Json:
-    """The MCP server card (SEP-2127): identity and endpoint. Tools are told after connecting."""
+    """The MCP server card (SEP-2127): identity and endpoint. Tools are listed after connecting."""
     return {
         "$schema": _CARD_SCHEMA,
         "name": f"{_namespace(site.domain)}/{site.brand.slug}",

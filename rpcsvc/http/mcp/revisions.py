@@ -1,8 +1,8 @@
-"""Revisions of MCP: which one a request is of, and whether its headers say what its body says.
+"""Revisions of MCP: finds which one a request uses, and checks its headers against its body.
 
 2026-07-28 is stateless: every request carries revision and capabilities in ``_meta``, mirrored in
-headers for proxies. Before it a client shook hands first (``initialize``), here without a session.
-Source: the MCP specification, "Streamable HTTP", "Request metadata" and "Versioning".
+headers for proxies. In earlier revisions a client shakes hands first (``initialize``), here without
+a session. Source: the MCP specification, "Streamable HTTP", "Request metadata" and "Versioning".
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Headers = CIMultiDictProxy[str]
 
 
 class McpClient(NamedTuple):
-    """What a request says of the client's side. ``capabilities`` are unknown after a handshake."""
+    """The client as its request describes it. ``capabilities`` are unknown after a handshake."""
 
     is_stateless: bool
     capabilities: Json
@@ -68,12 +68,12 @@ class McpClient(NamedTuple):
 
     @property
     def can_show_apps(self) -> bool:
-        """Whether the client may show apps; one that shook hands does not say so in a request."""
+        """Whether the client may show apps; after a handshake its requests do not say."""
         return not self.is_stateless or self._has(APPS)
 
     @property
     def can_take_tasks(self) -> bool:
-        """Whether the client polls for the end of a call that is answered by a task."""
+        """Whether the client accepts a task as an answer and polls it."""
         return self._has(TASKS)
 
     def require_tasks(self) -> None:
@@ -90,10 +90,10 @@ class McpClient(NamedTuple):
 
 
 def client_of(method: str, params: Json, headers: Headers) -> McpClient:
-    """Whom a request is of.
+    """The client that sent a request.
 
-    Raises InvalidParams for ``_meta`` that lacks what its revision requires, HeaderMismatch, and
-    UnsupportedProtocolVersion.
+    Raises HeaderMismatch, UnsupportedProtocolVersion, and InvalidParams if ``_meta`` lacks what its
+    revision requires.
     """
     version = headers.get(_VERSION_HEADER)
     meta = params.get("_meta")

@@ -122,7 +122,7 @@ class McpHttp:
         self._listed: bytes | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """McpMethod one POST: a request, or a notification, which gets 202."""
+        """Answer one POST: a request, or a notification, which gets 202."""
         try:
             context = self._gate.admit(request)
         except TlsRequired as error:
@@ -153,7 +153,7 @@ class McpHttp:
         )
 
     def _caller(self, request: web.Request, context: RequestContext) -> McpCaller:
-        """Who asks, and whose budget has paid. Raises Unauthorized and RateLimited."""
+        """Identify the caller and charge its budget. Raises Unauthorized and RateLimited."""
         try:
             token = self._gate.optional_token(request)
         except Unauthorized:
@@ -333,7 +333,7 @@ class McpHttp:
             keyed_by_terms=True,
             held_to=agreed,
         )
-        # A caller that gave a digest of its own is told what is worse; the user is not asked.
+        # A caller that sent its own digest gets the error; the user is not asked.
         if agreed and isinstance(reply.error, QuoteChanged) and FIELD not in arguments:
             return await self._ask(caller, hint, arguments)
         return _result(reply, client, operation)
@@ -343,7 +343,7 @@ class McpHttp:
     async def _begin_task(
         self, caller: McpCaller, client: McpClient, hint: str | None, arguments: Json
     ) -> Json:
-        """The task that a wait turns into; the answer itself where there is nothing to wait for."""
+        """The task for a call that waits; the answer itself if there is nothing to wait for."""
         begun = await self._tasks.begin(caller, hint, arguments)
         if isinstance(begun, OrderTask) and not begun.is_over:
             return {"resultType": "task", **begun.view}
@@ -362,7 +362,7 @@ class McpHttp:
     async def _acknowledge_task(
         self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
-        """McpMethod an update, for no task asks for any, and a cancellation, which ends no swap."""
+        """Acknowledge an update (no task needs input) or a cancellation (which ends no swap)."""
         client.require_tasks()
         await self._tasks.get(caller, hint, params)
         return {}
@@ -383,7 +383,7 @@ class McpHttp:
         return operation, dict(arguments)
 
     async def _ask(self, caller: McpCaller, hint: str | None, arguments: Json) -> Json:
-        """Have the client ask its user whether the terms of now are agreeable."""
+        """Have the client ask its user to accept the current terms."""
         asked: Json = {name: arguments[name] for name in _QUOTED if name in arguments}
         reply = await carry_out(self._dispatcher, self._quote, caller, hint, asked)
         if reply.error is not None:

@@ -1,9 +1,9 @@
 """The tools that tools/list describes, made from the operation table, and the page of an order that
 hosts show beside their results (an MCP App, SEP-1865).
 
-The page loads nothing: the result of a tool tells it of the order, and has the QR code to pay by in
-``_meta``. Claude's API refuses ``anyOf`` at the root of a tool's input schema, and clients pass it
-on as it is; so the cases of an operation are a chain of if, then and else, which means the same.
+The page loads nothing: a tool's result gives it the order, and the QR code to pay by in ``_meta``.
+Claude's API refuses ``anyOf`` at the root of a tool's input schema, and clients pass the schema on
+unchanged; so the cases of an operation are a chain of if, then and else, which means the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tools_of(operations: Iterable[Operation]) -> dict[str, Operation]:
 
 
 def instructions(site: Site) -> str:
-    """What a model should know before it calls any tool."""
+    """The text that a model reads before it calls any tool."""
     found = tools_of(site.operations)
     names = ", ".join(f"{op.name} is {name}" for name, op in found.items())
     return (
@@ -71,7 +71,9 @@ def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> J
 
 
 def input_schema(site: Site, operation: Operation) -> Json:
-    """The operation's params, and what MCP has beside: a required session where orders are made."""
+    """The schema of the operation's params with MCP's additions: where orders are made, a required
+    session and the idempotency key.
+    """
     schema = params_schema(site, operation)
     if operation.idempotent:
         properties = schema["properties"]
@@ -90,8 +92,10 @@ _KEY: Json = {
 
 
 def _branched(schema: Json) -> Json:
-    """``anyOf`` at the root as a chain of conditions: on the property that tells cases apart, if
-    there is one, so that what is wrong is told of the case that was meant.
+    """The schema with ``anyOf`` at its root as a chain of conditions.
+
+    Conditions test the property that distinguishes the cases, if there is one, so that errors refer
+    to the case that was meant.
     """
     cases = schema.get("anyOf")
     if cases is None:

@@ -52,7 +52,7 @@ class ProgressStep(NamedTuple):
 
 
 class PaymentBox(NamedTuple):
-    """What is to be paid, where and until when. ``contract`` is None for XMR."""
+    """The payment that is due: amount, address and deadline. ``contract`` is None for XMR."""
 
     amount: str
     address: str
@@ -65,7 +65,7 @@ class PaymentBox(NamedTuple):
 
 
 class RefundRule(NamedTuple):
-    """Who decides about refunds; risky if it need not be the one who pays."""
+    """Who decides about refunds; risky if that may not be the payer."""
 
     says: str
     address: str | None
@@ -225,7 +225,7 @@ class CheckoutWriter:
         return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
 
     def _is_live(self) -> bool:
-        """Whether the order may change by itself."""
+        """Whether the order may still change."""
         return not self._order.status.is_terminal or any(
             not transfer.state.is_final for transfer in self._order.transfers
         )
@@ -289,7 +289,7 @@ class CheckoutWriter:
         return RefundRule(self._say("checkout.refund_secret"), None, False)
 
     def _cases(self) -> tuple[tuple[str, str], ...]:
-        """What becomes of a payment that is not as agreed; an upstream has limits of its own."""
+        """What happens to a payment that deviates; an upstream has its own limits."""
         terms = self._terms
         if terms.upstream_id is not None:
             limits = self._say("checkout.case_upstream_says")

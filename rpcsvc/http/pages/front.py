@@ -53,7 +53,7 @@ class CheckLine(NamedTuple):
 async def home_values(
     site: Site, service: Service, texts: Texts, client: Client, readiness: Mapping[str, Health]
 ) -> dict[str, Any]:
-    """What the page at the root shows; limits are those of this client."""
+    """Values of the page at the root; limits are this client's."""
     market = await service.venue.market(client)
     return {
         "takes_orders": all(health.ok for health in readiness.values()),
@@ -69,7 +69,7 @@ async def home_values(
 def status_values(
     texts: Texts, checks: Mapping[str, Health], now: int, *, is_insider: bool
 ) -> dict[str, Any]:
-    """What the status page shows. Details name orders and balances: they are for insiders."""
+    """Values of the status page. Details name orders and balances, so only insiders get them."""
     is_well = all(health.ok for health in checks.values())
     return {
         "is_well": is_well,

@@ -30,7 +30,7 @@ _HEADERS: Final = {
     # What an order's page shows is for its reader. no-transform: the signature covers these bytes.
     "cache-control": "no-store, no-transform",
     "vary": "accept-language",
-    # To other sites nothing is told of where a reader came from.
+    # Other sites learn nothing about where a reader came from.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",

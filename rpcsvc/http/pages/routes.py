@@ -93,7 +93,7 @@ class PagesHttp:
         ]
 
     def _around(self, answer: _Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Admits, charges, and tells of what fails as a page."""
+        """Admit and charge a request; render failures as a page."""
 
         async def handle(request: web.Request) -> web.Response:
             context = self._gate.admit(request)
@@ -120,7 +120,7 @@ class PagesHttp:
         return self._renderer.page("home.html", visit.texts, values)
 
     async def _status_page(self, visit: Visit) -> web.Response:
-        """What /health says, to whom it says it, in its status too."""
+        """The answer of /health for whoever may see it, its status code included."""
         checks = await self._health.checks()
         is_insider = self._gate.is_insider(visit.request, visit.context)
         now = self._service.clock.now_ms()
@@ -168,10 +168,7 @@ class PagesHttp:
         )
 
     async def _confirmations(self, order: Order) -> Confirmations | None:
-        """How far the deposits are, while the order waits for that; None where nobody can tell.
-
-        An order is shown for longer than its network may have a node.
-        """
+        """Confirmations of the deposits while the order waits for them; None if nobody knows."""
         if order.status is not OrderStatus.DEPOSIT_DETECTED:
             return None
         try:
@@ -265,7 +262,7 @@ class PagesHttp:
         return self._renderer.page("confirm_refund.html", visit.texts, values)
 
     async def _take(self, visit: Visit, order: Order, address: str) -> web.Response:
-        """What the owner asks for with swap.refundAddress. Raises ServiceError."""
+        """Set the refund address, as swap.refundAddress does. Raises ServiceError."""
         params = {
             "orderId": order.order_id,
             "sessionId": order.terms.session_id,
