@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -83,8 +83,9 @@ class Payment:
     """The effect of a payment; None where it does not say.
 
     ``units`` are atomic units of ``asset``. ``token`` is the contract that it calls, None where it
-    is not known and for XMR; ``is_transfer`` tells that it calls an ERC-20 transfer. ``coin`` is
-    what it sends of the chain's own coin, in its smallest unit.
+    is not known and for XMR; ``is_transfer`` tells that it calls an ERC-20 transfer, and
+    ``is_calldata`` that it is the call alone. ``coin`` is what it sends of the chain's own coin, in
+    its smallest unit.
     """
 
     address: str | None
@@ -94,6 +95,7 @@ class Payment:
     token: str | None = None
     is_transfer: bool = True
     coin: int = 0
+    is_calldata: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,10 @@ def _target(payment: Payment, due: Due) -> list[Difference]:
     elif payment.address is None or not same_address(payment.address, due.address):
         text = "It does not go to the order's deposit address."
         found.append(Difference(Problem.WRONG_ADDRESS, text, due.address, payment.address))
-    if due.token and payment.token and not same_address(payment.token, due.token):
+    if payment.is_calldata and payment.token is None:
+        text = "It does not say which contract it calls: the same call to another token is lost."
+        found.append(Difference(Problem.WRONG_TOKEN, text, due.token))
+    elif due.token and payment.token and not same_address(payment.token, due.token):
         text = "It calls another contract than the token's: the deposit would not be seen."
         found.append(Difference(Problem.WRONG_TOKEN, text, due.token, payment.token))
     if payment.chain_id != due.chain_id:
@@ -223,7 +228,7 @@ def read_calldata(text: str, field: str = "transaction") -> Payment:
     """
     if _SERIALIZED.match(text):
         raise InvalidInput(f"{field} {_SIGNED}", field=field)
-    return _call(text, token=None, chain_id=None, coin=0)
+    return replace(_call(text, token=None, chain_id=None, coin=0), is_calldata=True)
 
 
 def _call(call: Any, *, token: str | None, chain_id: int | None, coin: int) -> Payment:

@@ -346,8 +346,9 @@ class CheckParams(Params):
         Annotated[dict[str, Any], Field(json_schema_extra=_TRANSACTION)] | str | None,
         Field(
             description="An unsigned EVM transaction as JSON (to, data, value, chainId), as an"
-            " object or its text; or the calldata alone. Where it does not name them, chain and"
-            " contract do. A signed one is refused unread."
+            " object or its text; or the calldata alone, with chain and contract beside it, which"
+            " it does not name: it is not safe to send without them. A signed one is refused"
+            " unread."
         ),
     ] = None
     payment_uri: (
@@ -371,14 +372,24 @@ class CheckParams(Params):
     chain: (
         Annotated[
             str | int,
-            Field(description="The network as fundingInstructions name it, or its chainId."),
+            Field(
+                description="The network as fundingInstructions name it, or its chainId. Needed for"
+                " USDC, unless the transaction or the URI names its chain."
+            ),
             WHOLE,
         ]
         | None
     ) = None
-    contract: Annotated[str, Field(description="The token's contract.", max_length=256)] | None = (
-        None
-    )
+    contract: (
+        Annotated[
+            str,
+            Field(
+                description="The token's contract that is called. Calldata needs it.",
+                max_length=256,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class DeliveriesParams(Params):

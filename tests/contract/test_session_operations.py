@@ -95,6 +95,24 @@ async def test_check_says_what_differs(served: Served) -> None:
         assert result["safeToSend"] is False
 
 
+async def test_check_needs_the_contract_of_calldata(served: Served) -> None:
+    swap = {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO}
+    data = await ordered(served, **swap)
+    order_id, funding = data["order"]["orderId"], data["fundingInstructions"]
+    deposit = funding["depositAddress"]
+    token = funding["paymentUri"].removeprefix("ethereum:").partition("@")[0]
+    call = "0xa9059cbb" + deposit[2:].lower().rjust(64, "0") + f"{150 * 10**6:064x}"
+    payment = {"transaction": call, "chain": funding["chainId"]}
+    alone = (await check(served, order_id, **payment))["data"]["paymentCheck"]
+    assert alone["safeToSend"] is False
+    (problem,) = alone["problems"]
+    assert (problem["code"], problem["expected"]) == ("wrong_token", token)
+    other = (await check(served, order_id, **payment, contract=EVM))["data"]["paymentCheck"]
+    assert [each["code"] for each in other["problems"]] == ["wrong_token"]
+    whole = (await check(served, order_id, **payment, contract=token))["data"]["paymentCheck"]
+    assert (whole["safeToSend"], whole["problems"]) == (True, [])
+
+
 async def test_check_repeats_and_logs_no_secret(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,16 @@ def test_check_is_never_safe_when_the_window_closes(left: int) -> None:
     assert (not found) is (left >= LEAST_MS_LEFT)
 
 
+def test_check_needs_the_contract_of_calldata() -> None:
+    call = replace(read_calldata(calldata(DEPOSIT, DUE.units)), chain_id=DUE.chain_id)
+    (found,) = differences(call, DUE, NOW)
+    assert (found.problem, found.expected, found.received) == (Problem.WRONG_TOKEN, TOKEN, None)
+    assert problems(replace(call, token=DEPOSIT)) == {Problem.WRONG_TOKEN}
+    assert problems(replace(call, chain_id=None, token=TOKEN)) == {Problem.WRONG_CHAIN}
+    described = Payment(DEPOSIT, DUE.units, USDC, DUE.chain_id)
+    assert problems(described) == set()
+
+
 def test_check_refuses_what_takes_no_payment_any_more() -> None:
     due = replace(DUE, is_payable=False)
     assert problems(read_transaction(transaction()), due) == {Problem.NOT_PAYABLE}
@@ -187,3 +197,5 @@ def test_check_reads_or_refuses_any_calldata(text: str) -> None:
         assert refusal.received is None
     else:
         assert payment.token is None
+        # The contract may still come beside it; without it, it is never safe.
+        assert Problem.WRONG_TOKEN in problems(replace(payment, chain_id=DUE.chain_id))
