@@ -116,6 +116,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     ),
     "Networks and rate": (
         Panel("Scan lag", "s", (("rpcsvc_scan_lag_seconds", "{{network}}"),)),
+        Panel(
+            "Height of the node and of the scan",
+            "none",
+            (
+                ("rpcsvc_node_height", "{{network}} node"),
+                ("rpcsvc_scanned_height", "{{network}} scanned"),
+            ),
+        ),
         Panel("Age of the last block", "s", (("rpcsvc_block_age_seconds", "{{network}}"),)),
         Panel("USDC per XMR", "none", (("rpcsvc_rate_usdc_per_xmr", "rate"),)),
         Panel("Age of the rate", "s", (("rpcsvc_rate_age_seconds", "age"),)),

@@ -106,6 +106,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_scan_lag_seconds": Family(
         "gauge", "How far the deposit scan lags, at most the time since the start.", ("network",)
     ),
+    "rpcsvc_node_height": Family(
+        "gauge", "The newest block that a node showed; missing before the first.", ("network",)
+    ),
+    "rpcsvc_scanned_height": Family(
+        "gauge",
+        "The newest block up to which all deposits are committed; missing before the first scan.",
+        ("network",),
+    ),
     "rpcsvc_rate_age_seconds": Family("gauge", "Age of the rate; missing while there is none."),
     "rpcsvc_rate_usdc_per_xmr": Family("gauge", "The rate; missing while there is none."),
     "rpcsvc_rate_spread_ratio": Family(

@@ -103,18 +103,20 @@ class Readout:
     def _states(self) -> Iterator[Metric]:
         states = self._backend.states()
         ages = {name: state.block_age for name, state in states.items()}
-        outputs = {name: state.outputs for name, state in states.items()}
         yield gauge(
             "rpcsvc_block_age_seconds",
             [((name,), age / 1000) for name, age in ages.items() if age is not None],
         )
+        known = {
+            "rpcsvc_node_height": {name: state.node_height for name, state in states.items()},
+            "rpcsvc_scanned_height": {name: state.scanned_height for name, state in states.items()},
+            "rpcsvc_wallet_outputs": {name: state.outputs for name, state in states.items()},
+        }
+        for family, values in known.items():
+            yield gauge(family, [((name,), n) for name, n in values.items() if n is not None])
         yield counter(
             "rpcsvc_sweeps",
             [((name, how), n) for name, found in states.items() for how, n in found.sweeps.items()],
-        )
-        yield gauge(
-            "rpcsvc_wallet_outputs",
-            [((name,), count) for name, count in outputs.items() if count is not None],
         )
 
     def _process(self) -> Iterator[Metric]:

@@ -138,7 +138,8 @@ async def test_metrics_show_waits_by_kind_and_the_lease(served: Served) -> None:
 
 async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     """The readings of the engine onchain, and a lease that ends."""
-    states = {"monero": NetworkState(2_500, 12), "base": UNKNOWN}
+    monero = NetworkState(2_500, 12, node_height=900, scanned_height=897)
+    states = {"monero": monero, "base": UNKNOWN}
     states["arbitrum"] = NetworkState(1_000, sweeps={"sent": 2, "done": 1})
     backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
     held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
@@ -151,6 +152,10 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     assert value(series, "rpcsvc_block_age_seconds", network="monero") == 2.5
     assert value(series, "rpcsvc_block_age_seconds", network="arbitrum") == 1
     assert ("rpcsvc_block_age_seconds", frozenset({("network", "base")})) not in series
+    heights = {family: value(series, family, network="monero")
+               for family in ("rpcsvc_node_height", "rpcsvc_scanned_height")}  # fmt: skip
+    assert heights == {"rpcsvc_node_height": 900, "rpcsvc_scanned_height": 897}
+    assert ("rpcsvc_scanned_height", frozenset({("network", "base")})) not in series
     assert value(series, "rpcsvc_wallet_outputs", network="monero") == 12
     assert ("rpcsvc_wallet_outputs", frozenset({("network", "arbitrum")})) not in series
     assert value(series, "rpcsvc_wallet_amount", network="monero", part="free") == 3

@@ -102,6 +102,7 @@ async def test_stalled_chain_is_reported_though_its_node_answers() -> None:
     connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
     connection._stall_detector._steady = lambda: now[0]
     assert (connection.stall(), connection.block_age()) == (None, None), "nobody has looked"
+    assert connection.height() is None
     await connection.check()
     now[0] = 20 * 60_000 - 1
     await connection.check()
@@ -113,6 +114,7 @@ async def test_stalled_chain_is_reported_though_its_node_answers() -> None:
     node.head = replace(HEAD, number=6)  # one of several nodes, which is later still
     await connection.check()
     assert connection.stall() is not None
+    assert connection.height() == 6
     node.head = replace(HEAD, number=8)
     await connection.check()
     assert connection.stall() is None

@@ -553,6 +553,20 @@ async def test_scan_fault_stays_in_its_network_and_loses_nothing(
     assert reader.scanner.problem is None
 
 
+async def test_scanned_height_is_that_of_the_committed_block(reader: Reader) -> None:
+    committed = reader.chain.head
+    assert reader.scanner.scanned_height == committed
+    reader.chain.mine(("a", pays(5)))
+    found = await reader.scanner.observe()
+    assert reader.scanner.scanned_height == committed, "shown, and not committed yet"
+    await reader.scanner.acknowledge(found)
+    assert reader.scanner.scanned_height == committed + 1
+    reader.restart()
+    assert reader.scanner.scanned_height is None
+    await reader.scanner.observe()
+    assert reader.scanner.scanned_height == committed + 1
+
+
 # --- reading again -------------------------------------------------------------------------------
 
 

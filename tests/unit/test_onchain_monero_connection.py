@@ -49,6 +49,7 @@ async def test_stalled_chain_is_reported_though_its_node_is_in_sync(
         await connection.check_node()
         assert connection.stall() is None
         assert connection.block_age() == now[0]
+        assert connection.height() == node.height - 1, "of the newest block"
     now[0] = GAP_MS
     await connection.check_node()
     reported = "the Monero node has shown no new block for 40 minutes"

@@ -261,6 +261,17 @@ async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
     assert rig.scanner.complete_until is None, "its chain does not go on"
 
 
+async def test_scanned_height_is_that_of_the_committed_block(rig: Rig) -> None:
+    await rig.poll()
+    top = len(rig.chain.blocks) - 1
+    assert rig.scanner.scanned_height == top
+    rig.chain.mine(paid("a", XMR))
+    found = await rig.scanner.observe()
+    assert rig.scanner.scanned_height == top, "shown, and not committed yet"
+    await rig.scanner.acknowledge(found)
+    assert rig.scanner.scanned_height == top + 1
+
+
 async def test_a_look_that_failed_is_not_whole(rig: Rig) -> None:
     rig.wallet.primary = "4another"
     with pytest.raises(ChainUnusable):

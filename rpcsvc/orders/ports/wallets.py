@@ -125,12 +125,16 @@ class NetworkState(NamedTuple):
     ``block_age``: ms since its node showed a new block. ``outputs``: those that the wallet can
     spend, on a network that has such. ``sweeps``: since the start, by outcome, where there are any.
     ``is_up``: whether orders can be settled on it now.
+    ``node_height``: of the newest block that the node showed. ``scanned_height``: of the newest
+    block up to which all deposits are committed.
     """
 
     block_age: int | None = None
     outputs: int | None = None
     sweeps: Mapping[str, int] = MappingProxyType({})
     is_up: bool = True
+    node_height: int | None = None
+    scanned_height: int | None = None
 
 
 class TransferRejected(Exception):

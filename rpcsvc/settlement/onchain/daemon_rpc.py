@@ -402,7 +402,7 @@ _MINUTE_MS: Final = 60_000
 class StallDetector:
     """Watches one node, whose blocks nearly always come within ``longest_gap_ms``.
 
-    ``steady`` is a monotonic clock in ms.
+    ``steady`` is a monotonic clock in ms. ``height``: what the node said last; None before.
     """
 
     def __init__(self, longest_gap_ms: int, steady: Callable[[], int] = steady_ms) -> None:
@@ -410,9 +410,11 @@ class StallDetector:
         self._steady = steady
         self._highest = -1
         self._since = 0
+        self.height: int | None = None
 
     def saw(self, height: int) -> None:
         """Note how high the node says its chain is. Of several behind one address some lag."""
+        self.height = height
         if height > self._highest:
             self._highest, self._since = height, self._steady()
 

@@ -356,7 +356,11 @@ class EvmAdapter:
         """What the last look found, by network."""
         return {
             name: NetworkState(
-                adapter.connection.block_age(), sweeps=adapter.sweeps.counts, is_up=adapter.is_up()
+                adapter.connection.block_age(),
+                sweeps=adapter.sweeps.counts,
+                node_height=adapter.connection.height(),
+                scanned_height=adapter.deposits.scanned_height,
+                is_up=adapter.is_up(),
             )
             for name, adapter in self._by_network.items()
         }

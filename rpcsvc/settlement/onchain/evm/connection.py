@@ -186,6 +186,10 @@ class EvmConnection:
         """Time (ms) since the node showed a new block; None before the first."""
         return self._stall_detector.age_ms()
 
+    def height(self) -> int | None:
+        """The number of the node's newest block at the last look; None before the first."""
+        return self._stall_detector.height
+
     def stall(self) -> str | None:
         """That the chain does not go on, for the operator."""
         return self._stall_detector.problem(f"the node of {self.network.name}")

@@ -95,6 +95,7 @@ class EvmDepositScanner:
     ``problem`` says, until a pass succeeds, why the last did not; None: it did. The connection's
     own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
+    ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
     """
 
     def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -113,6 +114,7 @@ class EvmDepositScanner:
         self._next: CursorMove | None = None
         self.problem: str | None = "not started"
         self.complete_until: int | None = None
+        self.scanned_height: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
@@ -151,6 +153,8 @@ class EvmDepositScanner:
         ]
         move, self._next = self._next, None
         await self._ledger.acknowledge(states, move)
+        if move is not None:
+            self.scanned_height = move.to.number
 
     async def confirmations(self, key: DepositKey) -> int:
         """How deep the deposit was at the last scan, its own block included; 0 when it is gone.
@@ -172,6 +176,7 @@ class EvmDepositScanner:
         fork = await self._forks.find(head)
         if fork is None:
             return []
+        self.scanned_height = fork.number
         scanned = ScanPass(self._client, fork, fork.number, self._clock.now_ms())
         scanned.blocks[head.number] = head
         scanned.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))

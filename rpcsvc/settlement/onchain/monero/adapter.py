@@ -150,7 +150,15 @@ class MoneroAdapter:
         """What the last look found."""
         found = self._connection
         is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
-        return {NETWORK: NetworkState(found.block_age(), self._inventory.outputs(), is_up=is_up)}
+        return {
+            NETWORK: NetworkState(
+                found.block_age(),
+                self._inventory.outputs(),
+                node_height=found.height(),
+                scanned_height=self._deposits.scanned_height,
+                is_up=is_up,
+            )
+        }
 
     def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
         """Monero, and which of its networks when it is not the main one."""

@@ -89,6 +89,11 @@ class MoneroConnection:
         """Time (ms) since the node showed a new block; None before the first."""
         return self._stall_detector.age_ms()
 
+    def height(self) -> int | None:
+        """The height of the node's newest block at the last look; None before the first."""
+        count = self._stall_detector.height
+        return None if count is None else count - 1
+
     def stall(self) -> str | None:
         """For the operator: that the chain has stopped; None on regtest, which mines on demand."""
         if self._options.nettype == "fakechain":

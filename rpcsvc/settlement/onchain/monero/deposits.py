@@ -258,6 +258,7 @@ class DepositScanner:
     """Looks for deposits, pass by pass.
 
     ``complete_until``: when the last scan began (ms), if it has shown all deposits until then.
+    ``scanned_height``: the newest block up to which all deposits are committed; None: not known.
     """
 
     def __init__(
@@ -277,6 +278,7 @@ class DepositScanner:
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(connection, ledger)
         self.complete_until: int | None = None
+        self.scanned_height: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
@@ -287,6 +289,7 @@ class DepositScanner:
         began = self._clock.now_ms()
         before = await self._connection.check_node()
         self._fork = await self._find_fork()
+        self.scanned_height = None if self._fork < 0 else self._fork
         await self._connection.wallet.refresh()
         listed = await self._connection.wallet.transfers(self._fork + 1)
         watched = await self._ledger.deposits_to_watch(self._fork)
@@ -323,9 +326,12 @@ class DepositScanner:
         """
         states = [(item.key.txid, item.key.output_index, item.state) for item in sightings]
         cursor, fork, self._next = self._next, self._fork, None
+        reached = cursor
         if cursor is not None and cursor in (await self._ledger.cursors())[:1]:
             cursor = None
         await self._ledger.acknowledge(states, cursor, fork)
+        if reached is not None:
+            self.scanned_height = reached.height
 
     async def confirmations(self, key: DepositKey) -> int:
         """How deep the deposit was at the last scan; 0 in the pool or gone."""
