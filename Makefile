@@ -69,7 +69,7 @@ container: install ## build the container without a daemon, swap in it and stop 
 	tools/container/install
 	CONTAINER_REQUIRED=1 $(BIN)/python -m pytest tests/container
 
-screenshots: install ## write a picture of each state of an order to docs/screenshots
+screenshots: install ## write a picture of each state of an order, and of the front pages
 	tools/browser/install
 	$(BIN)/python -m tests.browser.screenshots
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+from unittest.mock import patch
 
+from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from tests.contract import bff
+from tests.contract.bff import ORDER, SESSION
 from tests.contract.checkout import (
     U2X,
     X2U,
@@ -18,6 +22,8 @@ from tests.contract.checkout import (
     until,
 )
 from tests.contract.serving import MONERO, Served, serving
+from tests.contract.test_funding import fund as pay
+from tests.contract.test_funding import header, offered, signed
 
 # Blocks of a chain that as good as stands still.
 _STANDSTILL_MS = 3_600_000
@@ -77,9 +83,61 @@ async def moving_states(data_dir: Path) -> AsyncIterator[Staged]:
         orders = {
             "detected": await make_order(served, U2X),
             "executing": await make_order(served, X2U, refundAddress=MONERO),
+            "executing-chunks": await _order_in_chunks(served),
+            "deposit-removed": await make_order(served, U2X),
+            "signed-payment": await make_order(served, U2X),
+            "deposit-confirmed": await make_order(served, X2U, refundAddress=MONERO),
         }
-        for order in orders.values():
-            await fund(served, order)
+        for name in ("detected", "executing", "executing-chunks"):
+            await fund(served, orders[name])
         await until(served, orders["detected"], status="deposit_detected")
         await until(served, orders["executing"], status="executing_swap")
-        yield Staged(served, orders)
+        await until(served, orders["executing-chunks"], status="executing_swap")
+        await _lose_deposit(served, orders["deposit-removed"])
+        with patch.object(SimulatedAuthorizations, "carry_out", _give_no_answer):
+            await _pay_by_signature(served, orders["signed-payment"])
+            await fault(served, "engine_down")
+            await fund(served, orders["deposit-confirmed"])
+            await until(served, orders["deposit-confirmed"], status="deposit_confirmed")
+            yield Staged(served, orders)
+
+
+async def _order_in_chunks(served: Served) -> Ordered:
+    """An order in two parts, the second of which is swapped a minute after the first."""
+    body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 60_000}}
+    answer = await bff.post(served, "/orders", body)
+    return Ordered(answer.body["orderId"], SESSION)
+
+
+async def _lose_deposit(served: Served, order: Ordered) -> None:
+    await fund(served, order, amount="50")
+    await until(served, order, amountDue="100")
+    await fault(served, "drop_deposit", orderId=order.order_id)
+    await until(served, order, amountDue="150")
+
+
+async def _pay_by_signature(served: Served, order: Ordered) -> None:
+    payment = await signed(await offered(served, order.order_id))
+    answer = await pay(served, order.order_id, **header(payment))
+    assert answer.status == 202, answer.body
+
+
+async def _give_no_answer(*_: object) -> NoReturn:
+    raise ConnectionError("no reply")
+
+
+@asynccontextmanager
+async def refunding_states(data_dir: Path) -> AsyncIterator[Staged]:
+    """A refund that is not sent yet: the engine is down."""
+    async with serving(data_dir) as served:
+        order = await make_order(served, X2U, refundAddress=MONERO)
+        await fund(served, order, amount="0.01")
+        await until(served, order, status="deposit_detected")
+        await fault(served, "engine_down")
+        await fault(served, "advance_clock", seconds=3 * 3600)
+        await until(served, order, status="refunding")
+        yield Staged(served, {"refunding": order})
+
+
+Staging = Callable[[Path], AbstractAsyncContextManager[Staged]]
+STAGINGS: tuple[Staging, ...] = (settled_states, moving_states, refunding_states)

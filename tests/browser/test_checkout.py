@@ -8,30 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, Request, expect
+from playwright.async_api import Browser, Page, Request, ViewportSize, expect
 
 from rpcsvc.http.pages import routes
 from rpcsvc.http.pages.texts import FOLDER, Catalogues
 from tests.browser.browsing import findings, is_too_wide, reading
-from tests.browser.states import moving_states, settled_states
+from tests.browser.states import STAGINGS, Staging
 from tests.contract.checkout import (
     U2X,
     X2U,
     Ordered,
     awaiting_refund_address,
+    fault,
     fund,
     make_order,
     until,
 )
-from tests.contract.serving import MONERO, Served
+from tests.contract.serving import MONERO, Served, serving
 from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.rows import set_rates
 
 SAY = Catalogues().choose("en").say
-SCREENS: list[dict[str, Any]] = [
-    {"color_scheme": "light"},
-    {"color_scheme": "dark", "viewport": {"width": 320, "height": 700}},
-    {"forced_colors": "active", "viewport": {"width": 320, "height": 700}},
+WIDE: ViewportSize = {"width": 1000, "height": 900}
+NARROW: ViewportSize = {"width": 320, "height": 700}
+SCREENS: list[tuple[ViewportSize, dict[str, Any]]] = [
+    (WIDE, {"color_scheme": "light"}),
+    (NARROW, {"color_scheme": "light"}),
+    (NARROW, {"color_scheme": "dark"}),
+    (WIDE, {"color_scheme": "dark"}),
+    (NARROW, {"forced_colors": "active"}),
 ]
 DONE_MS = 60_000
 POLL = "document.dispatchEvent(new Event('visibilitychange'))"
@@ -109,15 +114,24 @@ async def test_page_follows_a_swap_without_a_script(
 
 
 async def check_screens(browser: Browser, served: Served, path: str, name: str) -> None:
-    for options in SCREENS:
-        async with reading(browser, served.url, **options) as page:
-            await page.goto(served.url + path)
-            assert await findings(page) == [], (name, options)
-            assert not await is_too_wide(page), (name, options)
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + path)
+        await check_on_screens(page, name)
 
 
-async def test_page_of_each_settled_state_is_accessible(browser: Browser, tmp_path: Path) -> None:
-    async with settled_states(tmp_path) as (served, orders):
+async def check_on_screens(page: Page, name: str) -> None:
+    for size, media in SCREENS:
+        await page.set_viewport_size(size)
+        await page.emulate_media(**media)
+        assert await findings(page) == [], (name, size, media)
+        assert not await is_too_wide(page), (name, size, media)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+async def test_page_of_each_state_is_accessible(
+    browser: Browser, tmp_path: Path, staging: Staging
+) -> None:
+    async with staging(tmp_path) as (served, orders):
         for name, order in orders.items():
             await check_screens(browser, served, order.path, name)
 
@@ -136,10 +150,9 @@ async def test_front_page_with_a_chart_is_accessible(browser: Browser, served: S
         assert "164 to 166.5" in caption
 
 
-async def test_page_of_each_moving_state_is_accessible(browser: Browser, tmp_path: Path) -> None:
-    async with moving_states(tmp_path) as (served, orders):
-        for name, order in orders.items():
-            await check_screens(browser, served, order.path, name)
+async def test_front_page_without_an_engine_is_accessible(browser: Browser, served: Served) -> None:
+    await fault(served, "engine_down")
+    await check_screens(browser, served, "/", "down")
 
 
 async def test_page_fits_a_script_from_right_to_left(
@@ -153,13 +166,14 @@ async def test_page_fits_a_script_from_right_to_left(
     (folder / "ar.toml").write_text(turned)
     monkeypatch.setattr(routes, "Catalogues", partial(Catalogues, folder))
     data_dir = tmp_path / "data"
-    async with settled_states(data_dir) as (served, orders):
-        for options in SCREENS:
-            async with reading(browser, served.url, locale="ar-EG", **options) as page:
-                await page.goto(served.url + orders["partial"].path)
-                assert await page.locator("html").get_attribute("dir") == "rtl"
-                assert await findings(page) == []
-                assert not await is_too_wide(page)
+    async with serving(data_dir) as served:
+        order = await make_order(served, X2U, refundAddress=MONERO)
+        await fund(served, order, amount="0.3")
+        await until(served, order, amountDue="0.5")
+        async with reading(browser, served.url, locale="ar-EG") as page:
+            await page.goto(served.url + order.path)
+            assert await page.locator("html").get_attribute("dir") == "rtl"
+            await check_on_screens(page, "partial")
 
 
 @pytest.mark.parametrize("has_script", [True, False])
