@@ -5,15 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.pages.rendering import qr_svg
 from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.verify import Exchange, verify_response
 from tests.contract.checkout import (
     U2X,
@@ -158,6 +163,36 @@ async def test_attestation_file_is_that_of_the_status(served: Served) -> None:
     await fund(served, order)
     await until(served, order, status="completed")
     assert (await page(served, f"{order.path}/attestation"))[0] == 404
+
+
+async def test_receipt_file_is_that_of_the_status(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = {"network": "arbitrum", "asset": "USDC", "txid": "0x7f", "address": EVM,
+             "amount": "131.29", "block": 7, "chainId": 42161, "logIndex": 3}  # fmt: skip
+    look_up = SandboxEngine.look_up
+
+    async def proved(engine: SandboxEngine, transfer: Transfer) -> Verdict:
+        found = await look_up(engine, transfer)
+        is_settled = found.outcome is Outcome.SETTLED
+        return replace(found, receipt=json.dumps(proof)) if is_settled else found
+
+    monkeypatch.setattr(SandboxEngine, "look_up", proved)
+    order = await make_order(served, X2U)
+    path = f"{order.path}/receipt"
+    _, text = await page(served, order.path)
+    assert SAY("checkout.receipt_heading") not in text
+    assert (await page(served, path))[0] == 404
+    await fund(served, order)
+    done = await until(served, order, status="completed")
+    assert done["receipt"] == proof
+    _, text = await page(served, order.path)
+    assert SAY("checkout.receipt_heading") in text
+    assert f'<a download href="{path}">' in text
+    response = await served.client.get(path)
+    assert (response.status, await response.json()) == (200, proof)
+    name = f'attachment; filename="{order.order_id}.receipt.json"'
+    assert response.headers["content-disposition"] == name
 
 
 async def test_refund_form_takes_an_address_in_two_steps(served: Served) -> None:
