@@ -18,7 +18,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
-from rpcsvc.audit.records import ETHER, Books, ChainMoved, Difference, Report, Unfit
+from rpcsvc.audit.records import ETHER, AuditReport, Books, ChainMoved, Difference, Unfit
 from rpcsvc.clock import steady_ms
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.orders.backend import LastAudit
@@ -56,7 +56,7 @@ class Auditor:
         self._evm = tuple(evm)
         self._progress = progress
 
-    async def audit(self) -> Report:
+    async def audit(self) -> AuditReport:
         """The differences found twice in a row. Raises the errors in NOT_MADE."""
         await self._catch_up()
         report = await self._poll()
@@ -79,7 +79,7 @@ class Auditor:
             self._progress(f"reading what {reader.network.name} had before")
             await reader.catch_up(books)
 
-    async def _poll(self) -> Report:
+    async def _poll(self) -> AuditReport:
         for left in reversed(range(_TRIES)):
             try:
                 return await self._poll_once()
@@ -88,7 +88,7 @@ class Auditor:
                     raise
         raise AssertionError("unreachable")
 
-    async def _poll_once(self) -> Report:
+    async def _poll_once(self) -> AuditReport:
         """Heads first: what they hold of ours was on record before it was published."""
         heads = [await reader.head() for reader in self._evm]
         self._progress("asking the Monero wallet to catch up with its node")
@@ -181,7 +181,7 @@ class AuditLoop:
         )
         self._throw(report)
 
-    def _throw(self, report: Report) -> None:
+    def _throw(self, report: AuditReport) -> None:
         gaps = {item.subject: item.gap for item in report.differences if item.kind == ETHER}
         self._gaps = {
             subject: max(gap, self._gaps[subject])

@@ -22,7 +22,7 @@ from rpcsvc.audit.records import (
     Books,
     DepositEntry,
     FillEntry,
-    Opening,
+    OpeningEntry,
     OrderEntry,
     PaymentEntry,
     SweepEntry,
@@ -156,7 +156,7 @@ def _books(rows: Rows) -> Books:
             for network, txid, note, wei in rows[_EXPLAINED]
         ),
         openings={
-            network: Opening(block, block_hash, nonce, int(wei))
+            network: OpeningEntry(block, block_hash, nonce, int(wei))
             for network, block, block_hash, nonce, wei in rows[_OPENINGS]
         },
     )

@@ -21,6 +21,7 @@ from rpcsvc.audit.records import (
     MONERO,
     Annotated,
     Arrival,
+    AuditReport,
     Books,
     DepositEntry,
     Difference,
@@ -28,7 +29,6 @@ from rpcsvc.audit.records import (
     MoneroFacts,
     OrderEntry,
     PaymentEntry,
-    Report,
     Sighting,
     Watched,
 )
@@ -204,7 +204,7 @@ def _key(address: str) -> str:
     return address.lower() if address.startswith("0x") else address
 
 
-def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> Report:
+def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> AuditReport:
     """All differences between the books and the chains that were asked."""
     work = _Work(books)
     if monero is not None:
@@ -213,7 +213,7 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
         work.take_evm(facts)
     work.compare_orders()
     work.note_unfound()
-    return Report(
+    return AuditReport(
         differences=tuple(work.differences),
         annotated=tuple(work.annotated),
         pending=tuple(dict.fromkeys(work.pending)),

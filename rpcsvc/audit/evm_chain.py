@@ -17,9 +17,9 @@ from rpcsvc.audit.records import (
     ChainMoved,
     Ether,
     EvmFacts,
-    Move,
-    Opening,
+    OpeningEntry,
     PaymentEntry,
+    TokenTransfer,
     Unfit,
     Watched,
 )
@@ -183,7 +183,7 @@ class _Memory:
 
     since: int
     done: Block | None = None
-    moves: dict[tuple[str, int], Move] = field(default_factory=dict)
+    moves: dict[tuple[str, int], TokenTransfer] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     opening: int | None = None
     opening_asked: bool = False
@@ -308,8 +308,8 @@ class EvmReader:
 
     async def _moves(
         self, ours: Sequence[str], first: int, last: int
-    ) -> dict[tuple[str, int], Move]:
-        found: dict[tuple[str, int], Move] = {}
+    ) -> dict[tuple[str, int], TokenTransfer]:
+        found: dict[tuple[str, int], TokenTransfer] = {}
         topic = "0x" + usdc.TRANSFER_TOPIC.hex()
         for some in _batches(ours):
             words = ["0x" + usdc.address_word(address).hex() for address in some]
@@ -317,7 +317,9 @@ class EvmReader:
                 found.update(await self._logs(topics, first, last))
         return found
 
-    async def _logs(self, topics: list[Any], first: int, last: int) -> dict[tuple[str, int], Move]:
+    async def _logs(
+        self, topics: list[Any], first: int, last: int
+    ) -> dict[tuple[str, int], TokenTransfer]:
         params = {
             "address": self.network.token,
             "topics": topics,
@@ -427,7 +429,7 @@ class EvmReader:
             untold=frozenset(txid for txid, (cost, _) in costs.items() if cost is None),
         )
 
-    def _moved_since(self, block: int) -> list[Move]:
+    def _moved_since(self, block: int) -> list[TokenTransfer]:
         moves = self._memory.moves.values() if self._memory is not None else ()
         return [item for item in moves if item.block > block]
 
@@ -449,12 +451,12 @@ class EvmReader:
             raise ChainMoved(f"block {head.number} of {self.network.name} was replaced")
 
 
-def _costs(payment: PaymentEntry, opening: Opening | None) -> bool:
+def _costs(payment: PaymentEntry, opening: OpeningEntry | None) -> bool:
     """Whether its cost came after the opening balance."""
     return opening is not None and payment.nonce is not None and payment.nonce >= opening.nonce
 
 
-def _move(item: _Event, node: str) -> tuple[tuple[str, int], Move]:
+def _move(item: _Event, node: str) -> tuple[tuple[str, int], TokenTransfer]:
     """A log as an event of the token. Raises BadAnswer."""
     try:
         event = usdc.read_transfer(item.topics, item.data)
@@ -462,7 +464,7 @@ def _move(item: _Event, node: str) -> tuple[tuple[str, int], Move]:
         problem = "the answer has an event that is not the token's Transfer"
         raise BadAnswer(node, _GET_LOGS, problem) from error
     txid = item.txid.lower()
-    move = Move(txid, event.sender.lower(), event.to.lower(), event.units, item.block)
+    move = TokenTransfer(txid, event.sender.lower(), event.to.lower(), event.units, item.block)
     return (txid, item.index), move
 
 

@@ -149,7 +149,7 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpeningEntry:
     """What the service found in a hot wallet at first: its ether as of a block, in wei.
 
     ``nonce``: how many transactions it had sent by then.
@@ -191,7 +191,7 @@ class Books:
     evm_addresses: frozenset[str] = frozenset()
     monero_primary: str | None = None
     annotations: tuple[Annotation, ...] = ()
-    openings: Mapping[str, Opening] = field(default_factory=dict)
+    openings: Mapping[str, OpeningEntry] = field(default_factory=dict)
     from_journal: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
     withdrawals: tuple[TransferEntry, ...] = ()
@@ -238,7 +238,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class TokenTransfer:
     """A Transfer event of the token to or from one of our addresses (lower case)."""
 
     txid: str
@@ -313,7 +313,7 @@ class EvmFacts:
     network: str
     top: int
     deposit_depth: int
-    moves: tuple[Move, ...]
+    moves: tuple[TokenTransfer, ...]
     balances: Mapping[str, int]
     opening: int | None
     nonce: int
@@ -372,7 +372,7 @@ class Annotated:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """The result of an audit.
 
     ``pending``: differences that the chains may still resolve. ``notes``: what could not be

@@ -25,10 +25,10 @@ from rpcsvc.audit.records import (
     Ether,
     EvmFacts,
     MoneroFacts,
-    Move,
     PaymentEntry,
     Sighting,
     SweepEntry,
+    TokenTransfer,
 )
 from rpcsvc.domain.addresses import ZERO_ADDRESS
 
@@ -151,7 +151,7 @@ def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
 def evm_sightings(books: Books, facts: EvmFacts) -> dict[str, Sighting]:
     """The network's payments as the chain shows them, by id; absent ones are left out."""
     hot = (books.evm_hot or "").lower()
-    moved: dict[str, list[Move]] = defaultdict(list)
+    moved: dict[str, list[TokenTransfer]] = defaultdict(list)
     for move in facts.moves:
         moved[move.txid].append(move)
     found = {}
@@ -164,7 +164,7 @@ def evm_sightings(books: Books, facts: EvmFacts) -> dict[str, Sighting]:
 
 
 def _sighting(
-    payment: PaymentEntry, txid: str, hot: str, moves: list[Move], facts: EvmFacts
+    payment: PaymentEntry, txid: str, hot: str, moves: list[TokenTransfer], facts: EvmFacts
 ) -> Sighting | None:
     if moves:
         to = payment.recipient.lower()
@@ -190,7 +190,7 @@ def evm_differences(
 def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[Difference]:
     hot, ours = (books.evm_hot or "").lower(), _ours(books)
     payments = {txid: item for item in books.payments_on(facts.network) for txid in item.txids}
-    swept: dict[str, list[Move]] = defaultdict(list)
+    swept: dict[str, list[TokenTransfer]] = defaultdict(list)
     used: set[str] = set()
     for move in facts.moves:
         if move.source not in ours:
@@ -206,7 +206,7 @@ def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[D
     yield from _sweeps(books, facts, swept, pending)
 
 
-def _is_of(move: Move, payment: PaymentEntry, hot: str) -> bool:
+def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
     """Whether an event is the one that a payment of an order makes; its units are compared there.
 
     The amount is compared with the order's transfer: one difference has one finding.
@@ -216,21 +216,21 @@ def _is_of(move: Move, payment: PaymentEntry, hot: str) -> bool:
     )
 
 
-def _is_annotated(move: Move, books: Books, facts: EvmFacts) -> bool:
+def _is_annotated(move: TokenTransfer, books: Books, facts: EvmFacts) -> bool:
     """Whether an explanation settles it: not if it looks like what would be paid once more."""
     if move.txid not in facts.annotated:
         return False
     return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
 
 
-def _unrecorded(move: Move, books: Books, network: str) -> Difference:
+def _unrecorded(move: TokenTransfer, books: Books, network: str) -> Difference:
     paid = [(move.recipient, move.units)]
     reported = hint(books, network, move.txid, paid, move.units)
     return Difference("unrecorded_payment", move.txid, "0", str(move.units), _USDC, reported)
 
 
 def _sweeps(
-    books: Books, facts: EvmFacts, swept: Mapping[str, list[Move]], pending: list[str]
+    books: Books, facts: EvmFacts, swept: Mapping[str, list[TokenTransfer]], pending: list[str]
 ) -> Iterator[Difference]:
     """What went from each deposit address to the hot wallet is what its sweeps took."""
     sweeps: dict[str, list[SweepEntry]] = defaultdict(list)
@@ -252,7 +252,7 @@ def _sweeps(
 
 def _taken(
     sweep: SweepEntry,
-    moves: list[Move],
+    moves: list[TokenTransfer],
     payments: Mapping[str, PaymentEntry],
     pending: list[str],
 ) -> int:

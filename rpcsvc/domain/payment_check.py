@@ -79,7 +79,7 @@ class Problem(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Payment:
+class ProposedPayment:
     """The effect of a payment; None where it does not say.
 
     ``units`` are atomic units of ``asset``. ``token`` is the contract that it calls, None where it
@@ -99,7 +99,7 @@ class Payment:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class ExpectedPayment:
     """What an order expects. ``token`` is None for XMR; times are ms since the epoch."""
 
     address: str
@@ -112,7 +112,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """One problem: the expected value, and the payment's own (None if it has none)."""
 
     problem: Problem
@@ -121,51 +121,51 @@ class Difference:
     received: str | None = None
 
 
-def differences(payment: Payment, due: Due, now: int) -> tuple[Difference, ...]:
+def differences(payment: ProposedPayment, due: ExpectedPayment, now: int) -> tuple[Mismatch, ...]:
     """All differences to the due payment; empty if it is safe to send."""
     return (*_timing(due, now), *_target(payment, due), *_amount(payment, due))
 
 
-def _timing(due: Due, now: int) -> list[Difference]:
+def _timing(due: ExpectedPayment, now: int) -> list[Mismatch]:
     if not due.is_payable or now >= due.closes_at:
-        return [Difference(Problem.NOT_PAYABLE, "The order takes no payment now: send nothing.")]
+        return [Mismatch(Problem.NOT_PAYABLE, "The order takes no payment now: send nothing.")]
     if due.closes_at - now < LEAST_MS_LEFT:
         text = "The deposit window closes in less than a minute: make a new order instead."
-        return [Difference(Problem.CLOSING, text)]
+        return [Mismatch(Problem.CLOSING, text)]
     return []
 
 
-def _target(payment: Payment, due: Due) -> list[Difference]:
+def _target(payment: ProposedPayment, due: ExpectedPayment) -> list[Mismatch]:
     if payment.asset != due.asset:
         text = f"The order takes {due.asset.symbol} only."
-        return [Difference(Problem.WRONG_ASSET, text, due.asset.symbol, payment.asset.symbol)]
+        return [Mismatch(Problem.WRONG_ASSET, text, due.asset.symbol, payment.asset.symbol)]
     found = []
     if not payment.is_transfer:
         text = "It does not call transfer(address,uint256) of the token, which is all that counts."
-        found.append(Difference(Problem.WRONG_CALL, text, "transfer(address,uint256)"))
+        found.append(Mismatch(Problem.WRONG_CALL, text, "transfer(address,uint256)"))
     elif payment.address is None or not same_address(payment.address, due.address):
         text = "It does not go to the order's deposit address."
-        found.append(Difference(Problem.WRONG_ADDRESS, text, due.address, payment.address))
+        found.append(Mismatch(Problem.WRONG_ADDRESS, text, due.address, payment.address))
     if payment.is_calldata and payment.token is None:
         text = "It does not say which contract it calls: the same call to another token is lost."
-        found.append(Difference(Problem.WRONG_TOKEN, text, due.token))
+        found.append(Mismatch(Problem.WRONG_TOKEN, text, due.token))
     elif due.token and payment.token and not same_address(payment.token, due.token):
         text = "It calls another contract than the token's: the deposit would not be seen."
-        found.append(Difference(Problem.WRONG_TOKEN, text, due.token, payment.token))
+        found.append(Mismatch(Problem.WRONG_TOKEN, text, due.token, payment.token))
     if payment.chain_id != due.chain_id:
         text = (
             "It is for another chain." if payment.chain_id else "It does not say for which chain."
         )
         given = None if payment.chain_id is None else str(payment.chain_id)
-        found.append(Difference(Problem.WRONG_CHAIN, text, str(due.chain_id), given))
+        found.append(Mismatch(Problem.WRONG_CHAIN, text, str(due.chain_id), given))
     return found
 
 
-def _amount(payment: Payment, due: Due) -> list[Difference]:
+def _amount(payment: ProposedPayment, due: ExpectedPayment) -> list[Mismatch]:
     found = []
     if payment.coin:
         text = "It sends the chain's own coin along, which would be lost: value must be 0."
-        found.append(Difference(Problem.COIN_ATTACHED, text, "0", str(payment.coin)))
+        found.append(Mismatch(Problem.COIN_ATTACHED, text, "0", str(payment.coin)))
     if payment.asset != due.asset or not payment.is_transfer or payment.units == due.units:
         return found
     expected = format_units(due.units, due.asset)
@@ -173,10 +173,10 @@ def _amount(payment: Payment, due: Due) -> list[Difference]:
     given = None if payment.units is None else format_units(units, due.asset)
     if units < due.units:
         text = "It is less than what is due; a sum below the minimum is refunded, less the fee."
-        found.append(Difference(Problem.AMOUNT_TOO_LOW, text, expected, given))
+        found.append(Mismatch(Problem.AMOUNT_TOO_LOW, text, expected, given))
     else:
         text = "It is more than what is due."
-        found.append(Difference(Problem.AMOUNT_TOO_HIGH, text, expected, given))
+        found.append(Mismatch(Problem.AMOUNT_TOO_HIGH, text, expected, given))
     return found
 
 
@@ -193,7 +193,7 @@ def require_no_secret(text: str, field: str) -> None:
         raise InvalidInput(f"{field} {_SIGNED}", field=field)
 
 
-def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> Payment:
+def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> ProposedPayment:
     """An unsigned EVM transaction in the form of JSON-RPC. Raises Unreadable, and
     InvalidInput for one that is signed.
 
@@ -221,7 +221,7 @@ def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> Pa
     )
 
 
-def read_calldata(text: str, field: str = "transaction") -> Payment:
+def read_calldata(text: str, field: str = "transaction") -> ProposedPayment:
     """The calldata of a token, whose contract and chain it does not name.
 
     Raises Unreadable, and InvalidInput for what may be a signed transaction.
@@ -231,14 +231,14 @@ def read_calldata(text: str, field: str = "transaction") -> Payment:
     return replace(_call(text, token=None, chain_id=None, coin=0), is_calldata=True)
 
 
-def _call(call: Any, *, token: str | None, chain_id: int | None, coin: int) -> Payment:
+def _call(call: Any, *, token: str | None, chain_id: int | None, coin: int) -> ProposedPayment:
     if not isinstance(call, str) or not _HEX.fullmatch(call) or len(call) % 2:
         raise _unreadable("has data that is not hex of whole bytes")
     digits = call[2:].lower()
     recipient, units = digits[8 : 8 + _WORD], digits[8 + _WORD :]
     if digits[:8] != _TRANSFER or len(units) != _WORD or recipient[:24].strip("0"):
-        return Payment(None, None, USDC, chain_id, token, is_transfer=False, coin=coin)
-    return Payment("0x" + recipient[24:], int(units, 16), USDC, chain_id, token, coin=coin)
+        return ProposedPayment(None, None, USDC, chain_id, token, is_transfer=False, coin=coin)
+    return ProposedPayment("0x" + recipient[24:], int(units, 16), USDC, chain_id, token, coin=coin)
 
 
 def _quantity(value: Any, name: str) -> int:
@@ -250,7 +250,7 @@ def _quantity(value: Any, name: str) -> int:
     raise _unreadable(f"has {name} that is no whole number")
 
 
-def read_uri(text: str) -> Payment:
+def read_uri(text: str) -> ProposedPayment:
     """A ``monero:`` URI, or an ``ethereum:`` one for a transfer (EIP-681). Raises Unreadable."""
     if match := _MONERO_URI.fullmatch(text):
         return _monero(match["address"], _query(match["query"]))
@@ -259,14 +259,16 @@ def read_uri(text: str) -> Payment:
         query = _query(match["query"])
         coin = _number(query.get("value", "0"))
         if match["function"] != "transfer":
-            return Payment(None, None, USDC, chain, match["target"], is_transfer=False, coin=coin)
+            return ProposedPayment(
+                None, None, USDC, chain, match["target"], is_transfer=False, coin=coin
+            )
         given = query.get("uint256")
         units = None if given is None else _number(given)
-        return Payment(query.get("address"), units, USDC, chain, match["target"], coin=coin)
+        return ProposedPayment(query.get("address"), units, USDC, chain, match["target"], coin=coin)
     raise _unreadable("is neither a monero: URI nor an ethereum: one with an address")
 
 
-def _monero(address: str, query: Mapping[str, str]) -> Payment:
+def _monero(address: str, query: Mapping[str, str]) -> ProposedPayment:
     """The URI of Monero's wallets: one recipient, with no payment id beside the address."""
     unknown = query.keys() - _MONERO_KEYS
     if unknown or ";" in address:
@@ -276,7 +278,7 @@ def _monero(address: str, query: Mapping[str, str]) -> Payment:
         units = None if amount is None else parse_any_amount(amount, XMR).units
     except InputError:
         raise _unreadable("has a tx_amount that is no amount of XMR") from None
-    return Payment(address, units, XMR, MONERO_CHAIN_ID)
+    return ProposedPayment(address, units, XMR, MONERO_CHAIN_ID)
 
 
 def _query(text: str | None) -> dict[str, str]:

@@ -10,10 +10,10 @@ from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_any_amount
 from rpcsvc.domain.order import AgentState, Order
 from rpcsvc.domain.payment_check import (
-    Difference,
-    Due,
-    Payment,
+    ExpectedPayment,
+    Mismatch,
     Problem,
+    ProposedPayment,
     Unreadable,
     differences,
     read_calldata,
@@ -46,7 +46,7 @@ async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
     try:
         payment = _read(params, names)
     except Unreadable as problem:
-        found: tuple[Difference, ...] = (Difference(Problem.UNREADABLE, str(problem)),)
+        found: tuple[Mismatch, ...] = (Mismatch(Problem.UNREADABLE, str(problem)),)
     else:
         found = differences(payment, _due(order, names, is_payable=is_payable), now)
     asset = order.terms.deposit_asset
@@ -73,7 +73,7 @@ def _require_no_secrets(params: CheckParams) -> None:
             require_no_secret(text, field)
 
 
-def _read(params: CheckParams, names: NetworkNames) -> Payment:
+def _read(params: CheckParams, names: NetworkNames) -> ProposedPayment:
     described = (params.address, params.amount, params.asset)
     ways = [params.transaction, params.payment_uri, next((d for d in described if d), None)]
     is_uri_alone = params.chain is None and params.contract is None
@@ -90,7 +90,7 @@ def _read(params: CheckParams, names: NetworkNames) -> Payment:
 
 def _transaction(
     given: dict[str, object] | str, params: CheckParams, names: NetworkNames
-) -> Payment:
+) -> ProposedPayment:
     """The transaction to be signed; chain and contract are used if it names none itself."""
     if isinstance(given, str) and not given.lstrip().startswith("{"):
         payment = read_calldata(given.strip())
@@ -113,7 +113,7 @@ def _json(text: str) -> dict[str, object]:
     return found
 
 
-def _described(params: CheckParams, names: NetworkNames) -> Payment:
+def _described(params: CheckParams, names: NetworkNames) -> ProposedPayment:
     if params.address is None or params.amount is None or params.asset is None:
         raise Unreadable("The payment is not told whole: send address, amount and asset.")
     asset = XMR if params.asset == XMR.symbol else USDC
@@ -123,7 +123,7 @@ def _described(params: CheckParams, names: NetworkNames) -> Payment:
         units = parse_any_amount(params.amount, asset).units
     except InvalidInput as problem:
         raise Unreadable(problem.message) from None
-    return Payment(params.address, units, asset, chain_id, params.contract)
+    return ProposedPayment(params.address, units, asset, chain_id, params.contract)
 
 
 def _chain_id(chain: str | int | None, names: NetworkNames) -> int | None:
@@ -135,9 +135,9 @@ def _chain_id(chain: str | int | None, names: NetworkNames) -> int | None:
     return names.chain_id if chain.lower() == names.network.lower() else -1
 
 
-def _due(order: Order, names: NetworkNames, *, is_payable: bool) -> Due:
+def _due(order: Order, names: NetworkNames, *, is_payable: bool) -> ExpectedPayment:
     terms = order.terms
-    return Due(
+    return ExpectedPayment(
         address=terms.deposit_address,
         units=order.due_units,
         asset=terms.deposit_asset,
@@ -148,7 +148,7 @@ def _due(order: Order, names: NetworkNames, *, is_payable: bool) -> Due:
     )
 
 
-def _problem(found: Difference) -> Json:
+def _problem(found: Mismatch) -> Json:
     return {
         "code": found.problem.value,
         "message": found.message,

@@ -170,13 +170,13 @@ def ticker(text: str) -> HttpSource:
 # --- the median of several -----------------------------------------------------------------------
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """A time by two clocks, ms: since the epoch, which is shown; and by one that can't be set."""
 
     wall: int
     steady: int
 
-    def age(self, now: Moment) -> int:
+    def age(self, now: ClockReading) -> int:
         """How long ago it was: by the clock that says more.
 
         The first may have been set back meanwhile; the other may have stood still in a machine
@@ -189,7 +189,7 @@ class Sample(NamedTuple):
     """A price with the time at which it was asked for."""
 
     usdc_per_xmr: int
-    as_of: Moment
+    as_of: ClockReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Agreement:
     max_spread_bps: int
 
 
-def agree(samples: Mapping[str, Sample], now: Moment, rule: Agreement) -> Rate:
+def agree(samples: Mapping[str, Sample], now: ClockReading, rule: Agreement) -> Rate:
     """The median of the fresh samples, as of the oldest of them. Raises errors.Unavailable.
 
     Of an even number it is the lower of the two in the middle: nothing is made up between them.
@@ -270,8 +270,8 @@ class MedianRate:
             [s.usdc_per_xmr for s in self._samples.values() if s.as_of.age(now) <= oldest]
         )
 
-    def _now(self) -> Moment:
-        return Moment(self._clock.now_ms(), self._steady())
+    def _now(self) -> ClockReading:
+        return ClockReading(self._clock.now_ms(), self._steady())
 
     async def run(self) -> None:
         """Ask every source, again and again, until cancelled."""

@@ -36,7 +36,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     from_body,
     latest,
 )
-from rpcsvc.settlement.onchain.journal.files import Line, Position
+from rpcsvc.settlement.onchain.journal.files import JournalPosition, Line
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.database import Statement, StoreConflict, Tables
@@ -59,7 +59,7 @@ _MARK: Final = "SELECT journal, line, sum FROM payment_journal"
 async def mark_of(database: Tables) -> Mark | None:
     """The journal, and its last line, that the database has everything of; None: of no journal."""
     row = await database.fetch_one(_MARK)
-    return Mark(row["journal"], Position(row["line"], row["sum"])) if row else None
+    return Mark(row["journal"], JournalPosition(row["line"], row["sum"])) if row else None
 
 
 def put_mark(mark: Mark) -> Statement:
@@ -88,7 +88,7 @@ class JournaledMoneroLedger(SqlMoneroLedger):
         super().__init__(database)
         self._journal = journal
 
-    async def add_payment(self, payment: monero.Payment, rows: Rows = ()) -> None:
+    async def add_payment(self, payment: monero.MoneroPayment, rows: Rows = ()) -> None:
         """Record and commit a signed payment. Raises as the ledger without a journal does."""
         wallet = await self.wallet()
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
@@ -99,7 +99,7 @@ class JournaledMoneroLedger(SqlMoneroLedger):
             (void, lambda: self.has_transaction(payment.txid)),
         )
 
-    async def put_payment(self, payment: monero.Payment) -> None:
+    async def put_payment(self, payment: monero.MoneroPayment) -> None:
         """Update the state of a payment."""
         await super().put_payment(payment)
         if payment.state.is_over:
@@ -247,7 +247,7 @@ class JournalReplay:
 
     # --- payments ------------------------------------------------------------------------------
 
-    async def _adopt_monero(self, payment: monero.Payment) -> None:
+    async def _adopt_monero(self, payment: monero.MoneroPayment) -> None:
         name, txid = payment.payment_id, payment.txid
         if await self._monero.has_transaction(txid) or (name, txid) in self._void:
             return

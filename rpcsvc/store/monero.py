@@ -10,8 +10,8 @@ from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
+    MoneroPayment,
     Payee,
-    Payment,
     PaymentState,
     Purpose,
     WalletRecord,
@@ -202,7 +202,7 @@ class SqlMoneroLedger:
 
     # --- payments ------------------------------------------------------------------------------
 
-    async def payment(self, transfer_id: str) -> Payment | None:
+    async def payment(self, transfer_id: str) -> MoneroPayment | None:
         """The payment that pays a transfer, alone or with others."""
         sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = :transfer_id"
         row = await self._db.fetch_one(sql, transfer_id=transfer_id)
@@ -210,11 +210,11 @@ class SqlMoneroLedger:
         found = await self._payments("WHERE payment_id = :payment_id", payment_id=name)
         return found[0] if found else None
 
-    async def payments_in(self, *states: PaymentState) -> list[Payment]:
+    async def payments_in(self, *states: PaymentState) -> list[MoneroPayment]:
         """All payments in these states, oldest first."""
         return await self._payments("WHERE state IN :states ORDER BY seq", states=states)
 
-    async def settled_above(self, height: int) -> list[Payment]:
+    async def settled_above(self, height: int) -> list[MoneroPayment]:
         """Settled payments in blocks above a height, and those that are no longer in a block."""
         where = "WHERE state = 'settled' AND (height > :height OR height IS NULL) ORDER BY seq"
         return await self._payments(where, height=height)
@@ -229,11 +229,11 @@ class SqlMoneroLedger:
         sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
         return {row["key_image"] for row in await self._db.fetch(sql)}
 
-    async def without_order(self) -> list[Payment]:
+    async def without_order(self) -> list[MoneroPayment]:
         """Published payments none of whose transfers is in the database."""
         return await self._payments(_WITHOUT_ORDER)
 
-    async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
+    async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:
         """Commit a signed payment.
 
         Raises StoreConflict if another payment is unpublished, spends the same outputs, or pays one
@@ -241,7 +241,7 @@ class SqlMoneroLedger:
         """
         await self._db.write([*rows, *self.adding(payment)])
 
-    def adding(self, payment: Payment) -> list[Statement]:
+    def adding(self, payment: MoneroPayment) -> list[Statement]:
         """The statements of ``add_payment``."""
         name = payment.payment_id
         payees = [
@@ -263,7 +263,7 @@ class SqlMoneroLedger:
         sql = "SELECT 1 FROM monero_payments WHERE txid = :txid"
         return await self._db.fetch_one(sql, txid=txid) is not None
 
-    async def put_payment(self, payment: Payment) -> None:
+    async def put_payment(self, payment: MoneroPayment) -> None:
         """Update the state of a payment. Raises StoreConflict if it is over."""
         values = _payment_values(payment)
         statements = [Statement(_PUT_PAYMENT, values)]
@@ -271,7 +271,7 @@ class SqlMoneroLedger:
             statements.append(Statement(_FREE_IMAGES, values))
         await self._db.write(statements)
 
-    async def put_proof(self, payment: Payment, payee: Payee) -> None:
+    async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
         """Store the proof of what a payment paid for one transfer."""
         sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
         values = {
@@ -280,7 +280,7 @@ class SqlMoneroLedger:
         }  # fmt: skip
         await self._db.write([Statement(sql, values)])
 
-    async def _payments(self, where: str, **values: Any) -> list[Payment]:
+    async def _payments(self, where: str, **values: Any) -> list[MoneroPayment]:
         rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
         return [
             _payment(
@@ -327,9 +327,9 @@ def _deposit_values(item: DepositRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> Payment:
+def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> MoneroPayment:
     height = row["conflict_height"]
-    return Payment(
+    return MoneroPayment(
         payment_id=row["payment_id"], purpose=Purpose(row["purpose"]), address=row["address"],
         units=row["units"], fee=row["fee"], txid=row["txid"], raw=row["raw"],
         metadata=row["metadata"], tx_key=row["tx_key"], key_images=images,
@@ -340,7 +340,7 @@ def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> Pay
     )  # fmt: skip
 
 
-def _payment_values(item: Payment) -> dict[str, Any]:
+def _payment_values(item: MoneroPayment) -> dict[str, Any]:
     conflict = item.conflict
     return {
         "payment_id": item.payment_id, "purpose": item.purpose.value, "address": item.address,

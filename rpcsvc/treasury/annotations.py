@@ -27,7 +27,7 @@ from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, bare_txid
 from rpcsvc.store.database import Tables
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -108,7 +108,7 @@ class Annotations:
                 found = await wallet.transfer(txid)
         except RpcFailure as error:
             raise _not_asked(network, error) from error
-        units = sum(item.amount for item in found if item.kind is TransferKind.OUTGOING)
+        units = sum(item.amount for item in found if item.kind is WalletTransferKind.OUTGOING)
         return may_pay(books, network, txid, (), units) if units else []
 
     async def _audited(self) -> Books:
@@ -150,8 +150,8 @@ class Annotations:
                 await _require_same_wallet(wallet, known)
             await wallet.refresh()
             found = await wallet.transfer(txid)
-        sent = sum(i.amount + i.fee for i in found if i.kind is TransferKind.OUTGOING)
-        came = sum(i.amount for i in found if i.kind is TransferKind.INCOMING)
+        sent = sum(i.amount + i.fee for i in found if i.kind is WalletTransferKind.OUTGOING)
+        came = sum(i.amount for i in found if i.kind is WalletTransferKind.INCOMING)
         if not sent and not came:
             return None
         parts = (("sent", sent), ("received", came))

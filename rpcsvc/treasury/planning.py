@@ -162,7 +162,7 @@ def read_targets(settings: InventorySettings, served: ChainRegistry) -> dict[str
     return targets
 
 
-class Inventory:
+class PositionBuilder:
     """Makes the positions of networks, all of the same window and targets."""
 
     def __init__(

@@ -39,7 +39,7 @@ from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, r
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
-from rpcsvc.treasury.planning import DAY_MS, Inventory, plan_view, read_targets
+from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view, read_targets
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WalletFindings:
     """What nodes and wallets answered. ``coins``: what gas is paid in on each of ``networks``."""
 
     options: MoneroOptions
@@ -80,7 +80,7 @@ async def recorded_wallets(database: Tables) -> Recorded:
 
 async def read_wallets(
     settings: Settings, recorded: WalletRecord | None, hot_wallet: str | None, *, alone: bool
-) -> Found:
+) -> WalletFindings:
     """Ask everything once, all at the same time. Raises SettingsError."""
     options = wiring.monero_options(settings.onchain)
     node, wallet = wiring.monero_clients(settings.onchain)
@@ -95,7 +95,7 @@ async def read_wallets(
         monero, networks = await asyncio.gather(inspector.poll(), asyncio.gather(*looks))
     native = {chain.name: chain.native_token for chain in served.all()}
     paid_in = tuple(native[item.network.name] for item in networks)
-    return Found(options, monero, tuple(networks), paid_in)
+    return WalletFindings(options, monero, tuple(networks), paid_in)
 
 
 # --- the treasury ------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class OnchainTreasury:
         )
         chains = read_chains(self._settings.chains_file)
         targets = read_targets(settings, wiring.served_chains(self._settings.onchain, chains))
-        inventory = Inventory(settings, targets, orders, flows)
+        inventory = PositionBuilder(settings, targets, orders, flows)
         positions = [] if found.monero.held is None else [inventory.xmr(found.monero.held)]
         positions += [
             inventory.usdc(item, item.hot.usdc, unswept) for item in found.networks if item.hot

@@ -21,9 +21,9 @@ from tests.contract.checkout import (
     make_order,
     until,
 )
+from tests.contract.paying import fund as pay
+from tests.contract.paying import header, offered, signed
 from tests.contract.serving import MONERO, Served, serving
-from tests.contract.test_funding import fund as pay
-from tests.contract.test_funding import header, offered, signed
 
 # Blocks of a chain that as good as stands still.
 _STANDSTILL_MS = 3_600_000

@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.upstream.exchange import Exchange, Reply, UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.failures import NoAnswer
+from rpcsvc.settlement.upstream.transport import (
+    RawReply,
+    UpstreamAnswer,
+    UpstreamCall,
+    UpstreamTransport,
+)
 from tests.contract.paying import (
     PAYER,
     debits,
@@ -63,16 +68,18 @@ async def credited(served: Served, txid: str) -> None:
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
     """Have the answers to signed payments be lost; the payments reach the upstream or not."""
-    send = Exchange.send
+    send = UpstreamTransport.send
 
-    async def lost(self: Exchange, call: UpstreamCall, key: str | None, *, creates: bool) -> Reply:
+    async def lost(
+        self: UpstreamTransport, call: UpstreamCall, key: str | None, *, creates: bool
+    ) -> RawReply:
         if call.payment is None:
             return await send(self, call, key, creates=creates)
         if arrives:
             await send(self, call, key, creates=creates)
         raise NoAnswer("The connection was lost.", retryable=False)
 
-    monkeypatch.setattr(Exchange, "send", lost)
+    monkeypatch.setattr(UpstreamTransport, "send", lost)
 
 
 async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> None:
@@ -189,9 +196,9 @@ async def test_offer_of_something_else_is_not_passed_on(
 ) -> None:
     """An upstream that has its users pay somebody else, or more than is due."""
     order_id = await new_order(sidecar, SWAP)
-    judge = Exchange.judge
+    judge = UpstreamTransport.judge
 
-    def changed(self: Exchange, reply: Reply) -> UpstreamAnswer:
+    def changed(self: UpstreamTransport, reply: RawReply) -> UpstreamAnswer:
         if reply.payment_required is not None:
             required = json.loads(base64.b64decode(reply.payment_required))
             required["accepts"][0][name] = value
@@ -199,7 +206,7 @@ async def test_offer_of_something_else_is_not_passed_on(
             reply = replace(reply, payment_required=text)
         return judge(self, reply)
 
-    monkeypatch.setattr(Exchange, "judge", changed)
+    monkeypatch.setattr(UpstreamTransport, "judge", changed)
     refused = await fund(sidecar, order_id)
     assert (refused.status, refused.body["error"]["code"]) == (409, "order_not_fundable")
     assert "Sign nothing" in refused.body["error"]["message"]

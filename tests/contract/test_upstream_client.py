@@ -14,18 +14,18 @@ from rpcsvc import strict_json
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing
-from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.failures import (
     BreakerOpen,
     BudgetSpent,
     NeverSent,
     NoAnswer,
-    OutcomeUnknown,
-    Refused,
     UpstreamBroken,
     UpstreamError,
+    UpstreamOutcomeUnknown,
+    UpstreamRefused,
 )
 from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Urgency
+from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, UpstreamCall
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.logs import logs_of
@@ -169,7 +169,7 @@ def cases(*tables: dict[str, Behaviour]) -> pytest.MarkDecorator:
 async def test_keyless_creation_is_sent_once_with_unknown_outcome(
     world: World, behaviour: Behaviour
 ) -> None:
-    with pytest.raises(OutcomeUnknown) as caught:
+    with pytest.raises(UpstreamOutcomeUnknown) as caught:
         await world.create(behaviour, key=None)
 
     assert len(world.server.seen) == 1
@@ -231,7 +231,7 @@ async def test_a_read_whose_answer_will_not_get_better_is_not_repeated(
 
 @pytest.mark.parametrize("key", [None, "k-1"])
 async def test_a_creation_that_is_refused_did_not_happen(world: World, key: str | None) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UpstreamRefused) as caught:
         await world.create(bff_error("amount_below_minimum", 400), key=key)
 
     assert (caught.value.status, caught.value.code) == (400, "amount_below_minimum")
@@ -270,7 +270,7 @@ async def test_a_server_that_speaks_no_tls_never_sees_the_call(world: World) -> 
 
 
 async def test_a_refusal_after_an_unknown_attempt_proves_nothing(world: World) -> None:
-    with pytest.raises(OutcomeUnknown) as caught:
+    with pytest.raises(UpstreamOutcomeUnknown) as caught:
         await world.create(does.reset(), bff_error("amount_below_minimum", 400), key="k-1")
 
     assert caught.value.safe_to_repeat
@@ -282,12 +282,12 @@ async def test_a_lost_upstream_after_an_unknown_attempt_proves_nothing(world: Wo
         asyncio.get_running_loop().create_task(server.stop())
         return await does.hang()(server, request)
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(UpstreamOutcomeUnknown):
         await world.create(fall_silent, key="k-1")
 
 
 async def test_a_refusal_of_a_resumed_creation_proves_nothing(world: World) -> None:
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(UpstreamOutcomeUnknown):
         await world.create(bff_error("unsupported_chain", 400), key="k-1", resumed=True)
 
 
@@ -310,7 +310,7 @@ async def test_unusable_creation_answer_is_unknown_and_keeps_the_id(
 
     world.server.script.append(does.answer(OK))
     async with world.client() as client:
-        with pytest.raises(OutcomeUnknown) as caught:
+        with pytest.raises(UpstreamOutcomeUnknown) as caught:
             await client.create(CREATE, broken, key="k-1", demand=Demand())
 
     assert caught.value.upstream_id == "up-1"
@@ -399,7 +399,7 @@ async def test_a_retry_after_of_no_meaning_is_no_pause(world: World, value: str)
 
 
 async def test_a_retry_after_beyond_patience_is_passed_on_at_once(world: World) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UpstreamRefused) as caught:
         await world.read(bff_error("rate_limited", 429, **{"Retry-After": "999999999999"}))
 
     assert caught.value.retry_after_ms == 600_000
@@ -407,7 +407,7 @@ async def test_a_retry_after_beyond_patience_is_passed_on_at_once(world: World) 
 
 
 async def test_a_429_stops_every_other_call_of_that_kind(world: World) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(UpstreamRefused):
         await world.read(bff_error("rate_limited", 429, **{"Retry-After": "30"}))
 
     with pytest.raises(BudgetSpent) as caught:
@@ -507,7 +507,10 @@ async def test_errors_logs_and_reprs_hide_the_key_and_whole_addresses(
     world: World,
 ) -> None:
     echo = {"error": {"code": "invalid_input", "message": f"key {API_KEY} for {MONERO}\x1b[2J"}}
-    with logs_of("rpcsvc.settlement.upstream.client") as logs, pytest.raises(Refused) as caught:
+    with (
+        logs_of("rpcsvc.settlement.upstream.client") as logs,
+        pytest.raises(UpstreamRefused) as caught,
+    ):
         await world.read(
             does.answer(echo, status=500), does.answer(echo, status=400), api_key=API_KEY
         )
@@ -521,7 +524,7 @@ async def test_errors_logs_and_reprs_hide_the_key_and_whole_addresses(
 
 async def test_what_an_upstream_says_is_kept_bounded(world: World) -> None:
     long = {"error": {"code": "invalid_input", "message": "x" * 200_000}}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UpstreamRefused) as caught:
         await world.read(does.answer(long, status=400))
 
     assert len(caught.value.message) <= 300
@@ -592,7 +595,7 @@ async def test_breaker_never_probes_with_an_unrepeatable_creation(world: World) 
 async def test_refusals_do_not_open_the_breaker(world: World) -> None:
     world.server.otherwise = bff_error("order_not_found", 404)
     for _ in range(10):
-        with pytest.raises(Refused):
+        with pytest.raises(UpstreamRefused):
             await world.read()
 
     assert len(world.server.seen) == 10
@@ -660,7 +663,7 @@ async def test_health_says_that_the_key_is_refused_until_it_is_not(
     world.server.script.append(refusal)
     async with world.client(dialect) as client:
         assert client.health().ok
-        with pytest.raises(Refused):
+        with pytest.raises(UpstreamRefused):
             await client.read(READ, _value, demand=Demand())
 
         assert not client.health().ok

@@ -29,7 +29,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, WalletTransferKind
 from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
 
 _MINING_SECONDS: Final = 600.0
@@ -337,7 +337,7 @@ class Miner:
         It would stay in the pool, unmined. What others paid is their own affair.
         """
         async with WalletClient(self.bank.endpoint) as bank:
-            mine = {item.txid for item in await bank.transfers(0, (TransferKind.PENDING,))}
+            mine = {item.txid for item in await bank.transfers(0, (WalletTransferKind.PENDING,))}
         async with MonerodClient(self.monerod.endpoint) as node:
             for item in await node.pool():
                 if item.abandoned and item.txid in mine:

@@ -14,7 +14,11 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.node import LogFilter, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import OutputFilter, TransferKind, WalletCode
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    OutputFilter,
+    WalletCode,
+    WalletTransferKind,
+)
 from tests.e2e.processes import until
 from tests.regtest.exchange import Exchange
 
@@ -78,7 +82,7 @@ async def xmr_wallet(stack: Exchange) -> XmrWallet:
         outputs = await wallet.outputs(OutputFilter.ALL)
         spent = await node.key_images([item.key_image for item in outputs])
         unspent = sum(item.amount for item in outputs if spent[item.key_image] is Spent.UNSPENT)
-        sent = await wallet.transfers(0, (TransferKind.OUTGOING,))
+        sent = await wallet.transfers(0, (WalletTransferKind.OUTGOING,))
         return XmrWallet(
             unspent, (await wallet.balance()).total, {item.txid: item.fee for item in sent}
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, WalletTransferKind
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, WalletRpc
 from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, bank_of
 
@@ -54,6 +54,6 @@ async def settle(adapter: Treasury, miner: Miner, transfer: Transfer) -> None:
 
 
 async def sent(wallet: WalletClient) -> list[str]:
-    kinds = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
+    kinds = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING, WalletTransferKind.FAILED)
     await wallet.refresh()
     return [item.txid for item in await wallet.transfers(0, kinds)]

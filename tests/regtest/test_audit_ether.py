@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.audit.evm_chain import EvmReader
-from rpcsvc.audit.records import Books, Ether, Opening, PaymentEntry, Watched
+from rpcsvc.audit.records import Books, Ether, OpeningEntry, PaymentEntry, Watched
 from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
@@ -47,7 +47,7 @@ class Hot:
         self.books = Books(
             watched={NAME: Watched(head.number + 1, head.number, head.hash)},
             evm_hot=self.signer.address,
-            openings={NAME: Opening(head.number, head.hash, 0, ETHER)},
+            openings={NAME: OpeningEntry(head.number, head.hash, 0, ETHER)},
         )
 
     def signed(self, nonce: int, units: int, tip: int) -> SignedTransaction:

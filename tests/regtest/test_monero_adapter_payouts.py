@@ -18,8 +18,8 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
-from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
-from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.database import StoreConflict
@@ -201,7 +201,7 @@ async def test_kill_between_relay_and_store_pays_once(
 
     async def killed() -> None:
         await asyncio.to_thread(own.rpc.kill)
-        raise OutcomeUnknown("wallet", "store", "killed")
+        raise RpcOutcomeUnknown("wallet", "store", "killed")
 
     monkeypatch.setattr(own.adapter_wallet, "store", killed)
     assert (await own.adapter.publish(transfer)).outcome is Outcome.PENDING
@@ -299,7 +299,9 @@ async def test_settled_payout_lost_to_a_deep_reorg_returns(
     assert await payee.received() == [UNITS]
 
 
-async def outrun(own: Treasury, payee: Payee, node: MonerodClient) -> tuple[Transfer, Payment]:
+async def outrun(
+    own: Treasury, payee: Payee, node: MonerodClient
+) -> tuple[Transfer, MoneroPayment]:
     """A signed payout, and its payment, of which another transaction spends an input first."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await own.ledger.payment(transfer.transfer_id)

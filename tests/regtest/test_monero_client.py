@@ -14,7 +14,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     AccessRefused,
     NodeError,
     NotSent,
-    OutcomeUnknown,
+    RpcOutcomeUnknown,
     TimedOut,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
@@ -24,9 +24,9 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     OutputFilter,
     PreparedPayment,
     Subaddress,
-    TransferKind,
     WalletCode,
     WalletTransfer,
+    WalletTransferKind,
 )
 from tests.e2e.processes import PATIENCE_SECONDS, until
 from tests.regtest.daemons import (
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 XMR = 10**12
 # What a node says of bytes that it took a moment before.
 HAS_IT = (Submission.KNOWN, Submission.DOUBLE_SPEND)
-SENT_KINDS = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
+SENT_KINDS = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING, WalletTransferKind.FAILED)
 
 
 async def subaddress(wallet: WalletClient) -> Subaddress:
@@ -129,12 +129,12 @@ async def test_a_deposit_is_seen_in_the_pool_then_in_its_block(
     height = (await node.info()).height
     await wallet.refresh()
     (pooled,) = await wallet.transfers(height)
-    assert (pooled.kind, pooled.txid, pooled.amount) == (TransferKind.POOL, txid, units)
+    assert (pooled.kind, pooled.txid, pooled.amount) == (WalletTransferKind.POOL, txid, units)
     assert (pooled.index, pooled.address, pooled.height) == (at.index, at.address, None)
     await miner.mine()
     await wallet.refresh()
     (mined,) = await wallet.transfers(height)
-    assert (mined.kind, mined.height, mined.amount) == (TransferKind.INCOMING, height, units)
+    assert (mined.kind, mined.height, mined.amount) == (WalletTransferKind.INCOMING, height, units)
     assert mined.confirmations == 1
     assert await wallet.transfer(txid) == [mined]
 
@@ -341,7 +341,7 @@ async def test_fact_wallet_learns_of_an_unsent_spend_from_the_chain(
     await miner.mine()
     await wallet.refresh()
     (seen,) = await sent(wallet, payment.txid)
-    assert seen.kind is TransferKind.OUTGOING
+    assert seen.kind is WalletTransferKind.OUTGOING
     assert (await wallet.balance()).total == 2 * XMR - payment.fee
     unspent = {output.key_image for output in await wallet.outputs(OutputFilter.AVAILABLE)}
     assert unspent.isdisjoint(payment.key_images)
@@ -359,7 +359,7 @@ async def test_fact_relaying_a_mined_payment_inflates_the_balance(
     assert await wallet.relay(payment.metadata) == payment.txid
     await miner.mine(SPENDABLE_AGE)
     await wallet.refresh()
-    assert {item.kind for item in await sent(wallet, payment.txid)} >= {TransferKind.PENDING}
+    assert {item.kind for item in await sent(wallet, payment.txid)} >= {WalletTransferKind.PENDING}
     assert (await wallet.balance()).total > true_total
 
 
@@ -404,7 +404,7 @@ async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     await kill_and_reopen(wallet_rpc, own_wallet)
     assert await own_wallet.tx_key(payment.txid) == payment.tx_key
     (pending,) = await sent(own_wallet, payment.txid)
-    assert pending.kind is TransferKind.PENDING
+    assert pending.kind is WalletTransferKind.PENDING
 
 
 async def test_fact_kill_before_store_hands_the_address_out_again(
@@ -539,7 +539,7 @@ async def test_daemon_killed_during_a_call_leaves_it_unknown(
     call = asyncio.ensure_future(own_wallet.create_addresses(1))
     await until(is_sent)
     wallet_rpc.kill()
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(RpcOutcomeUnknown):
         await call
 
 

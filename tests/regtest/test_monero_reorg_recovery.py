@@ -10,7 +10,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
@@ -148,7 +148,7 @@ def gone(own: Treasury) -> MoneroPayoutEnd:
     return MoneroPayoutEnd(connection, own.ledger, own.clock, own.options, annotate)
 
 
-async def settled_one(own: Treasury, transfer: Transfer) -> Payment:
+async def settled_one(own: Treasury, transfer: Transfer) -> MoneroPayment:
     payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     return payment

@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentState,
     Threshold,
 )
@@ -87,7 +87,7 @@ class Treasury:
         signed = await self.sign(transfer)
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
-    async def live_payments(self) -> list[Payment]:
+    async def live_payments(self) -> list[MoneroPayment]:
         states = (PaymentState.PREPARED, PaymentState.RELAYING, PaymentState.PUBLISHED)
         return await self.ledger.payments_in(*states)
 

@@ -17,12 +17,12 @@ from rpcsvc.audit.records import (
     Ether,
     EvmFacts,
     MoneroFacts,
-    Move,
-    Opening,
+    OpeningEntry,
     OrderEntry,
     PaymentEntry,
     Sighting,
     SweepEntry,
+    TokenTransfer,
     TransferEntry,
     Watched,
 )
@@ -57,7 +57,7 @@ class World:
     sweeps: list[SweepEntry] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[TokenTransfer] = field(default_factory=list)
     proven: dict[str, Sighting] = field(default_factory=dict)
     mined: set[str] = field(default_factory=set)
     deposit_addresses: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ class World:
             evm_addresses=frozenset(self.deposit_addresses),
             monero_primary="primary",
             annotations=tuple(self.annotations),
-            openings={ARBITRUM: Opening(SINCE - 1, "opening", FIRST_NONCE, WEI)},
+            openings={ARBITRUM: OpeningEntry(SINCE - 1, "opening", FIRST_NONCE, WEI)},
         )
 
     def monero(self) -> MoneroFacts:
@@ -151,7 +151,9 @@ class World:
             self.arrivals.append(Arrival(txid, order.deposit_address, units, block))
         else:
             sender = evm_address(2 * 10**6 + next(self.numbers))
-            self.moves.append(Move(txid, sender, order.deposit_address, units, block or TOP))
+            self.moves.append(
+                TokenTransfer(txid, sender, order.deposit_address, units, block or TOP)
+            )
         entry = DepositEntry(order.deposit_network, txid, units, sender, state, None, False, rate)
         return replace(order, deposits=(*order.deposits, entry))
 
@@ -210,7 +212,7 @@ class World:
         units = sum(d.units for d in order.deposits)
         name, txid = f"sweep-{order.order_id}", self.txid()
         self._use_nonce(PaymentEntry(name, ARBITRUM, "sweep", HOT, units, "settled", (txid,)))
-        self.moves.append(Move(txid, order.deposit_address, HOT, units, DEEP))
+        self.moves.append(TokenTransfer(txid, order.deposit_address, HOT, units, DEEP))
         self.sweeps.append(SweepEntry(ARBITRUM, order.deposit_address, units, units, "done", name))
 
     def authorize(self, order: OrderEntry) -> None:
@@ -257,7 +259,7 @@ class World:
         """The operator brings money, and has spent some before the service was there."""
         self.arrivals.append(Arrival(self.txid(), "primary", units, SINCE - 50))
         self.departures.append(Departure(self.txid(), units // 2, 5, SINCE - 20))
-        self.moves.append(Move(self.txid(), OPERATOR, HOT, units, SINCE))
+        self.moves.append(TokenTransfer(self.txid(), OPERATOR, HOT, units, SINCE))
 
     def ether_by_hand(self, spent: int, came: int, inside: int) -> None:
         """The operator takes ether out, and brings some, part of it by way of a contract."""
@@ -295,7 +297,7 @@ class World:
                 self.proven[made.payment_id] = Sighting(txid, DEEP, transfer.units, 31)
         elif mined:
             self._use_nonce(made)
-            self.moves.append(Move(txid, HOT, transfer.address, transfer.units, DEEP))
+            self.moves.append(TokenTransfer(txid, HOT, transfer.address, transfer.units, DEEP))
         else:
             self.payments.append(made)
 

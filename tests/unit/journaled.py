@@ -88,11 +88,11 @@ def put_back(data_dir: Path, copy: Path) -> None:
     shutil.copyfile(copy, data_dir / DATABASE_NAME)
 
 
-def xmr_payment(order: Order, txid: str, *others: monero.Payee) -> monero.Payment:
+def xmr_payment(order: Order, txid: str, *others: monero.Payee) -> monero.MoneroPayment:
     planned = order.transfers[0]
     mine = monero.Payee(planned.transfer_id, planned.address, planned.units)
     batch = (mine, *others) if others else ()
-    return monero.Payment(
+    return monero.MoneroPayment(
         f"batch_{txid}" if batch else planned.transfer_id, monero.Purpose.TRANSFER,
         planned.address, planned.units + sum(item.units for item in others), 5, txid, "02ff",
         "metadata", "key", (f"image-{txid}",), NOW, batch=batch,

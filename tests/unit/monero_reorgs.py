@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentState,
     Purpose,
 )
@@ -116,9 +116,9 @@ class Rig:
         state: PaymentState,
         height: int | None,
         purpose: Purpose = Purpose.TRANSFER,
-    ) -> Payment:
+    ) -> MoneroPayment:
         """A payment that has come so far."""
-        made = Payment(
+        made = MoneroPayment(
             name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
             "key", (f"image of {name}",), 1000,
         )  # fmt: skip
@@ -132,7 +132,7 @@ class Rig:
     async def height(self, name: str) -> int | None:
         return (await self.known(name)).height
 
-    async def known(self, name: str) -> Payment:
+    async def known(self, name: str) -> MoneroPayment:
         found = await self.ledger.payment(name)
         assert found is not None
         return found

@@ -10,15 +10,15 @@ from rpcsvc.audit.records import (
     Annotated,
     Annotation,
     Arrival,
+    AuditReport,
     Books,
     Departure,
     Difference,
     EvmFacts,
     MoneroFacts,
-    Move,
     OrderEntry,
     PaymentEntry,
-    Report,
+    TokenTransfer,
 )
 from rpcsvc.domain.order import TransferState
 from tests.unit.audit_world import ARBITRUM, DEEP, HOT, SINCE, TOP, U2X, X2U, World, evm_address
@@ -46,7 +46,7 @@ class Restored:
     def evm(self) -> EvmFacts:
         return replace(self.world.evm(), annotated=self.nonces or {})
 
-    def report(self) -> Report:
+    def report(self) -> AuditReport:
         return check(self.books(), self.monero(), [self.evm()])
 
     def only(self) -> Difference:
@@ -62,7 +62,7 @@ class Restored:
         self.world.departures.append(Departure(txid, units, 5, DEEP, paid))
 
     def moves(self, txid: str, to: str, units: int, source: str = HOT) -> int:
-        self.world.moves.append(Move(txid, source, to, units, DEEP))
+        self.world.moves.append(TokenTransfer(txid, source, to, units, DEEP))
         self.world.nonce += 1
         return self.world.nonce - 1
 
@@ -350,7 +350,7 @@ def test_unattributed_deposit_is_a_note_until_it_is_annotated() -> None:
     lost = evm_address(88)
     at.world.deposit_addresses.add(lost)
     at.world.arrivals.append(Arrival("xmr", "sub99", 7, TOP))
-    at.world.moves.append(Move("0xusdc", COLD, lost, 9, TOP))
+    at.world.moves.append(TokenTransfer("0xusdc", COLD, lost, 9, TOP))
     assert [("sub99" in note, lost in note) for note in at.report().notes] == [
         (True, False),
         (False, True),

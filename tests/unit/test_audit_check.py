@@ -14,14 +14,14 @@ from rpcsvc.audit.check import check
 from rpcsvc.audit.records import (
     MONERO,
     Arrival,
+    AuditReport,
     Departure,
     FillEntry,
-    Move,
     OrderEntry,
     PaymentEntry,
-    Report,
     Sighting,
     SweepEntry,
+    TokenTransfer,
     Watched,
 )
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
@@ -44,11 +44,11 @@ XMR = 10**12
 USDC = 10**6
 
 
-def audited(world: World) -> Report:
+def audited(world: World) -> AuditReport:
     return check(world.books(), world.monero(), [world.evm()])
 
 
-def kinds(report: Report) -> set[str]:
+def kinds(report: AuditReport) -> set[str]:
     return {item.kind for item in report.differences}
 
 
@@ -201,7 +201,7 @@ def says_nothing(record: Any, name: str) -> bool:
             silent = record.txid.startswith("upkeep") and name in ("paid", "units")
         case Arrival():
             silent = record.address == "primary" and name == "address"
-        case Move():
+        case TokenTransfer():
             silent = record.source == OPERATOR and name == "source"
         case _:
             silent = isinstance(record, SweepEntry) and name == "units"
@@ -378,14 +378,14 @@ def test_a_payout_that_was_given_up_and_is_mined_is_found() -> None:
 def test_unrecorded_payout_to_the_same_address_is_found() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
-    world.moves.append(Move("other", HOT, order.to_address, 1, TOP))
+    world.moves.append(TokenTransfer("other", HOT, order.to_address, 1, TOP))
     assert kinds(audited(world)) == {"unrecorded_payment"}
 
 
 def test_a_second_event_within_a_recorded_payment_is_found() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
-    world.moves.append(Move(world.moves[-1].txid, HOT, order.to_address, 1, DEEP))
+    world.moves.append(TokenTransfer(world.moves[-1].txid, HOT, order.to_address, 1, DEEP))
     assert {"unrecorded_payment", "paid_on_chain"} <= kinds(audited(world))
 
 
@@ -400,7 +400,9 @@ def test_unrecorded_xmr_transaction_is_found_since_block_one() -> None:
 def test_a_deposit_address_that_pays_a_stranger_is_found() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
-    world.moves.append(Move("stolen", order.deposit_address, evm_address(9), 5 * USDC, DEEP))
+    world.moves.append(
+        TokenTransfer("stolen", order.deposit_address, evm_address(9), 5 * USDC, DEEP)
+    )
     assert kinds(audited(world)) == {"unrecorded_payment"}
 
 
@@ -497,7 +499,7 @@ def test_transfer_out_in_a_sent_authorization_is_found() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.authorize(order)
-    world.moves.append(Move(order.deposits[-1].txid, HOT, order.deposit_address, 5, DEEP))
+    world.moves.append(TokenTransfer(order.deposits[-1].txid, HOT, order.deposit_address, 5, DEEP))
     assert "unrecorded_payment" in kinds(audited(world))
 
 
@@ -507,7 +509,7 @@ def test_transfer_out_in_a_sent_authorization_is_found() -> None:
 def test_oversized_sweep_is_found_even_while_blocks_are_replaced() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
-    world.moves.append(Move("other", order.deposit_address, HOT, 1, DEEP))
+    world.moves.append(TokenTransfer("other", order.deposit_address, HOT, 1, DEEP))
     report = check(world.books(), world.monero(), [replace(world.evm(), stale=True)])
     assert kinds(report) == {"sweep"}
 

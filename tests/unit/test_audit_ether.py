@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, Mined, each
-from rpcsvc.audit.records import Annotated, Annotation, Difference, Ether, EvmFacts, Report
+from rpcsvc.audit.records import Annotated, Annotation, AuditReport, Difference, Ether, EvmFacts
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, EvmTransaction, Receipt
@@ -38,7 +38,7 @@ def lived(*steps: tuple[str, int]) -> World:
     return world
 
 
-def audited(world: World, **ether: Any) -> Report:
+def audited(world: World, **ether: Any) -> AuditReport:
     facts = replace(world.evm(), ether=replace(world.ether(), **ether))
     return check(world.books(), None, [facts])
 

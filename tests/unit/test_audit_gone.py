@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.audit.check import check
-from rpcsvc.audit.records import MONERO, Annotation, Arrival, Difference, OrderEntry, Report
+from rpcsvc.audit.records import MONERO, Annotation, Arrival, AuditReport, Difference, OrderEntry
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
 from tests.unit.audit_world import ARBITRUM, U2X, X2U, World
@@ -16,7 +16,7 @@ XMR, USDC = 10**12, 10**6
 WAYS = [(X2U, MONERO, XMR), (U2X, ARBITRUM, 165 * USDC)]
 
 
-def report(world: World, closed: frozenset[str] = frozenset()) -> Report:
+def report(world: World, closed: frozenset[str] = frozenset()) -> AuditReport:
     return check(replace(world.books(), closed=closed), world.monero(), [world.evm()])
 
 

@@ -16,12 +16,12 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import (
     ETHER,
     ETHER_INCOME,
+    AuditReport,
     Books,
     ChainMoved,
     Difference,
     EvmFacts,
     MoneroFacts,
-    Report,
     Unfit,
 )
 from rpcsvc.settlement.onchain.evm.node import Block
@@ -44,10 +44,10 @@ class ScriptedAuditor(Auditor):
         self.found: tuple[Difference, ...] = ()
         self.failure: Exception | None = None
 
-    async def audit(self) -> Report:
+    async def audit(self) -> AuditReport:
         if self.failure is not None:
             raise self.failure
-        return Report(self.found)
+        return AuditReport(self.found)
 
 
 def loop_over(auditor: Auditor, data_dir: Path, *, pauses: bool = True) -> AuditLoop:

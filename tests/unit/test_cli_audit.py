@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.audit.auditor import Progress
-from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
+from rpcsvc.audit.records import Annotated, AuditReport, Difference, Unfit
 from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
 from rpcsvc.store.database import BooksUnreadable
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
-WRONG = Report(
+WRONG = AuditReport(
     (
         Difference("payout", "ord_1/payout/1", "12", "11", "USDC"),
         Difference("destination", "ord_2/refund/1", "4a", "4b"),
@@ -32,9 +32,9 @@ async def nothing(_settings: Settings) -> None:
 
 
 def audit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: Report | Exception, *flags: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: AuditReport | Exception, *flags: str
 ) -> int:
-    async def fake(_settings: Settings, progress: Progress) -> Report:
+    async def fake(_settings: Settings, progress: Progress) -> AuditReport:
         progress("reading the books")
         if isinstance(made, Exception):
             raise made
@@ -75,7 +75,7 @@ def test_json_is_one_object(
 def test_a_hint_and_what_is_explained_are_said_in_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = Report(
+    report = AuditReport(
         (
             Difference(
                 "unrecorded_payment", "tx", "0", "7", "XMR", "looks like a payment: adopt it"
@@ -103,7 +103,7 @@ def test_a_hint_and_what_is_explained_are_said_in_words(
 def test_pending_alone_is_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(monkeypatch, tmp_path, Report(pending=("a",)), "--json") == OK
+    assert audit(monkeypatch, tmp_path, AuditReport(pending=("a",)), "--json") == OK
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
 

@@ -30,8 +30,8 @@ from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
-    TransferKind,
     WalletTransfer,
+    WalletTransferKind,
 )
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
@@ -219,7 +219,7 @@ def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
 def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> None:
     """What is found out about the payment."""
 
-    async def end(_self: MoneroPayoutEnd, _payment: monero.Payment) -> str | None:
+    async def end(_self: MoneroPayoutEnd, _payment: monero.MoneroPayment) -> str | None:
         if isinstance(with_what, Exception):
             raise with_what
         return with_what
@@ -369,7 +369,7 @@ def test_possible_payment_of_an_open_transfer_is_not_annotated(
 
         async def transfer(self, txid: str) -> list[WalletTransfer]:
             sent = WalletTransfer(
-                TransferKind.OUTGOING, txid, "4a", SubaddressIndex(0, 0), transfer.units, 5,
+                WalletTransferKind.OUTGOING, txid, "4a", SubaddressIndex(0, 0), transfer.units, 5,
                 100, 9, 1, 0, locked=False, double_spend_seen=False,
             )  # fmt: skip
             return [sent]

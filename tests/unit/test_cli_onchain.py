@@ -29,7 +29,7 @@ from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
-from rpcsvc.treasury.wallets import Found, OnchainTreasury
+from rpcsvc.treasury.wallets import OnchainTreasury, WalletFindings
 from tests.operator_cli import Cli, listening, served
 from tests.rows import statement
 
@@ -232,7 +232,7 @@ def wallets_hold(monkeypatch: pytest.MonkeyPatch, xmr: XmrHeld, usdc: int) -> No
     """Have the nodes answer that the wallets hold this; USDC on arbitrum."""
     read = wallets.read_wallets
 
-    async def answered(*given: Any, **more: Any) -> Found:
+    async def answered(*given: Any, **more: Any) -> WalletFindings:
         found = await read(*given, **more)
         (network,) = found.networks
         full = replace(network, problem=None, hot=HotBalances(1, usdc, 9))

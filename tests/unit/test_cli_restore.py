@@ -18,8 +18,8 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
-    TransferKind,
     WalletTransfer,
+    WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -155,8 +155,8 @@ class OpenWallet:
 
     async def transfer(self, txid: str) -> list[WalletTransfer]:
         sent = WalletTransfer(
-            TransferKind.OUTGOING, txid, self.address, SubaddressIndex(0, 0), 2 * 10**12, 10**11,
-            100, 9, 1, 0, locked=False, double_spend_seen=False,
+            WalletTransferKind.OUTGOING, txid, self.address, SubaddressIndex(0, 0), 2 * 10**12,
+            10**11, 100, 9, 1, 0, locked=False, double_spend_seen=False,
         )  # fmt: skip
         return [sent]
 

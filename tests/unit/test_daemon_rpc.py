@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     HttpFailure,
     NodeError,
     NotSent,
-    OutcomeUnknown,
+    RpcOutcomeUnknown,
     TooLarge,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -85,7 +85,7 @@ async def test_http_error_without_json_rpc_error_is_unknown(status: int) -> None
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=status, headers={"location": "/json_rpc"})
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(RpcOutcomeUnknown):
         await ask(handler, method="act")
 
 
@@ -99,7 +99,7 @@ async def test_reads_are_repeated_and_acts_are_not() -> None:
             request.transport.close()
         return web.json_response({"id": seen[-1], "result": 7})
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(RpcOutcomeUnknown):
         await ask(handler, method="act")
     assert len(seen) == 1
     seen.clear()

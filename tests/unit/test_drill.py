@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.audit.records import Difference, Report, Unfit
+from rpcsvc.audit.records import AuditReport, Difference, Unfit
 from rpcsvc.cli.recovery import drill
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.settings import Settings
@@ -20,7 +20,7 @@ from tests.operator_cli import Cli, served
 from tests.unit.journaled import WALLET, Books, opened, xmr_payment
 
 OK, FAILED, USAGE = 0, 1, 2
-SOUND = Report((), (), (), orders=1, payments=1)
+SOUND = AuditReport((), (), (), orders=1, payments=1)
 
 
 @pytest.fixture
@@ -166,11 +166,11 @@ def test_drill_needs_a_file_of_sqlite_and_room(cli: Cli, tmp_path: Path) -> None
 # --- real wallets ------------------------------------------------------------------------------
 
 
-def audits(monkeypatch: pytest.MonkeyPatch, *found: Report | Exception) -> list[Settings]:
+def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> list[Settings]:
     """Have audits find this, the last of it again and again; the settings that they had."""
     asked: list[Settings] = []
 
-    async def audited(settings: Settings) -> Report:
+    async def audited(settings: Settings) -> AuditReport:
         asked.append(settings)
         one = found[min(len(asked), len(found)) - 1]
         if isinstance(one, Exception):
@@ -220,13 +220,13 @@ async def test_drill_adopts_what_was_signed_since_in_scratch_alone(
     [
         (Unfit("no node answers"), "not audited: no node answers"),
         (
-            Report((Difference("payout", "ord_1/payout/1", "12", "11", "USDC"),), (), ()),
+            AuditReport((Difference("payout", "ord_1/payout/1", "12", "11", "USDC"),), (), ()),
             "payout ord_1/payout/1: 11, not 12",
         ),
     ],
 )
 async def test_drill_fails_unless_the_audit_agrees(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, found: Report | Exception, says: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, found: AuditReport | Exception, says: str
 ) -> None:
     cli.environ["RPCSVC_ENGINE"] = "onchain"
     audits(monkeypatch, found)
@@ -236,8 +236,8 @@ async def test_drill_fails_unless_the_audit_agrees(
     assert says in cli.out
 
 
-def differs(*subjects: str) -> Report:
-    return Report(
+def differs(*subjects: str) -> AuditReport:
+    return AuditReport(
         tuple(Difference("unrecorded_payment", each, "", "1") for each in subjects), (), ()
     )
 
@@ -247,7 +247,7 @@ def differs(*subjects: str) -> Report:
     [(SOUND, []), (differs("c"), []), (differs("a", "c"), ["a"]), (Unfit("gone"), [])],
 )
 async def test_drill_reports_differences_found_twice(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, second: Report | Exception, left: list[str]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, second: AuditReport | Exception, left: list[str]
 ) -> None:
     """A service that runs signs payments after its journal was read: those are none."""
     cli.environ["RPCSVC_ENGINE"] = "onchain"
@@ -256,7 +256,7 @@ async def test_drill_reports_differences_found_twice(
         backup = await signed_since(cli, books)
         report = await drilled(cli, backup)
     assert len({each.data_dir for each in asked}) == 2
-    is_ok = not left and isinstance(second, Report)
+    is_ok = not left and isinstance(second, AuditReport)
     assert (report["ok"], report["exit"]) == (is_ok, OK if is_ok else FAILED)
     found = report["audit"]["differences"] if report["audit"] else []
     assert [each["subject"] for each in found] == left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.onchain.journal.files import RESUME, Position, encode, header, read
+from rpcsvc.settlement.onchain.journal.files import RESUME, JournalPosition, encode, header, read
 
 NAME = "ab" * 8
 BODIES = st.lists(
@@ -13,9 +13,9 @@ BODIES = st.lists(
 )
 
 
-def written(bodies: list[dict[str, object]], after: Position | None = None) -> list[bytes]:
+def written(bodies: list[dict[str, object]], after: JournalPosition | None = None) -> list[bytes]:
     """The lines of a file: header, then these."""
-    at = after or Position()
+    at = after or JournalPosition()
     lines = []
     for body in [header(at, NAME, 1), *({"kind": "x", **body} for body in bodies)]:
         line, at = encode(at, body)

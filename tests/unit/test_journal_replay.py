@@ -88,7 +88,7 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
         copy = books.copy(tmp_path / "copy.db")
         for item, txid in ((planned, "aa"), (later, "bb")):
             await books.monero.add_payment(
-                monero.Payment(
+                monero.MoneroPayment(
                     item.withdrawal_id, monero.Purpose.TRANSFER, item.address, item.units, 5, txid,
                     "02ff", "metadata", "key", (f"image-{txid}",), NOW,
                 )

@@ -18,18 +18,18 @@ from rpcsvc.settlement.onchain.evm.keys import signed_fields
 from rpcsvc.settlement.onchain.evm.ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import Payment
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState
 from rpcsvc.settlement.onchain.monero.ledger import Purpose as XmrPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
-    PaymentCheck,
     SubaddressIndex,
+    TxCheck,
     WalletCode,
     WalletTransfer,
+    WalletTransferKind,
 )
-from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
@@ -91,7 +91,7 @@ class Xmr:
 
     pays: dict[str, int]
     fee: int = 3
-    kind: ListedAs = ListedAs.OUTGOING
+    kind: WalletTransferKind = WalletTransferKind.OUTGOING
     raw: str = "00ff"
     own_key: str | None = KEY
     images: tuple[str, ...] = ("image",)
@@ -142,11 +142,11 @@ class Xmr:
             raise NodeError("wallet", "get_tx_key", WalletCode.NO_TX_KEY, "no tx secret key")
         return self.own_key
 
-    async def check_key(self, txid: str, key: str, address: str) -> PaymentCheck:
+    async def check_key(self, txid: str, key: str, address: str) -> TxCheck:
         self._require_open("check_tx_key")
         if key != KEY:
             raise NodeError("wallet", "check_tx_key", WalletCode.UNKNOWN, "wrong key")
-        return PaymentCheck(True, self.pays.get(address, 0), 3, False)
+        return TxCheck(True, self.pays.get(address, 0), 3, False)
 
 
 async def adopt_xmr(
@@ -165,7 +165,7 @@ async def test_proven_payment_is_recorded_as_published(
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     known = await SqlMoneroLedger(database).payment("ord_1/payout/1")
-    assert known == Payment(
+    assert known == MoneroPayment(
         "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
     )  # fmt: skip
@@ -194,8 +194,8 @@ async def test_silent_wallet_proves_nothing_about_the_payment(
         (Xmr({"4user": 49}), "pays 49"),
         (Xmr({"4user": 51}), "pays 51"),
         (Xmr({"4other": 50}), "pays 0"),
-        (Xmr({"4user": 50}, kind=ListedAs.INCOMING), "its own"),
-        (Xmr({"4user": 50}, kind=ListedAs.FAILED), "its own"),
+        (Xmr({"4user": 50}, kind=WalletTransferKind.INCOMING), "its own"),
+        (Xmr({"4user": 50}, kind=WalletTransferKind.FAILED), "its own"),
         (Xmr({"4user": 50}, is_known=False), "node has no"),
         (Xmr({"4user": 50}, raw=""), "pruned"),
         (Xmr({"4user": 50}, own_key=None), "--tx-key"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.audit.books import read_books
-from rpcsvc.audit.records import Opening as Booked
+from rpcsvc.audit.records import OpeningEntry
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
 from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
@@ -76,7 +76,9 @@ async def test_the_first_look_is_kept_and_the_auditor_reads_it(
 
     wallet = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
     await database.write([statement(wallet, (HOT.lower(),))])
-    assert read_books(tmp_path).openings == {NETWORK.name: Booked(5, first.block_hash, 2, WEI - 2)}
+    assert read_books(tmp_path).openings == {
+        NETWORK.name: OpeningEntry(5, first.block_hash, 2, WEI - 2)
+    }
 
 
 async def test_a_block_that_is_replaced_takes_its_balance_with_it(

@@ -12,8 +12,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     HttpFailure,
     NodeError,
-    OutcomeUnknown,
     RpcFailure,
+    RpcOutcomeUnknown,
     TimedOut,
     TooLarge,
 )
@@ -54,7 +54,7 @@ REFUSALS: list[RpcFailure] = [
     HttpFailure(*NODE, 413),
     TooLarge(*NODE, "over 33554432 bytes"),
     TimedOut(*NODE, "no whole answer in 3 seconds"),
-    OutcomeUnknown(*NODE, "connection lost"),
+    RpcOutcomeUnknown(*NODE, "connection lost"),
 ]
 
 
@@ -282,7 +282,7 @@ async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reade
     await reader.poll()
     assert reader.chain.asked.count("pending") == 1
     with pytest.raises(Exception, match="can't be settled"), reader.connection.watched():
-        raise OutcomeUnknown("node", "eth_call", "connection lost")
+        raise RpcOutcomeUnknown("node", "eth_call", "connection lost")
     await reader.poll()
     assert reader.chain.asked.count("pending") == 2
 

@@ -11,7 +11,7 @@ from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     Purpose,
     Threshold,
 )
@@ -19,8 +19,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 XMR = 10**12
 
 
-def payment(name: str, *images: str) -> Payment:
-    return Payment(
+def payment(name: str, *images: str) -> MoneroPayment:
+    return MoneroPayment(
         name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
     )
 

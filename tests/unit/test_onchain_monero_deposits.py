@@ -28,8 +28,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     Refreshed,
     Subaddress,
     SubaddressIndex,
-    TransferKind,
     WalletTransfer,
+    WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -175,7 +175,7 @@ def _amount(held: Output | None) -> int:
 
 
 def _transfer(item: Paid, amount: int, height: int | None) -> WalletTransfer:
-    kind = TransferKind.POOL if height is None else TransferKind.INCOMING
+    kind = WalletTransferKind.POOL if height is None else WalletTransferKind.INCOMING
     index = SubaddressIndex(0, item.minor)
     return WalletTransfer(
         kind, item.txid, f"8x{item.minor}", index, amount, 1, height, 0, 0, 0, False, False

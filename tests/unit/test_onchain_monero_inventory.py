@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentOrder,
     PaymentState,
     Purpose,
@@ -112,7 +112,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 async def test_outputs_are_relisted_after_a_block_or_a_payment(rig: Rig) -> None:
-    payment = Payment(
+    payment = MoneroPayment(
         "tr_1", Purpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
         relayed_at=1001, height=99,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentOrder,
     PaymentState,
     Purpose,
@@ -209,12 +209,12 @@ class Rig:
         assert (await self.payments.publish(made)).outcome is Outcome.PENDING
         return made
 
-    async def known(self, name: str = "tr_1") -> Payment:
+    async def known(self, name: str = "tr_1") -> MoneroPayment:
         found = await self.ledger.payment(name)
         assert found is not None
         return found
 
-    async def all(self) -> list[Payment]:
+    async def all(self) -> list[MoneroPayment]:
         return await self.ledger.payments_in(*PaymentState)
 
 
@@ -402,7 +402,7 @@ async def test_concurrent_requests_for_a_transfer_sign_and_relay_once(rig: Rig) 
 async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(rig: Rig) -> None:
     asked = (rig.payments.prepare_upkeep(upkeep()), rig.sign(transfer()))
     made = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(item).__name__ for item in made] == ["Payment", "Unavailable"]
+    assert [type(item).__name__ for item in made] == ["MoneroPayment", "Unavailable"]
     assert len(rig.wallet.signed) == 1
     await asyncio.gather(*(rig.payments.finish_upkeep() for _ in range(2)))
     assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])

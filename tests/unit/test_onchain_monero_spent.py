@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentState,
     Purpose,
     WalletRecord,
@@ -36,8 +36,8 @@ from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Refreshed,
     SubaddressIndex,
-    TransferKind,
     WalletTransfer,
+    WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -107,14 +107,15 @@ class Wallet:
         return Refreshed(0)
 
     async def transfers(
-        self, from_height: int, kinds: Collection[TransferKind]
+        self, from_height: int, kinds: Collection[WalletTransferKind]
     ) -> list[WalletTransfer]:
-        assert tuple(kinds) == (TransferKind.OUTGOING,)
+        assert tuple(kinds) == (WalletTransferKind.OUTGOING,)
         fresh, self.is_fresh = self.is_fresh, False
         index = SubaddressIndex(0, 0)
         return [
             WalletTransfer(
-                TransferKind.OUTGOING, txid, "4primary", index, 1, 1, height, 0, 0, 0, False, False
+                WalletTransferKind.OUTGOING, txid, "4primary", index, 1, 1, height, 0, 0, 0, False,
+                False,
             )
             for txid, height in self.sent.items()
             if fresh and height >= from_height
@@ -143,7 +144,7 @@ class Rig:
         self.clock.now += blocks * 120_000
         return await self.presence.verdict(await self.payment())
 
-    async def payment(self) -> Payment:
+    async def payment(self) -> MoneroPayment:
         found = await self.ledger.payment("tr_1")
         assert found is not None
         return found
@@ -169,7 +170,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     images = BODIES[OURS].key_images
-    signed = Payment(
+    signed = MoneroPayment(
         "tr_1", Purpose.TRANSFER, "4x", 10**12, 5, OURS, "raw", "meta", "key", images, NOW,
         PaymentState.PUBLISHED,
     )  # fmt: skip

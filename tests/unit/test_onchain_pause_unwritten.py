@@ -11,7 +11,7 @@ import pytest
 
 from rpcsvc.app import running
 from rpcsvc.audit.auditor import AuditLoop, Auditor
-from rpcsvc.audit.records import Difference, Report
+from rpcsvc.audit.records import AuditReport, Difference
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
 from rpcsvc.settlement.onchain.unrecorded import pause_for
@@ -160,8 +160,8 @@ class ScriptedAuditor(Auditor):
     def __init__(self) -> None:
         self.found: tuple[Difference, ...] = (STOLEN,)
 
-    async def audit(self) -> Report:
-        return Report(self.found)
+    async def audit(self) -> AuditReport:
+        return AuditReport(self.found)
 
 
 async def test_the_auditor_stops_payouts_on_a_full_disk(

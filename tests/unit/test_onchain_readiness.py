@@ -10,9 +10,9 @@ from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.readiness import (
-    Check,
     MoneroFound,
     NetworkFound,
+    ReadinessCheck,
     XmrHeld,
     coins,
     monero_checks,
@@ -29,15 +29,15 @@ WELL = MoneroFound(100, primary_address=PRIMARY, held=FUNDED)
 NETWORK = NetworkFound(ARBITRUM, None, HotBalances(ETHER, 5 * USDC, 7))
 
 
-def missing(checks: list[Check]) -> dict[str, str | None]:
+def missing(checks: list[ReadinessCheck]) -> dict[str, str | None]:
     return {check.name: check.remedy for check in checks if not check.ok}
 
 
-def xmr(found: MoneroFound, floor: int = 0) -> list[Check]:
+def xmr(found: MoneroFound, floor: int = 0) -> list[ReadinessCheck]:
     return list(monero_checks(found, OPTIONS, floor))
 
 
-def arbitrum(found: NetworkFound) -> list[Check]:
+def arbitrum(found: NetworkFound) -> list[ReadinessCheck]:
     return list(network_checks(found, HOT, "ETH"))
 
 

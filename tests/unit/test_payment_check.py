@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.payment_check import (
     LEAST_MS_LEFT,
-    Due,
-    Payment,
+    ExpectedPayment,
     Problem,
+    ProposedPayment,
     Unreadable,
     differences,
     read_calldata,
@@ -27,8 +27,12 @@ from rpcsvc.errors import InvalidInput
 NOW = 1_767_323_045_000
 DEPOSIT = "0x52908400098527886E0F7030069857D2E4169EE7"
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
-DUE = Due(DEPOSIT, 150_000_000, USDC, 42161, TOKEN, is_payable=True, closes_at=NOW + 3_600_000)
-XMR_DUE = Due("8deposit", 800_000_000_000, XMR, 0, None, is_payable=True, closes_at=NOW + 3_600_000)
+DUE = ExpectedPayment(
+    DEPOSIT, 150_000_000, USDC, 42161, TOKEN, is_payable=True, closes_at=NOW + 3_600_000
+)
+XMR_DUE = ExpectedPayment(
+    "8deposit", 800_000_000_000, XMR, 0, None, is_payable=True, closes_at=NOW + 3_600_000
+)
 
 addresses = st.binary(min_size=20, max_size=20).map(lambda raw: "0x" + raw.hex())
 units = st.integers(min_value=0, max_value=2**256 - 1)
@@ -43,7 +47,7 @@ def transaction(**changes: Any) -> dict[str, Any]:
     return {"to": TOKEN, "data": call, "value": "0x0", "chainId": 42161, **changes}
 
 
-def problems(payment: Payment, due: Due = DUE, now: int = NOW) -> set[Problem]:
+def problems(payment: ProposedPayment, due: ExpectedPayment = DUE, now: int = NOW) -> set[Problem]:
     return {each.problem for each in differences(payment, due, now)}
 
 
@@ -58,7 +62,7 @@ def problems(payment: Payment, due: Due = DUE, now: int = NOW) -> set[Problem]:
         replace(read_calldata(calldata(DEPOSIT, DUE.units)), chain_id=42161, token=TOKEN),
     ],
 )
-def test_check_finds_nothing_in_what_is_due(payment: Payment) -> None:
+def test_check_finds_nothing_in_what_is_due(payment: ProposedPayment) -> None:
     assert problems(payment) == set()
 
 
@@ -118,7 +122,7 @@ def test_check_needs_the_contract_of_calldata() -> None:
     assert (found.problem, found.expected, found.received) == (Problem.WRONG_TOKEN, TOKEN, None)
     assert problems(replace(call, token=DEPOSIT)) == {Problem.WRONG_TOKEN}
     assert problems(replace(call, chain_id=None, token=TOKEN)) == {Problem.WRONG_CHAIN}
-    described = Payment(DEPOSIT, DUE.units, USDC, DUE.chain_id)
+    described = ProposedPayment(DEPOSIT, DUE.units, USDC, DUE.chain_id)
     assert problems(described) == set()
 
 

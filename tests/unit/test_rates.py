@@ -19,10 +19,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.rates import sources as rate_sources
 from rpcsvc.rates.sources import (
     Agreement,
+    ClockReading,
     FixedRate,
     HttpSource,
     MedianRate,
-    Moment,
     RateUnreadable,
     Sample,
     agree,
@@ -34,9 +34,9 @@ NOW = ManualClock().now
 RULE = Agreement(max_age_ms=60_000, quorum=2, max_spread_bps=200)
 
 
-def at(ms: int = 0) -> Moment:
+def at(ms: int = 0) -> ClockReading:
     """So long after NOW, or before it."""
-    return Moment(NOW + ms, 7_000_000 + ms)
+    return ClockReading(NOW + ms, 7_000_000 + ms)
 
 
 def samples(*prices: int, age_ms: int = 0) -> dict[str, Sample]:

@@ -13,7 +13,7 @@ from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
+from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 from rpcsvc.settlement.onchain.receipt_check import (
     Json,
     NotProven,
@@ -25,7 +25,7 @@ from tests.unit.evm_chain import TOKEN, USER
 
 TXID = "ab" * 32
 HOT = "0x" + "22" * 20
-PAID = PaymentCheck(valid=True, received=15 * 10**11, confirmations=7, in_pool=False)
+PAID = TxCheck(valid=True, received=15 * 10**11, confirmations=7, in_pool=False)
 
 # --- XMR -----------------------------------------------------------------------------------------
 
@@ -39,16 +39,16 @@ RECEIPT = {
 class Wallet:
     """What it says of one key and of one proof, and what it was asked; ``error`` instead."""
 
-    by_key: PaymentCheck = PAID
-    by_proof: PaymentCheck = PAID
+    by_key: TxCheck = PAID
+    by_proof: TxCheck = PAID
     error: WalletCode | None = None
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
-    async def check_key(self, *asked: str) -> PaymentCheck:
+    async def check_key(self, *asked: str) -> TxCheck:
         self._note(asked)
         return self.by_key
 
-    async def check_proof(self, *asked: str) -> PaymentCheck:
+    async def check_proof(self, *asked: str) -> TxCheck:
         self._note(asked)
         return self.by_proof
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.settlement.upstream.failures import BreakerOpen
-from rpcsvc.settlement.upstream.limits import Breaker, BreakerState, Permit
+from rpcsvc.settlement.upstream.limits import Breaker, BreakerState, CallPermit
 
 T0 = 1_000_000
 
@@ -162,7 +162,7 @@ def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]) -> None:
         Breaker(**limits)
 
 
-REPORTS: dict[str, Callable[[Permit, int], None]] = {
+REPORTS: dict[str, Callable[[CallPermit, int], None]] = {
     "ok": lambda permit, _now: permit.succeeded(),
     "fail": lambda permit, now: permit.failed("x", now),
     "abandon": lambda permit, _now: permit.abandoned(),
@@ -170,7 +170,7 @@ REPORTS: dict[str, Callable[[Permit, int], None]] = {
 }
 
 
-def step(b: Breaker, now: int, report: str) -> Permit | None:
+def step(b: Breaker, now: int, report: str) -> CallPermit | None:
     was_open = b.state(now) is not BreakerState.CLOSED
     try:
         permit = b.admit(now)

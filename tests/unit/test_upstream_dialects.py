@@ -18,12 +18,12 @@ from rpcsvc import errors, strict_json
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.order import OrderStatus
-from rpcsvc.settlement.upstream import answers, exchange, failures
-from rpcsvc.settlement.upstream.answers import UNKNOWN, Networks, bridge_status, order_status
+from rpcsvc.settlement.upstream import answers, failures, transport
+from rpcsvc.settlement.upstream.answers import UNKNOWN, PayableNetworks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
-from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.limits import Breaker, Budget
+from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.wiring import BFF, V1
 from tests.contract import upstream_server as does
 
@@ -35,12 +35,12 @@ MONERO = (
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
 STAGENET = stagenet_subaddress(b"\x11" * 64)
-MAINNET_ONLY = Networks(forbidden=frozenset({TOKEN.lower()}))
+MAINNET_ONLY = PayableNetworks(forbidden=frozenset({TOKEN.lower()}))
 TIME = "2026-01-02T03:04:05.678Z"
 TIME_MS = 1_767_323_045_678
 ORDER_ID = "ord_0123456789ABCDEFGHJKMNPQRS"
 
-X2U = exchange.OrderBody(
+X2U = transport.OrderBody(
     from_chain_id=0,
     to_chain_id=42161,
     from_token="XMR",
@@ -48,9 +48,9 @@ X2U = exchange.OrderBody(
     from_amount=800_000_000_000,
     to_address=EVM,
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
-    twap=exchange.TwapRequest(disabled=False, chunk_usdc=250_000_000),
+    twap=transport.TwapRequest(disabled=False, chunk_usdc=250_000_000),
 )
-U2X = exchange.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
+U2X = transport.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
 
 CHAINS = {
     "chains": [
@@ -439,7 +439,7 @@ def test_an_evm_deposit_address_is_returned_with_its_checksum() -> None:
 
 
 def test_sandbox_upstream_may_give_test_network_addresses() -> None:
-    sandbox = Networks(monero=tuple(MoneroNetwork))
+    sandbox = PayableNetworks(monero=tuple(MoneroNetwork))
     answer = UpstreamAnswer({**ORDER, "depositAddress": STAGENET}, b"")
 
     assert answers.order(answer, X2U, sandbox).deposit_address == STAGENET
@@ -598,7 +598,7 @@ QUOTE_BODY = {
     key: ORDER_BODY[key]
     for key in ("fromChainId", "toChainId", "fromToken", "toToken", "fromAmount")
 }
-TICKET_REQUEST = exchange.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
+TICKET_REQUEST = transport.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
 TICKET_BODY = {
     "orderId": ORDER_ID,
     "sessionId": None,
@@ -710,7 +710,7 @@ async def test_order_with_a_bad_deposit_address_is_recorded_and_hidden(
     dialect: Dialect,
 ) -> None:
     async with does.running() as server:
-        with pytest.raises(failures.OutcomeUnknown) as caught:
+        with pytest.raises(failures.UpstreamOutcomeUnknown) as caught:
             await UpstreamRequest(server, dialect).call(
                 lambda u: u.create_order(X2U, key="k"), {**ORDER, "depositAddress": flipped(MONERO)}
             )
@@ -760,7 +760,7 @@ async def refusal(dialect: Dialect, status: int, body: Any) -> errors.ServiceErr
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:
-            with pytest.raises(failures.Refused) as caught:
+            with pytest.raises(failures.UpstreamRefused) as caught:
                 await upstream.quote(X2U)
             return upstream.service_error(caught.value)
 
@@ -880,7 +880,7 @@ async def test_a_v1_text_that_is_certain_is_told_in_our_own_words(
         failures.BreakerOpen("down"),
         failures.NoAnswer("HTTP 500"),
         failures.UpstreamBroken("depositAddress is bad", field="depositAddress"),
-        failures.OutcomeUnknown("sent", safe_to_repeat=False),
+        failures.UpstreamOutcomeUnknown("sent", safe_to_repeat=False),
     ],
 )
 async def test_other_failures_are_unavailable_and_leak_no_internals(
@@ -914,10 +914,10 @@ def test_only_an_unknown_outcome_may_have_acted() -> None:
         failures.NeverSent,
         failures.BudgetSpent,
         failures.BreakerOpen,
-        failures.Refused,
+        failures.UpstreamRefused,
         failures.NoAnswer,
         failures.UpstreamBroken,
     }
 
     assert {kind for kind in kinds if kind.may_have_acted} == set()
-    assert failures.OutcomeUnknown.may_have_acted
+    assert failures.UpstreamOutcomeUnknown.may_have_acted

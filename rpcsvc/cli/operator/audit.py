@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rpcsvc.audit.auditor import Progress, open_auditor
-from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
+from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
 from rpcsvc.cli.operator.service import (
     end_progress,
@@ -55,14 +55,14 @@ def _audit(context: Context) -> int:
     return FAILED if report.differences else OK
 
 
-async def audited(settings: Settings, progress: Progress = lambda _text: None) -> Report:
+async def audited(settings: Settings, progress: Progress = lambda _text: None) -> AuditReport:
     """One audit of a data directory. Raises SettingsError and the errors in NOT_MADE."""
     chains = read_chains(settings.chains_file)
     async with open_auditor(settings.onchain, chains, settings.data_dir, progress) as auditor:
         return await auditor.audit()
 
 
-def report_as_json(report: Report) -> Json:
+def report_as_json(report: AuditReport) -> Json:
     """A report as ``rpcsvc audit --json`` prints it."""
     return {
         "ok": not report.differences,
@@ -80,7 +80,7 @@ def _difference(item: Difference) -> Json:
     return {name: text for name, text in asdict(item).items() if text or name != "hint"}
 
 
-def _print(report: Report) -> None:
+def _print(report: AuditReport) -> None:
     if report.differences:
         head = ("DIFFERENCE", "WHERE", "EXPECTED", "FOUND", "")
         rows = [(i.kind, i.subject, i.expected, i.found, i.unit) for i in report.differences]

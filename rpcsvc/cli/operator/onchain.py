@@ -38,7 +38,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
     create_mnemonic,
     read_mnemonic,
 )
-from rpcsvc.settlement.onchain.readiness import Check
+from rpcsvc.settlement.onchain.readiness import ReadinessCheck
 from rpcsvc.settlement.onchain.wiring import key_path
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
@@ -151,7 +151,7 @@ def _owning(settings: Settings) -> Iterator[bool]:
 
 def _checks(
     settings: Settings, recorded: Recorded, *, alone: bool
-) -> tuple[list[Check], str | None]:
+) -> tuple[list[ReadinessCheck], str | None]:
     """The result of every inspection, and the hot wallet's address if there is one."""
     key, hot_wallet = _key_check(settings, recorded.hot_wallet, alone=alone)
     found = asyncio.run(_poll(settings, recorded, hot_wallet, alone=alone))
@@ -163,7 +163,7 @@ def _checks(
 
 def _key_check(
     settings: Settings, recorded: str | None, *, alone: bool
-) -> tuple[Check, str | None]:
+) -> tuple[ReadinessCheck, str | None]:
     """Check that the mnemonic exists and is the right one; make one only if none was ever
     recorded.
     """
@@ -177,17 +177,19 @@ def _key_check(
         remedy = "See docs/onchain.md, Keys."
         if recorded is not None:
             remedy = f"Put the mnemonic back whose hot wallet is {recorded}."
-        return Check("keys", False, str(refused), remedy), recorded
+        return ReadinessCheck("keys", False, str(refused), remedy), recorded
     except OnchainExtraMissing as missing:
-        return Check("keys", False, str(missing), "pip install 'rpcsvc[onchain]'"), recorded
+        return ReadinessCheck(
+            "keys", False, str(missing), "pip install 'rpcsvc[onchain]'"
+        ), recorded
     if recorded not in (None, address):
         detail = f"{path} is another mnemonic: its hot wallet is {address}"
-        return Check("keys", False, detail, f"Put the one back of {recorded}."), recorded
+        return ReadinessCheck("keys", False, detail, f"Put the one back of {recorded}."), recorded
     detail = f"{path}, hot wallet {address}"
     if not is_made:
-        return Check("keys", True, detail), address
+        return ReadinessCheck("keys", True, detail), address
     advice = "Write its 24 words down and keep them safe: whoever has them has the money."
-    return Check("keys", True, f"made {detail}", advice), address
+    return ReadinessCheck("keys", True, f"made {detail}", advice), address
 
 
 def _is_missing(path: Path) -> bool:
@@ -209,7 +211,7 @@ def _hot_address(path: Path) -> str:
 
 async def _poll(
     settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
-) -> list[Check]:
+) -> list[ReadinessCheck]:
     """Ask every node and rate source once. Raises SettingsError."""
     found = await read_wallets(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)
@@ -222,7 +224,7 @@ async def _poll(
     return [*checks, await _rate_check(settings)]
 
 
-async def _rate_check(settings: Settings) -> Check:
+async def _rate_check(settings: Settings) -> ReadinessCheck:
     source = rate_source(settings.rates, SystemClock()).source
     try:
         if isinstance(source, MedianRate):
@@ -234,15 +236,15 @@ async def _rate_check(settings: Settings) -> Check:
             "Let this machine reach the tickers of rates.sources, name others, or set"
             " rates.fixed_usdc_per_xmr."
         )
-        return Check("rates", False, error.message, remedy)
+        return ReadinessCheck("rates", False, error.message, remedy)
     shown = format_units(rate.usdc_per_xmr, USDC)
-    return Check("rates", True, f"{shown} USDC for one XMR ({rate.source})")
+    return ReadinessCheck("rates", True, f"{shown} USDC for one XMR ({rate.source})")
 
 
 # --- the answer ------------------------------------------------------------------------------
 
 
-def _print(checks: list[Check], hot_wallet: str | None, *, as_json: bool) -> None:
+def _print(checks: list[ReadinessCheck], hot_wallet: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {

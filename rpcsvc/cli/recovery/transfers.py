@@ -36,7 +36,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
@@ -376,7 +376,7 @@ def _line(opened: OpenTransfer) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _abandon(ledger: SqlMoneroLedger, payment: Payment) -> None:
+async def _abandon(ledger: SqlMoneroLedger, payment: MoneroPayment) -> None:
     """Mark the payment as failed: its bytes are no longer published.
 
     Its journal line stays, so that a restored copy does not take the transfer for unsigned.

@@ -5,7 +5,7 @@ Failures are told apart by what they say about money:
     RpcFailure
     +-- NotSent            the node can't have acted: it was never reached
     |   +-- AccessRefused      it turned the request away unread (HTTP 401 or 403)
-    +-- OutcomeUnknown     it may have acted, or may yet: no good answer came
+    +-- RpcOutcomeUnknown  it may have acted, or may yet: no good answer came
     |   +-- TimedOut           no whole answer in time
     |   +-- BadAnswer          what came back is not an answer to the call
     |   |   +-- TooLarge           it has more bytes than allowed
@@ -70,15 +70,15 @@ class AccessRefused(NotSent):
     """The node turned the request away unread: user name, password or token are wrong."""
 
 
-class OutcomeUnknown(RpcFailure):
+class RpcOutcomeUnknown(RpcFailure):
     """The request went out and no answer came back: the node may have acted on it, or may yet."""
 
 
-class TimedOut(OutcomeUnknown):
+class TimedOut(RpcOutcomeUnknown):
     """No whole answer came in time."""
 
 
-class BadAnswer(OutcomeUnknown):
+class BadAnswer(RpcOutcomeUnknown):
     """What came back is not an answer to the call: not JSON, or of another form."""
 
 
@@ -86,7 +86,7 @@ class TooLarge(BadAnswer):
     """The answer has more bytes than the endpoint allows."""
 
 
-class HttpFailure(OutcomeUnknown):
+class HttpFailure(RpcOutcomeUnknown):
     """An HTTP error status, from the node or from a proxy before it."""
 
     def __init__(self, node: str, method: str, status: int) -> None:
@@ -267,7 +267,7 @@ class DaemonRpc:
         except ReplyTooLarge as error:
             raise TooLarge(at.name, method, str(error)) from error
         except ReplyLost as error:
-            raise OutcomeUnknown(
+            raise RpcOutcomeUnknown(
                 at.name, method, f"connection lost: {_words(error.cause)}"
             ) from error
         return reply.status, reply.body
@@ -378,7 +378,7 @@ def _may_pass(failure: RpcFailure) -> bool:
         return failure.status in _WORTH_REPEATING
     if isinstance(failure, AccessRefused | TimedOut | TooLarge):
         return False
-    return isinstance(failure, NotSent | OutcomeUnknown)
+    return isinstance(failure, NotSent | RpcOutcomeUnknown)
 
 
 def _node_error(name: str, method: str, error: JsonObject) -> RpcFailure:

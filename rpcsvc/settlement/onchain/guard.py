@@ -44,7 +44,7 @@ class Caps:
     per_day: int
 
 
-class Signed(Protocol):
+class SignedPayments(Protocol):
     """Sums of signed payments, as recorded in the books."""
 
     async def sent_since(self, asset: Asset, at: int) -> int:
@@ -158,7 +158,7 @@ class PayoutGuard:
         self,
         switch: PauseSwitch,
         caps: Mapping[Asset, Caps],
-        signed: Signed,
+        signed: SignedPayments,
         clock: Clock,
     ) -> None:
         self._switch = switch

@@ -18,7 +18,7 @@ from rpcsvc.errors import ServiceError
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
+from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 
 Json = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ async def check_monero(receipt: Json, wallet: WalletClient) -> Proven:
     return Proven(XMR, txid, address, units, by_key.confirmations)
 
 
-def _require_received(found: PaymentCheck, units: int) -> None:
+def _require_received(found: TxCheck, units: int) -> None:
     if not found.valid:
         raise NotProven("the proof is not one of this transaction, address and message")
     if found.in_pool or found.confirmations == 0:

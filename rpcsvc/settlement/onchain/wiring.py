@@ -28,7 +28,7 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
+from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SignedPayments
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
@@ -60,7 +60,7 @@ class Parts:
     clock: Clock
     monero_ledger: MoneroLedger
     evm_ledgers: Ledgers
-    signed: Signed
+    signed: SignedPayments
     unserved: Callable[[], Awaitable[str | None]]
     lease: Lease
     journal: PaymentJournal | None = None

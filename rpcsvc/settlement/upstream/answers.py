@@ -43,8 +43,8 @@ from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.errors import InvalidDestination
-from rpcsvc.settlement.upstream.exchange import OrderBody, QuoteBody, UpstreamAnswer
 from rpcsvc.settlement.upstream.failures import UpstreamBroken
+from rpcsvc.settlement.upstream.transport import OrderBody, QuoteBody, UpstreamAnswer
 
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000
@@ -56,7 +56,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Networks:
+class PayableNetworks:
     """Where this service's users may be asked to pay.
 
     ``monero``: mainnet only, unless the upstream is a sandbox. ``forbidden`` holds lower-case EVM
@@ -227,7 +227,7 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=to_camel)
 
 
-class Answer(Part):
+class ParsedAnswer(Part):
     """An answer. ``raw`` is what is kept of it for audit: its bytes, bounded."""
 
     _raw: bytes = PrivateAttr(default=b"")
@@ -263,7 +263,7 @@ class _Offered(Part):
     operations: tuple[_OfferedOperation, ...] = ()
 
 
-class Capabilities(Answer):
+class Capabilities(ParsedAnswer):
     """What another rpcsvc's capabilities say of its network and operations."""
 
     data: _Offered
@@ -283,7 +283,7 @@ class UpstreamChain(Part):
     min_swap_usd: Number
 
 
-class UpstreamChains(Answer):
+class UpstreamChains(ParsedAnswer):
     """The chains that the upstream offers."""
 
     chains: Annotated[tuple[UpstreamChain, ...], Field(max_length=_MOST_ITEMS)]
@@ -297,7 +297,7 @@ class IntegratorFee(Part):
     amount_usd: DecimalText
 
 
-class UpstreamQuote(Answer):
+class UpstreamQuote(ParsedAnswer):
     """Quote response of spec 2.4. ``estimated_seconds`` is rounded up."""
 
     from_amount: Units
@@ -311,7 +311,7 @@ class UpstreamQuote(Answer):
     integrator_fee: IntegratorFee | None = None
 
 
-class UpstreamOrder(Answer):
+class UpstreamOrder(ParsedAnswer):
     """Order create response of spec 2.4. ``status_text`` is the upstream's own word."""
 
     order_id: Identifier
@@ -347,7 +347,7 @@ class UpstreamTwap(Part):
     estimated_time_remaining_ms: Number
 
 
-class StatusAnswer(Answer):
+class StatusAnswer(ParsedAnswer):
     """Order (GET by id) of spec 2.4, and the refund address of another rpcsvc's BFF."""
 
     order_id: Identifier
@@ -373,7 +373,7 @@ class StatusAnswer(Answer):
         return order_status(self.status_text)
 
 
-class UpstreamTicket(Answer):
+class UpstreamTicket(ParsedAnswer):
     """Support ticket response of spec 2.4."""
 
     ticket_id: Identifier
@@ -395,14 +395,14 @@ class ReferenceRate(Part):
     eta: Text
 
 
-class BridgeRates(Answer):
+class BridgeRates(ParsedAnswer):
     """Bridge rate list of spec 2.4."""
 
     rates: Annotated[tuple[BridgeRate, ...], Field(max_length=_MOST_ITEMS)]
     wagyu_rate: ReferenceRate
 
 
-class BridgeOrder(Answer):
+class BridgeOrder(ParsedAnswer):
     """What a bridge deposit or withdrawal answers (spec 2.4)."""
 
     order_id: Identifier
@@ -411,7 +411,7 @@ class BridgeOrder(Answer):
     expires_at: Time
 
 
-class BridgeOrderStatus(Answer):
+class BridgeOrderStatus(ParsedAnswer):
     """Bridge order (GET) of spec 2.4. ``kind``: deposit or withdraw."""
 
     order_id: Identifier = Field(alias="id")
@@ -445,7 +445,7 @@ def quote(answer: UpstreamAnswer, request: QuoteBody) -> UpstreamQuote:
     return found
 
 
-def order(answer: UpstreamAnswer, request: OrderBody, networks: Networks) -> UpstreamOrder:
+def order(answer: UpstreamAnswer, request: OrderBody, networks: PayableNetworks) -> UpstreamOrder:
     """A new order; it must be for the network, the token and the addresses that were asked.
 
     An upstream that dropped the refund address would refund to somebody else.
@@ -466,7 +466,7 @@ def order(answer: UpstreamAnswer, request: OrderBody, networks: Networks) -> Ups
     return found.model_copy(update={"deposit_address": address, "to_address": request.to_address})
 
 
-def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> StatusAnswer:
+def status(answer: UpstreamAnswer, order_id: str, networks: PayableNetworks) -> StatusAnswer:
     """An order's current state; it must be the one that was asked for."""
     found = StatusAnswer.read(answer)
     if found.order_id != order_id:
@@ -477,7 +477,7 @@ def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> StatusA
 
 
 def bridge_order(
-    answer: UpstreamAnswer, to_address: str, networks: Networks, *, pays_monero: bool
+    answer: UpstreamAnswer, to_address: str, networks: PayableNetworks, *, pays_monero: bool
 ) -> BridgeOrder:
     """A new bridge order. ``pays_monero``: the user pays XMR, as for a bridge deposit."""
     found = BridgeOrder.read(answer)
@@ -496,7 +496,7 @@ def bridge_status_of(answer: UpstreamAnswer, order_id: str) -> BridgeOrderStatus
     return found
 
 
-def _deposit_address(text: str, networks: Networks, *, pays_monero: bool) -> str:
+def _deposit_address(text: str, networks: PayableNetworks, *, pays_monero: bool) -> str:
     """An address to which a user may be asked to pay; EVM ones in their EIP-55 form."""
     field = "depositAddress"
     try:

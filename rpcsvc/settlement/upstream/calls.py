@@ -24,20 +24,20 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.settlement.upstream import answers, exchange
-from rpcsvc.settlement.upstream.answers import Networks
+from rpcsvc.settlement.upstream import answers, transport
+from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
-from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NotAnId,
-    Refused,
     RemoteError,
     UpstreamError,
+    UpstreamRefused,
     is_about_unfunded,
 )
 from rpcsvc.settlement.upstream.funding import FundingAnswer, read_funding
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamCall
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class Dialect:
     cuts_usdc: bool
     refund_addresses: bool
     read_error: Callable[[Any], RemoteError | None]
-    code_of: Callable[[Refused], str | None]
+    code_of: Callable[[UpstreamRefused], str | None]
     messages_for_users: bool
     times_ends: bool
 
@@ -71,11 +71,12 @@ class Dialect:
 class Upstream:
     """One upstream's calls, typed.
 
-    Reads raise NeverSent, Refused, NoAnswer or UpstreamBroken; creations raise NeverSent, Refused
-    or OutcomeUnknown. ``service_error`` turns them into what a caller may see.
+    Reads raise NeverSent, UpstreamRefused, NoAnswer or UpstreamBroken; creations raise NeverSent,
+    UpstreamRefused or UpstreamOutcomeUnknown. ``service_error`` turns them into what a caller may
+    see.
     """
 
-    def __init__(self, client: UpstreamClient, dialect: Dialect, networks: Networks) -> None:
+    def __init__(self, client: UpstreamClient, dialect: Dialect, networks: PayableNetworks) -> None:
         self._client = client
         self._dialect = dialect
         self._networks = networks
@@ -121,7 +122,7 @@ class Upstream:
         )
 
     async def quote(
-        self, request: exchange.QuoteBody, urgency: Urgency = Urgency.ROUTINE
+        self, request: transport.QuoteBody, urgency: Urgency = Urgency.ROUTINE
     ) -> answers.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
@@ -129,7 +130,7 @@ class Upstream:
         return await self._read(call, lambda a: answers.quote(a, request), demand)
 
     async def create_order(
-        self, request: exchange.OrderBody, *, key: str, resumed: bool = False
+        self, request: transport.OrderBody, *, key: str, resumed: bool = False
     ) -> answers.UpstreamOrder:
         """A new order. ``key`` is passed on where the dialect honours it.
 
@@ -171,7 +172,7 @@ class Upstream:
         call = replace(call, payment=payment, takes_key=False)
         return await self._read(call, read_funding)
 
-    async def create_ticket(self, request: exchange.TicketBody) -> answers.UpstreamTicket:
+    async def create_ticket(self, request: transport.TicketBody) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
         call = self._call("create_ticket", body=_ticket_body(request))
         return await self._client.create(
@@ -249,18 +250,21 @@ class Upstream:
     def service_error(self, error: UpstreamError) -> ServiceError:
         """What a caller may see of a failed call (errors.py): Unavailable unless it can mend it.
 
-        OutcomeUnknown gives Unavailable too. It must be on record for the operator by then. The
-        reason is for the log alone.
+        UpstreamOutcomeUnknown gives Unavailable too. It must be on record for the operator by then.
+        The reason is for the log alone.
         """
         if isinstance(error, NotAnId):
             return OrderNotFound(_WORDS["order_not_found"])
-        if isinstance(error, Refused) and (code := self._dialect.code_of(error)) is not None:
+        if (
+            isinstance(error, UpstreamRefused)
+            and (code := self._dialect.code_of(error)) is not None
+        ):
             words = error.message if self._dialect.messages_for_users else _WORDS[code]
             return _caller_error(code, words, error.details)
-        if not isinstance(error, Refused):  # whose words are in the log already
+        if not isinstance(error, UpstreamRefused):  # whose words are in the log already
             log.warning("upstream_call_failed", reason=error.reason)
         seconds = -(-(error.retry_after_ms or 5_000) // 1000)
-        about_unfunded = isinstance(error, Refused) and is_about_unfunded(error.details)
+        about_unfunded = isinstance(error, UpstreamRefused) and is_about_unfunded(error.details)
         return Unavailable(
             _NO_MORE_UNFUNDED if about_unfunded else _NOT_NOW, retry_after=max(1, seconds)
         )
@@ -273,7 +277,7 @@ _NO_MORE_UNFUNDED: Final = (
 )
 
 
-def _quote_body(request: exchange.QuoteBody) -> dict[str, Any]:
+def _quote_body(request: transport.QuoteBody) -> dict[str, Any]:
     return {
         "fromChainId": request.from_chain_id,
         "toChainId": request.to_chain_id,
@@ -283,7 +287,7 @@ def _quote_body(request: exchange.QuoteBody) -> dict[str, Any]:
     }
 
 
-def _order_body(request: exchange.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
+def _order_body(request: transport.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
@@ -310,7 +314,7 @@ def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _ticket_body(request: exchange.TicketBody) -> dict[str, Any]:
+def _ticket_body(request: transport.TicketBody) -> dict[str, Any]:
     return {
         "orderId": request.order_id,
         "sessionId": request.session_id,

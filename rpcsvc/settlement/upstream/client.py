@@ -19,23 +19,23 @@ import structlog
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.orders.ports.store import Health
-from rpcsvc.settlement.upstream.exchange import (
+from rpcsvc.settlement.upstream.failures import (
+    NeverSent,
+    NoAnswer,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamOutcomeUnknown,
+    UpstreamRefused,
+)
+from rpcsvc.settlement.upstream.limits import Breaker, Budget, CallPermit, Demand, Slot
+from rpcsvc.settlement.upstream.transport import (
     ClientOptions,
-    Exchange,
     Loads,
     ReadError,
     UpstreamAnswer,
     UpstreamCall,
+    UpstreamTransport,
 )
-from rpcsvc.settlement.upstream.failures import (
-    NeverSent,
-    NoAnswer,
-    OutcomeUnknown,
-    Refused,
-    UpstreamBroken,
-    UpstreamError,
-)
-from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Permit, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class UpstreamClient:
         timing: Timing,
     ) -> None:
         self._options = options
-        self._exchange = Exchange(options, loads=loads, read_error=read_error)
+        self._transport = UpstreamTransport(options, loads=loads, read_error=read_error)
         self._creations = creations
         self._calls = calls
         self._prices = prices
@@ -94,7 +94,7 @@ class UpstreamClient:
         self._key_refused: int | None = None
 
     async def __aenter__(self) -> UpstreamClient:
-        await self._exchange.__aenter__()
+        await self._transport.__aenter__()
         return self
 
     async def __aexit__(
@@ -103,7 +103,7 @@ class UpstreamClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._exchange.__aexit__(kind, error, trace)
+        await self._transport.__aexit__(kind, error, trace)
 
     def health(self) -> Health:
         """Whether the upstream answers us, and if not, why."""
@@ -120,7 +120,7 @@ class UpstreamClient:
         """Send a call that changes nothing, as often as it takes within ``total_ms``.
 
         Just once if ``demand`` says so.
-        Raises NeverSent, Refused, NoAnswer or UpstreamBroken.
+        Raises NeverSent, UpstreamRefused, NoAnswer or UpstreamBroken.
         """
         deadline = self._deadline(total_ms, self._options.read_total_ms)
         attempt = 0
@@ -147,11 +147,11 @@ class UpstreamClient:
         """Send a call that creates something: once, or with ``key`` until its outcome is known.
 
         ``key`` is the idempotency key; None for an upstream that has none. ``resumed``: an earlier
-        call with this key ended in OutcomeUnknown, so that a refusal now proves nothing.
+        call with this key ended in UpstreamOutcomeUnknown, so that a refusal now proves nothing.
 
-        Raises NeverSent or Refused when nothing was created, and OutcomeUnknown otherwise, for an
-        answer that can't be understood too. Any other exception, a cancellation included, leaves
-        the outcome as unknown.
+        Raises NeverSent or UpstreamRefused when nothing was created, and UpstreamOutcomeUnknown
+        otherwise, for an answer that can't be understood too. Any other exception, a cancellation
+        included, leaves the outcome as unknown.
         """
         if resumed and key is None:
             raise ValueError("without an idempotency key a creation can't be sent again")
@@ -168,7 +168,7 @@ class UpstreamClient:
             except (NoAnswer, UpstreamBroken) as error:
                 failure: UpstreamError = error
                 unknown = _unknown(error, unknown, safe_to_repeat=key is not None)
-            except (NeverSent, Refused) as error:
+            except (NeverSent, UpstreamRefused) as error:
                 if unknown is None:
                     raise
                 failure = error
@@ -197,7 +197,7 @@ class UpstreamClient:
             permit = self._permit(slot, may_probe=may_probe)
             return await self._reported(call, key, creates=creates, permit=permit, budget=budget)
 
-    def _permit(self, slot: Slot, *, may_probe: bool) -> Permit:
+    def _permit(self, slot: Slot, *, may_probe: bool) -> CallPermit:
         try:
             return self._breaker.admit(self._timing.now_ms(), may_probe=may_probe)
         except NeverSent:
@@ -205,17 +205,23 @@ class UpstreamClient:
             raise
 
     async def _reported(
-        self, call: UpstreamCall, key: str | None, *, creates: bool, permit: Permit, budget: Budget
+        self,
+        call: UpstreamCall,
+        key: str | None,
+        *,
+        creates: bool,
+        permit: CallPermit,
+        budget: Budget,
     ) -> UpstreamAnswer:
         """One attempt, with its outcome reported to breaker, budget and health."""
         try:
-            reply = await self._exchange.send(call, key, creates=creates)
+            reply = await self._transport.send(call, key, creates=creates)
             # One about unfunded orders leaves room for other amounts, and ends at any time.
-            is_limit = reply.status == 429 and not self._exchange.is_about_unfunded(reply)
+            is_limit = reply.status == 429 and not self._transport.is_about_unfunded(reply)
             if is_limit and reply.retry_after_ms:
                 budget.pause(reply.retry_after_ms)
-            answer = self._exchange.judge(reply)
-        except Refused as error:
+            answer = self._transport.judge(reply)
+        except UpstreamRefused as error:
             permit.succeeded()
             about_key = error.status in (401, 403) and error.code in _KEY_CODES
             self._key_refused = error.status if about_key else None
@@ -271,16 +277,16 @@ def _parsed(answer: UpstreamAnswer, parse: Parse[T]) -> T:
         raise
 
 
-def _unknown_before() -> OutcomeUnknown:
-    return OutcomeUnknown("An earlier attempt had no known outcome.", safe_to_repeat=True)
+def _unknown_before() -> UpstreamOutcomeUnknown:
+    return UpstreamOutcomeUnknown("An earlier attempt had no known outcome.", safe_to_repeat=True)
 
 
 def _unknown(
-    error: UpstreamError, earlier: OutcomeUnknown | None, *, safe_to_repeat: bool
-) -> OutcomeUnknown:
+    error: UpstreamError, earlier: UpstreamOutcomeUnknown | None, *, safe_to_repeat: bool
+) -> UpstreamOutcomeUnknown:
     found = _ID.search(error.raw.decode("utf-8", "replace"))
     known = earlier.upstream_id if earlier else None
-    return OutcomeUnknown(
+    return UpstreamOutcomeUnknown(
         f"It was sent, and may have been done: {error.reason}",
         safe_to_repeat=safe_to_repeat,
         upstream_id=found[1] if found else known,

@@ -36,18 +36,18 @@ from rpcsvc.orders.ports.upstream import (
 )
 from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
-from rpcsvc.settlement.upstream import answers, exchange, funding
+from rpcsvc.settlement.upstream import answers, funding, transport
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.failures import (
     BreakerOpen,
     BudgetSpent,
-    OutcomeUnknown,
     PaymentWanted,
-    Refused,
     UpstreamBroken,
     UpstreamError,
+    UpstreamOutcomeUnknown,
+    UpstreamRefused,
 )
 from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
@@ -98,7 +98,7 @@ class UpstreamEngine:
     async def quote(self, request: UpstreamRequest) -> Offer:
         """The price of a swap. Raises errors.ServiceError."""
         # An upstream need not read longer numbers; its limit is below this one.
-        body = exchange.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
+        body = transport.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
         try:
             urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
             found = await self._upstream.quote(body, urgency)
@@ -115,7 +115,7 @@ class UpstreamEngine:
         make = self._create_bridge if request.chain.name == PERPS else self._create_swap
         try:
             return await make(request, key, resumed=resumed)
-        except OutcomeUnknown as error:
+        except UpstreamOutcomeUnknown as error:
             raise CreationUnknown(
                 error.reason, upstream_id=error.upstream_id, raw=error.raw
             ) from error
@@ -129,7 +129,7 @@ class UpstreamEngine:
         return Created(made.order_id, made.deposit_address, made.expires_at, made.raw)
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
-        body = exchange.OrderBody(
+        body = transport.OrderBody(
             *self._pair(request),
             request.amount.units,
             to_address=request.to,
@@ -176,7 +176,7 @@ class UpstreamEngine:
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
-        body = exchange.TicketBody(
+        body = transport.TicketBody(
             message=ticket.message,
             category=ticket.category,
             order_id=upstream_id,
@@ -195,7 +195,7 @@ class UpstreamEngine:
         try:
             found = await self._upstream.cancel_order(terms.upstream_id or "", terms.session_id)
         except UpstreamError as error:
-            if isinstance(error, Refused) and error.code == "unknown_method":
+            if isinstance(error, UpstreamRefused) and error.code == "unknown_method":
                 raise _no_cancellation() from error  # an rpcsvc from before it had one
             raise self._upstream.service_error(error) from error
         return _status_of(terms, found)
@@ -271,7 +271,7 @@ class UpstreamEngine:
             await self._upstream.fund_order(terms.upstream_id or "", None)
         except PaymentWanted as wanted:
             return self._domain(wanted, terms, due)
-        except Refused as error:
+        except UpstreamRefused as error:
             if error.code == OrderNotFundable.code:
                 raise OrderNotFundable(error.message) from error
             raise self._upstream.service_error(error) from error
@@ -303,7 +303,7 @@ class UpstreamEngine:
         try:
             answer = await self._upstream.fund_order(terms.upstream_id or "", header)
         except UpstreamError as error:
-            if isinstance(error, Refused) and error.status in _TAKES_NOTHING:
+            if isinstance(error, UpstreamRefused) and error.status in _TAKES_NOTHING:
                 return Carried(Outcome.FAILED, reason=error.message)
             log.warning("authorization_unknown", order_id=terms.order_id, reason=error.reason)
             return Carried(Outcome.PENDING)
@@ -397,10 +397,10 @@ def _tradable(tokens: object, chain: Chain) -> list[str]:
     return [token for token in named if isinstance(token, str) and token.lower() in ours]
 
 
-def _twap(plan: TwapPlan | None) -> exchange.TwapRequest:
+def _twap(plan: TwapPlan | None) -> transport.TwapRequest:
     if plan is None:
-        return exchange.TwapRequest(disabled=True)
-    return exchange.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
+        return transport.TwapRequest(disabled=True)
+    return transport.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
 
 
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:

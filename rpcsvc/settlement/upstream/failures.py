@@ -1,18 +1,18 @@
 """Every way in which a call of an upstream can fail.
 
     UpstreamError
-    +-- NeverSent          nothing left this service
-    |   +-- BudgetSpent        the published limit leaves no room now
-    |   +-- BreakerOpen        the upstream was found down a moment ago
-    |   +-- NotAnId            no upstream can have given that id
-    +-- Refused            it understood and said no: nothing was done
-    |   +-- PaymentWanted      it asks for a payment of x402, and says for which
-    +-- NoAnswer           a read got no answer that can be used; it changed nothing
-    +-- UpstreamBroken     an answer that can't be understood; it names the field
-    +-- OutcomeUnknown     something that creates was sent, and may have been done
+    +-- NeverSent                nothing left this service
+    |   +-- BudgetSpent              the published limit leaves no room now
+    |   +-- BreakerOpen              the upstream was found down a moment ago
+    |   +-- NotAnId                  no upstream can have given that id
+    +-- UpstreamRefused          it understood and said no: nothing was done
+    |   +-- PaymentWanted            it asks for a payment of x402, and says for which
+    +-- NoAnswer                 a read got no usable answer; it changed nothing
+    +-- UpstreamBroken           an answer that can't be understood; it names the field
+    +-- UpstreamOutcomeUnknown   a creating call was sent, and may have been carried out
 
-``may_have_acted`` decides over money: only OutcomeUnknown says yes, and then the call must not be
-repeated without its idempotency key. Reasons are fit for logs and for the operator: bounded,
+``may_have_acted`` decides over money: only UpstreamOutcomeUnknown says yes, and then the call must
+not be repeated without its idempotency key. Reasons are fit for logs and for the operator: bounded,
 without keys or whole addresses.
 """
 
@@ -73,7 +73,7 @@ class NotAnId(NeverSent):
     """An id of a form that no upstream gives; it would not be safe in a path."""
 
 
-class Refused(UpstreamError):
+class UpstreamRefused(UpstreamError):
     """The upstream understood the call and refused it, in its own error form: nothing was done.
 
     ``message`` and ``details`` are the upstream's words: bounded, and not yet fit for a caller.
@@ -101,7 +101,7 @@ class Refused(UpstreamError):
         self.details = remote.details
 
 
-class PaymentWanted(Refused):
+class PaymentWanted(UpstreamRefused):
     """HTTP 402: no payment came, or it was refused. ``required`` is the header PAYMENT-REQUIRED."""
 
     required: str = ""
@@ -121,7 +121,7 @@ class UpstreamBroken(UpstreamError):
         self.field = field
 
 
-class OutcomeUnknown(UpstreamError):
+class UpstreamOutcomeUnknown(UpstreamError):
     """Something that creates was sent and may have been done.
 
     ``upstream_id`` is the new order's id, where the answer shows one although it is otherwise

@@ -19,9 +19,9 @@ from rpcsvc.domain.order import Terms
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
-from rpcsvc.settlement.upstream.answers import Answer, Part, Text, Units
-from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
+from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, Text, Units
 from rpcsvc.settlement.upstream.failures import UpstreamBroken
+from rpcsvc.settlement.upstream.transport import UpstreamAnswer
 
 _EXACT: Final = "exact"
 _EIP3009: Final = "eip3009"
@@ -60,7 +60,7 @@ class _Paid(Part):
     payment_response: _Settlement | None
 
 
-class FundingAnswer(Answer):
+class FundingAnswer(ParsedAnswer):
     """A payment that was taken; without ``payment_response`` its outcome is not known yet."""
 
     data: _Paid

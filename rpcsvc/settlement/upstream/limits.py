@@ -225,7 +225,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Permit:
+class CallPermit:
     """Leave for one call, which has to report what became of it.
 
     A report of a call that was admitted before the breaker last changed its state says nothing
@@ -284,14 +284,14 @@ class Breaker:
         if self._probing or not may_probe:
             raise self._refusal(self._first_open_ms)
 
-    def admit(self, now_ms: int, *, may_probe: bool = True) -> Permit:
+    def admit(self, now_ms: int, *, may_probe: bool = True) -> CallPermit:
         """Leave for one call. ``may_probe``: it may be the one that tries a half-open upstream.
 
         Raises BreakerOpen, which says when to come back.
         """
         self.check(now_ms, may_probe=may_probe)
         self._probing = self._open_until is not None
-        return Permit(self, self._era)
+        return CallPermit(self, self._era)
 
     def health(self, now_ms: int) -> Health:
         """Well while closed; otherwise the last failure, in words for the operator."""

@@ -24,12 +24,11 @@ from rpcsvc.orders.backend import Backend, upstream_backend
 from rpcsvc.orders.ports.gasless import FundingStore
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
-from rpcsvc.settlement.upstream.answers import Networks
+from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient, system_timing
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
-from rpcsvc.settlement.upstream.exchange import ClientOptions, base_url
-from rpcsvc.settlement.upstream.failures import Refused, RemoteError
+from rpcsvc.settlement.upstream.failures import RemoteError, UpstreamRefused
 from rpcsvc.settlement.upstream.limits import (
     CALLS_PER_MINUTE,
     CREATIONS_PER_MINUTE,
@@ -38,6 +37,7 @@ from rpcsvc.settlement.upstream.limits import (
     shared,
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
+from rpcsvc.settlement.upstream.transport import ClientOptions, base_url
 
 _MOST_DETAILS: Final = 16
 _MOST_ALLOWED: Final = 50
@@ -73,7 +73,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= _MOST_ALLOWED and all(map(_is_plain, value))
 
 
-def _bff_code(refusal: Refused) -> str | None:
+def _bff_code(refusal: UpstreamRefused) -> str | None:
     """The refusal's code, if it is one that a caller can mend."""
     return refusal.code if refusal.code in CALLER_CODES else None
 
@@ -136,7 +136,7 @@ def _v1_error(value: Any) -> RemoteError | None:
     return RemoteError(None, text) if isinstance(text, str) and text else None
 
 
-def _v1_code(refusal: Refused) -> str | None:
+def _v1_code(refusal: UpstreamRefused) -> str | None:
     """Our code for a refusal, when its text says one thing that a caller can mend, and no other."""
     if refusal.status == 404:
         return "order_not_found" if _NO_ORDER.search(refusal.message) else None
@@ -241,7 +241,7 @@ async def upstream_engine(
         timing=timing,
     )
     monero = MoneroNetwork(settings.monero_network)
-    networks = Networks((monero,), chains.token_contracts)
+    networks = PayableNetworks((monero,), chains.token_contracts)
     async with client:
         upstream = Upstream(client, dialect, networks)
         offered = OfferedChains(chains)

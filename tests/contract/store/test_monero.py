@@ -12,8 +12,8 @@ from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
+    MoneroPayment,
     Payee,
-    Payment,
     PaymentState,
     Purpose,
     WalletRecord,
@@ -39,8 +39,8 @@ def deposit(txid: str, minor: int = 1, height: int | None = None) -> DepositReco
     return DepositRecord(txid, minor, f"8x{minor}", XMR, 0, 1000, height, None)
 
 
-def payment(name: str, *images: str) -> Payment:
-    return Payment(
+def payment(name: str, *images: str) -> MoneroPayment:
+    return MoneroPayment(
         name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
     )
 
@@ -149,7 +149,7 @@ async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqlMoneroLedger) -> 
     assert await ledger.payment("a") == over
 
 
-def batch(name: str, *payees: str) -> Payment:
+def batch(name: str, *payees: str) -> MoneroPayment:
     """A payment of several transfers; each has an address of its own name."""
     shares = tuple(Payee(item, f"4x-{item}", XMR) for item in payees)
     return replace(payment(name, f"image-{name}"), batch=shares, units=len(payees) * XMR)
@@ -177,7 +177,9 @@ async def test_a_payment_of_several_transfers_is_found_by_each(
 @pytest.mark.parametrize(
     "second", [payment("a", "i9"), batch("batch_2", "b", "c")], ids=["alone", "with another"]
 )
-async def test_a_transfer_is_paid_by_one_payment(ledger: SqlMoneroLedger, second: Payment) -> None:
+async def test_a_transfer_is_paid_by_one_payment(
+    ledger: SqlMoneroLedger, second: MoneroPayment
+) -> None:
     first = batch("batch_1", "a", "b")
     await ledger.add_payment(first)
     published = replace(first, state=PaymentState.PUBLISHED, relayed_at=5)

@@ -28,7 +28,7 @@ class MoneroEntry:
     """A signed Monero payment of the wallet with this primary address."""
 
     wallet: str
-    payment: monero.Payment
+    payment: monero.MoneroPayment
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _monero_body(entry: MoneroEntry) -> dict[str, Any]:
 
 def _monero_entry(body: Mapping[str, Any]) -> MoneroEntry:
     at = body["at"]
-    payment = monero.Payment(
+    payment = monero.MoneroPayment(
         payment_id=body["payment"],
         purpose=monero.Purpose(body["purpose"]),
         address=body["address"],

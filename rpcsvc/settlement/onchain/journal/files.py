@@ -28,7 +28,7 @@ _SUM_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class JournalPosition:
     """The last line of a journal: its number and checksum. Line 0: nothing is written yet."""
 
     line: int = 0
@@ -39,7 +39,7 @@ class Position:
 class Line:
     """One line that passed its check. ``body`` has its ``kind``, number and content."""
 
-    at: Position
+    at: JournalPosition
     body: Mapping[str, Any]
 
     @property
@@ -63,19 +63,19 @@ class Reading:
     size: int = 0
 
     @property
-    def end(self) -> Position:
+    def end(self) -> JournalPosition:
         """The last line."""
-        return self.lines[-1].at if self.lines else Position()
+        return self.lines[-1].at if self.lines else JournalPosition()
 
 
-def encode(after: Position, body: Mapping[str, Any]) -> tuple[bytes, Position]:
+def encode(after: JournalPosition, body: Mapping[str, Any]) -> tuple[bytes, JournalPosition]:
     """The bytes of the line that follows ``after``, and its position."""
     text = orjson.dumps({"line": after.line + 1, **body})
-    at = Position(after.line + 1, _sum(after.sum, text))
+    at = JournalPosition(after.line + 1, _sum(after.sum, text))
     return at.sum.encode() + b" " + text + b"\n", at
 
 
-def header(after: Position, journal: str, at: int) -> dict[str, Any]:
+def header(after: JournalPosition, journal: str, at: int) -> dict[str, Any]:
     """The body of a file's first line. ``journal`` names the journal, ``at`` is in ms."""
     return {
         "kind": HEADER, "version": VERSION, "journal": journal, "at": at, "after": after.sum,
@@ -137,7 +137,7 @@ def _parse(chunk: bytes) -> Line | None:
         return None
     try:
         body = orjson.loads(chunk[_SUM_CHARS + 1 :])
-        at = Position(body["line"], chunk[:_SUM_CHARS].decode("ascii"))
+        at = JournalPosition(body["line"], chunk[:_SUM_CHARS].decode("ascii"))
         return Line(at, body) if isinstance(body["kind"], str) else None
     except (ValueError, KeyError, TypeError):
         return None
@@ -165,7 +165,7 @@ class JournalDamaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JournalContents:
     """A journal as read: ``name`` None when there is none. ``problem``: why it is not whole."""
 
     name: str | None
@@ -175,9 +175,9 @@ class Found:
     files: int
 
     @property
-    def end(self) -> Position:
+    def end(self) -> JournalPosition:
         """The last line that passed its check."""
-        return self.lines[-1].at if self.lines else Position()
+        return self.lines[-1].at if self.lines else JournalPosition()
 
 
 def segments(place: Path) -> list[Path]:
@@ -192,7 +192,7 @@ def segment_name(first_line: int) -> str:
     return f"{_PREFIX}{first_line:010}{_SUFFIX}"
 
 
-def read_place(place: Path, since: int = 0) -> Found:
+def read_place(place: Path, since: int = 0) -> JournalContents:
     """Read a journal, from the file on that has the line after ``since``."""
     files = segments(place)
     first = max((i for i, file in enumerate(files) if _first_line(file) <= since + 1), default=0)
@@ -201,7 +201,7 @@ def read_place(place: Path, since: int = 0) -> Found:
     problem = found.problem
     if files and name is None and problem is None:
         problem = "no line of it can be read"
-    return Found(name, found.lines, problem, found.torn, len(files))
+    return JournalContents(name, found.lines, problem, found.torn, len(files))
 
 
 def _first_line(file: Path) -> int:

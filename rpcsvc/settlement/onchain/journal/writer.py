@@ -24,11 +24,11 @@ from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     RESUME,
-    Found,
+    JournalContents,
     JournalDamaged,
+    JournalPosition,
     Line,
     PlaceWriter,
-    Position,
     encode,
     header,
     mirror,
@@ -52,7 +52,7 @@ class Mark:
     """Up to which line of which journal the database has everything."""
 
     journal: str
-    at: Position
+    at: JournalPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PaymentJournal:
         self._mark: Mark | None = None
         self._unread: tuple[Line, ...] = ()
         self._is_opened = False
-        self._end = Position()
+        self._end = JournalPosition()
         self._name = ""
         self._problem: str | None = "it is not open yet"
         self._failed_at: int | None = None
@@ -130,7 +130,7 @@ class PaymentJournal:
         self._unread = tuple(line for line in found.lines if line.at.line > since)
         self._resume(found)
 
-    def _require_whole(self, found: Found) -> None:
+    def _require_whole(self, found: JournalContents) -> None:
         """Raises JournalDamaged."""
         mark, end = self._mark, found.end
         if found.problem is not None:
@@ -151,7 +151,7 @@ class PaymentJournal:
                 f" journal {mark.journal}"
             )
 
-    def _resume(self, found: Found) -> None:
+    def _resume(self, found: JournalContents) -> None:
         files = segments(self._options.folder)
         self._first.open(files[-1].name if files else segment_name(1))
         if found.torn:
@@ -319,12 +319,12 @@ def _unavailable() -> Unavailable:
     return Unavailable("The payment journal can't be written. Payouts wait. Try again later.")
 
 
-def _end_of(place: Path, since: int) -> Position:
+def _end_of(place: Path, since: int) -> JournalPosition:
     """Where a place ends; at the start when it can't be read."""
     try:
         return read_place(place, since).end
     except OSError:
-        return Position()
+        return JournalPosition()
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

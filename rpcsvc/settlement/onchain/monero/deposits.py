@@ -34,7 +34,11 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
 )
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
-from rpcsvc.settlement.onchain.monero.wallet_types import OutputFilter, TransferKind, WalletTransfer
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    OutputFilter,
+    WalletTransfer,
+    WalletTransferKind,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +63,7 @@ class Proof(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ChainView:
     """State of one pass. ``agreed``: wallet and node were at the same block throughout.
 
     ``fork`` is the newest block that was scanned before and is still on the chain.
@@ -91,7 +95,7 @@ class DepositProofs:
         self,
         records: Sequence[DepositRecord],
         listed: Sequence[WalletTransfer],
-        view: View,
+        view: ChainView,
         deep: Set[Key],
         resting: Set[Key],
     ) -> dict[Key, Proof]:
@@ -116,18 +120,18 @@ class DepositProofs:
         self._report(mined, proofs, view)
         return proofs
 
-    def _asks(self, item: DepositRecord, view: View, deep: Set[Key]) -> bool:
+    def _asks(self, item: DepositRecord, view: ChainView, deep: Set[Key]) -> bool:
         """Whether it matters now what the wallet has received."""
         if item.acknowledged is DepositState.REMOVED:
             return True
         return key_of(item) in deep and not (was_confirmed(item) and self._is_settled(item, view))
 
-    def _is_settled(self, item: DepositRecord, view: View) -> bool:
+    def _is_settled(self, item: DepositRecord, view: ChainView) -> bool:
         """Whether it was judged in the block that it is in: that block was scanned."""
         height = view.height(item)
         return height is not None and item.height == height <= view.fork
 
-    def _was_void(self, item: DepositRecord, view: View) -> bool:
+    def _was_void(self, item: DepositRecord, view: ChainView) -> bool:
         """Whether it was removed in the block that it is in, which is so for good.
 
         A wallet that scans anew may list it then: it no longer knows that the other one was spent.
@@ -135,7 +139,7 @@ class DepositProofs:
         return item.acknowledged is DepositState.REMOVED and self._is_settled(item, view)
 
     async def _listing(
-        self, item: DepositRecord, listed: Mapping[_Mined, int], view: View, *, asks: bool
+        self, item: DepositRecord, listed: Mapping[_Mined, int], view: ChainView, *, asks: bool
     ) -> Proof | None:
         """VOID, LISTED, MISSING; None when nothing is known and need not be."""
         key = key_of(item)
@@ -192,7 +196,7 @@ class DepositProofs:
         return sum(item.units for item in confirmed if key_of(item) not in besides)
 
     def _report(
-        self, mined: Sequence[DepositRecord], proofs: Mapping[Key, Proof], view: View
+        self, mined: Sequence[DepositRecord], proofs: Mapping[Key, Proof], view: ChainView
     ) -> None:
         """Log what is new, once, and remember what need not be asked again."""
         for item in mined:
@@ -231,7 +235,7 @@ def _received(transfers: Sequence[WalletTransfer]) -> dict[_Mined, int]:
     """
     received: dict[_Mined, int] = {}
     for item in transfers:
-        if item.kind is TransferKind.INCOMING:
+        if item.kind is WalletTransferKind.INCOMING:
             key = (item.txid, item.index.minor, item.height)
             received[key] = max(item.amount, received.get(key, 0))
     return received
@@ -382,7 +386,7 @@ class DepositScanner:
     async def _is_on_record(self, item: DepositRecord) -> bool:
         return await self._ledger.deposit(item.txid, item.minor) is not None
 
-    async def _may_be_confirmed(self, item: DepositRecord, view: View) -> bool:
+    async def _may_be_confirmed(self, item: DepositRecord, view: ChainView) -> bool:
         """Whether the order layer may have it as confirmed, and the wallet can't be asked now.
 
         It was shown, and nobody lived to acknowledge it. To show it as seen could take it back.
@@ -400,7 +404,7 @@ class DepositScanner:
         before: NodeInfo,
         listed: Sequence[WalletTransfer],
         records: Sequence[DepositRecord],
-    ) -> View:
+    ) -> ChainView:
         chain = await self._connection.node.transactions(sorted({item.txid for item in records}))
         scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
         stale = [
@@ -411,13 +415,13 @@ class DepositScanner:
             and await self._is_ours(item)
         ]
         agreed = before.top_hash == after.top_hash and scanned == after.height and not stale
-        return View(after, agreed, self._clock.now_ms(), chain, self._fork)
+        return ChainView(after, agreed, self._clock.now_ms(), chain, self._fork)
 
     async def _judge(
         self,
         records: Sequence[DepositRecord],
         listed: Sequence[WalletTransfer],
-        view: View,
+        view: ChainView,
         resting: Set[Key],
     ) -> list[DepositState]:
         totals: dict[int, int] = {}
@@ -434,7 +438,7 @@ class DepositScanner:
             for item in records
         ]
 
-    def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: View) -> bool:
+    def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: ChainView) -> bool:
         """Whether it is as deep as what its address received in all asks for, and not locked."""
         found = view.chain.get(item.txid)
         if found is None or found.height is None:
@@ -448,7 +452,7 @@ class DepositScanner:
     # --- what is on record ---------------------------------------------------------------------
 
     async def _remember(
-        self, records: Sequence[DepositRecord], view: View, states: Sequence[DepositState]
+        self, records: Sequence[DepositRecord], view: ChainView, states: Sequence[DepositState]
     ) -> None:
         """Commit what is new before it is shown: the first-seen time must outlive a crash.
 
@@ -470,7 +474,7 @@ class DepositScanner:
             await self._ledger.put_deposits(changed)
 
     def _is_watched(
-        self, item: DepositRecord, state: DepositState, height: int | None, view: View
+        self, item: DepositRecord, state: DepositState, height: int | None, view: ChainView
     ) -> bool:
         """Over when it is deep enough, or gone for longer than any pool would keep it.
 

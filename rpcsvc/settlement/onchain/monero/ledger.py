@@ -174,7 +174,7 @@ class Payee:
 
 
 @dataclass(frozen=True, slots=True)
-class Payment:
+class MoneroPayment:
     """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
 
     ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
@@ -320,15 +320,15 @@ class MoneroLedger(Protocol):
         """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
         ...
 
-    async def payment(self, transfer_id: str) -> Payment | None:
+    async def payment(self, transfer_id: str) -> MoneroPayment | None:
         """The payment of a transfer, alone or with others."""
         ...
 
-    async def payments_in(self, *states: PaymentState) -> list[Payment]:
+    async def payments_in(self, *states: PaymentState) -> list[MoneroPayment]:
         """All payments in these states, oldest first."""
         ...
 
-    async def settled_above(self, height: int) -> list[Payment]:
+    async def settled_above(self, height: int) -> list[MoneroPayment]:
         """Settled payments in blocks above a height, and those that are in none any more."""
         ...
 
@@ -340,18 +340,18 @@ class MoneroLedger(Protocol):
         """Those of payments that can never be made, and of no other payment."""
         ...
 
-    async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
+    async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:
         """Commit a signed payment and its key images, with the ``rows`` of its orders."""
         ...
 
-    async def put_payment(self, payment: Payment) -> None:
+    async def put_payment(self, payment: MoneroPayment) -> None:
         """Change how far a payment is."""
         ...
 
-    async def put_proof(self, payment: Payment, payee: Payee) -> None:
+    async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
         """Keep the proof of what a payment paid for one transfer."""
         ...
 
-    async def without_order(self) -> list[Payment]:
+    async def without_order(self) -> list[MoneroPayment]:
         """Published payments of transfers none of which the database has."""
         ...

@@ -26,9 +26,9 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
+    MoneroPayment,
     MoneroReceipt,
     Payee,
-    Payment,
     PaymentOrder,
     PaymentState,
     Purpose,
@@ -110,7 +110,7 @@ class MoneroPayments:
             paid = tuple(item.transfer_id for item in payment.payees)
             await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
 
-    async def prepare_upkeep(self, order: PaymentOrder) -> Payment:
+    async def prepare_upkeep(self, order: PaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
         async with self._writer:
             payment = await self._sign(order)
@@ -131,7 +131,7 @@ class MoneroPayments:
                 fit.append(item)
         return fit
 
-    async def _sign_together(self, transfers: Sequence[Transfer]) -> Payment:
+    async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
         """One payment for as many as it may have; for the first alone if that can't be made."""
         first = transfers[0]
         alone = PaymentOrder(first.transfer_id, Purpose.TRANSFER, first.address, first.units)
@@ -141,7 +141,9 @@ class MoneroPayments:
         together = replace(alone, units=sum(item.units for item in payees), batch=payees)
         return await self._sign(together, alone)
 
-    async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
+    async def _sign(
+        self, order: PaymentOrder, otherwise: PaymentOrder | None = None
+    ) -> MoneroPayment:
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
         await self._connection.check_wallet()
@@ -253,7 +255,7 @@ class MoneroPayments:
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
         return verdict
 
-    async def _hand_over(self, payment: Payment) -> str:
+    async def _hand_over(self, payment: MoneroPayment) -> str:
         """Through the wallet the first time, to the node ever after; what they said."""
         if payment.state is PaymentState.PREPARED:
             await self._connection.check_wallet()
@@ -266,7 +268,7 @@ class MoneroPayments:
         log.info("monero_submitted", txid=payment.txid, answer=answer.submission.value)
         return f"{answer.submission.value} {answer.reason}".strip()
 
-    async def _relay(self, payment: Payment) -> str | None:
+    async def _relay(self, payment: MoneroPayment) -> str | None:
         """Have the wallet relay and note it; what went wrong. Neither proves anything."""
         try:
             # A wallet that was killed notes a payment only once it has seen its own money again.
@@ -284,7 +286,7 @@ class MoneroPayments:
         """What the network says of a transfer's payment."""
         return await self._presence.verdict(await self._known(transfer))
 
-    async def _known(self, transfer: Transfer) -> Payment:
+    async def _known(self, transfer: Transfer) -> MoneroPayment:
         payment = await self._ledger.payment(transfer.transfer_id)
         if payment is None or payment.txid != transfer.txid or payment.raw != transfer.raw:
             # Only a database put together from two could bring this about: touch nothing.
@@ -351,7 +353,7 @@ class MoneroPayments:
             return None
 
 
-def _ending(payment: Payment) -> str:
+def _ending(payment: MoneroPayment) -> str:
     """The operator's command for one that its node refuses for good."""
     if payment.purpose is not Purpose.TRANSFER:
         return ""
@@ -359,7 +361,7 @@ def _ending(payment: Payment) -> str:
     return f"; if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
 
 
-def _reported(payment: Payment, problem: str) -> str:
+def _reported(payment: MoneroPayment, problem: str) -> str:
     """For the operator: it says so if the node may know more than it shows."""
     spent = ", and something has spent an input of it" if payment.conflict is not None else ""
     since = iso8601(payment.relayed_at or payment.prepared_at)
@@ -386,8 +388,8 @@ def _destinations(order: PaymentOrder) -> list[Destination]:
     return [Destination(order.address, amount) for amount in amounts]
 
 
-def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
-    return Payment(
+def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> MoneroPayment:
+    return MoneroPayment(
         payment_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
         purpose=order.purpose,
         address=order.address,
@@ -403,7 +405,7 @@ def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
     )
 
 
-def _require_same(payment: Payment, transfer: Transfer) -> None:
+def _require_same(payment: MoneroPayment, transfer: Transfer) -> None:
     payee = payment.payee(transfer.transfer_id)
     if (payee.address, payee.units) != (transfer.address, transfer.units):
         raise LookupError(f"the payment of {transfer.transfer_id} has another recipient or amount")

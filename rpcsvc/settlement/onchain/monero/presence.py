@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     MoneroLedger,
     MoneroOptions,
-    Payment,
+    MoneroPayment,
     PaymentState,
     Purpose,
 )
@@ -35,7 +35,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     Submission,
 )
 from rpcsvc.settlement.onchain.monero.wallet import list_unspent
-from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class SpentInputs:
         self._found: dict[str, Spender] = {}
         self._in_vain: dict[str, str] = {}
 
-    async def find(self, payment: Payment, since: Cursor, top: NodeInfo) -> Spender | None:
+    async def find(self, payment: MoneroPayment, since: Cursor, top: NodeInfo) -> Spender | None:
         """What has spent it in the block ``since``, or before it; None when nothing shows it."""
         name = payment.payment_id
         known = self._found.pop(name, None)
@@ -87,7 +87,7 @@ class SpentInputs:
         self._in_vain.pop(payment_id, None)
 
     async def _search(
-        self, payment: Payment, since: Cursor, known: list[str] | None
+        self, payment: MoneroPayment, since: Cursor, known: list[str] | None
     ) -> Spender | None:
         txids = known or await self._sent(payment, since)
         for txid, made in (await self._connection.node.bodies(txids)).items():
@@ -98,13 +98,13 @@ class SpentInputs:
                 return Spender(txid, Cursor(made.height, header.hash)) if header else None
         return None
 
-    async def _sent(self, payment: Payment, since: Cursor) -> list[str]:
+    async def _sent(self, payment: MoneroPayment, since: Cursor) -> list[str]:
         """The wallet's own transactions in blocks since the payment was signed."""
         await self._connection.require_wallet()
         await self._connection.wallet.refresh()
         blocks = max(0, self._clock.now_ms() - payment.prepared_at) // _LEAST_BLOCK_MS
         first = max(0, since.height - blocks - _MARGIN)
-        listed = await self._connection.wallet.transfers(first, (TransferKind.OUTGOING,))
+        listed = await self._connection.wallet.transfers(first, (WalletTransferKind.OUTGOING,))
         return sorted({item.txid for item in listed})
 
 
@@ -123,7 +123,7 @@ class MoneroPresence:
         self._options = options
         self._spent = SpentInputs(connection, clock)
 
-    async def verdict(self, payment: Payment) -> Verdict:
+    async def verdict(self, payment: MoneroPayment) -> Verdict:
         """Ask the node, record how far the payment is, and say it."""
         before = await self._connection.check_node()
         spent = await self._connection.node.key_images(payment.key_images)
@@ -136,7 +136,9 @@ class MoneroPresence:
             return await self._absent(payment)
         return await self._in_conflict(payment, after)
 
-    async def _present(self, payment: Payment, found: NodeTransaction, info: NodeInfo) -> Verdict:
+    async def _present(
+        self, payment: MoneroPayment, found: NodeTransaction, info: NodeInfo
+    ) -> Verdict:
         depth = 0 if found.height is None else info.height - found.height
         is_settled = depth >= self._options.settled_after
         state = PaymentState.SETTLED if is_settled else PaymentState.PUBLISHED
@@ -145,11 +147,11 @@ class MoneroPresence:
             return Verdict(Outcome.SETTLED)
         return Verdict(Outcome.PENDING, f"{depth} of {self._options.settled_after} confirmations")
 
-    async def _absent(self, payment: Payment) -> Verdict:
+    async def _absent(self, payment: MoneroPayment) -> Verdict:
         await self._put(payment, replace(payment, height=None, conflict=None))
         return Verdict(Outcome.ABSENT)
 
-    async def _in_conflict(self, payment: Payment, info: NodeInfo) -> Verdict:
+    async def _in_conflict(self, payment: MoneroPayment, info: NodeInfo) -> Verdict:
         """An input is spent, in this chain up to ``info``'s top, and the payment is nowhere.
 
         Without the transaction that spent it nothing is said: the payment itself may be mined, and
@@ -173,7 +175,7 @@ class MoneroPresence:
         await self._put(payment, replace(after, state=PaymentState.FAILED))
         return Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago")
 
-    async def _conflict_since(self, payment: Payment, info: NodeInfo) -> Cursor:
+    async def _conflict_since(self, payment: MoneroPayment, info: NodeInfo) -> Cursor:
         """The block in which the spend was first seen, while it is on the chain."""
         top = Cursor(info.height - 1, info.top_hash)
         known = payment.conflict
@@ -182,7 +184,7 @@ class MoneroPresence:
         header = await self._connection.node.header_at(known.height)
         return known if header is not None and header.hash == known.hash else top
 
-    async def _put(self, before: Payment, after: Payment) -> None:
+    async def _put(self, before: MoneroPayment, after: MoneroPayment) -> None:
         if after != before and not before.state.is_over:
             await self._ledger.put_payment(after)
 
@@ -211,7 +213,7 @@ class MoneroPayoutEnd:
         self._annotate = annotate
         self._spent = SpentInputs(connection, clock)
 
-    async def end(self, payment: Payment) -> str | None:
+    async def end(self, payment: MoneroPayment) -> str | None:
         """None: it can't be mined. Otherwise the transaction that has to be deep before that.
 
         Raises NotAdopted when it may be mined yet, and nothing can be done about it now.
@@ -234,7 +236,7 @@ class MoneroPayoutEnd:
             )
         return await self._spend(payment, info)
 
-    async def _rival(self, payment: Payment, info: NodeInfo) -> str | None:
+    async def _rival(self, payment: MoneroPayment, info: NodeInfo) -> str | None:
         """What has spent an input of it; None once that is deep. Raises NotAdopted."""
         top = Cursor(info.height - 1, info.top_hash)
         await self._connection.check_wallet()
@@ -246,7 +248,7 @@ class MoneroPayoutEnd:
             )
         return found.txid if info.height - found.block.height < self._options.failed_after else None
 
-    async def _spend(self, payment: Payment, info: NodeInfo) -> str | None:
+    async def _spend(self, payment: MoneroPayment, info: NodeInfo) -> str | None:
         """Have the wallet spend its first input; None when the chain has none of them."""
         await self._connection.check_wallet()
         await self._connection.wallet.refresh()
@@ -273,7 +275,9 @@ class MoneroPayoutEnd:
         await self._connection.wallet.store()
         return made.txid
 
-    async def _require_no_other(self, payment: Payment, info: NodeInfo, *, is_whole: bool) -> None:
+    async def _require_no_other(
+        self, payment: MoneroPayment, info: NodeInfo, *, is_whole: bool
+    ) -> None:
         """Its inputs must not be about to come back. Raises NotAdopted."""
         if not is_whole:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
@@ -334,7 +338,7 @@ class MoneroReorgRecovery:
         await self._thaw_unused()
         self._looked_at = info.top_hash
 
-    async def _rebroadcast_settled(self, info: NodeInfo) -> list[Payment]:
+    async def _rebroadcast_settled(self, info: NodeInfo) -> list[MoneroPayment]:
         """Publish what a deep reorganisation took off the chain; those that are in the pool.
 
         One that is in no block stays on record as such, however many follow: it may never be valid
@@ -351,7 +355,9 @@ class MoneroReorgRecovery:
         await self._publish_again(out, waiting)
         return waiting
 
-    async def _publish_again(self, out: Sequence[Payment], waiting: Sequence[Payment]) -> None:
+    async def _publish_again(
+        self, out: Sequence[MoneroPayment], waiting: Sequence[MoneroPayment]
+    ) -> None:
         """Those that are in no block; ``waiting`` ones the node has: it put them into its pool."""
         if not out:
             self.gone = None
@@ -367,7 +373,7 @@ class MoneroReorgRecovery:
                 f" {item.payees[0].transfer_id} --note TEXT"
             )
 
-    async def _reoffer(self, waiting: dict[str, Payment], height: int) -> None:
+    async def _reoffer(self, waiting: dict[str, MoneroPayment], height: int) -> None:
         """Have the node relay, or try again to mine, what would stay in its pool otherwise."""
         self.problem = None
         pool = await self._connection.node.pool() if waiting else []
@@ -381,7 +387,7 @@ class MoneroReorgRecovery:
                 await self._relay(payment, seen)
         self._report([waiting[seen.txid] for seen in found], height)
 
-    def _report(self, in_pool: Sequence[Payment], height: int) -> None:
+    def _report(self, in_pool: Sequence[MoneroPayment], height: int) -> None:
         """For the operator: the payment that has waited for the most blocks."""
         self.waiting = self.overdue = None
         if not in_pool:
@@ -398,7 +404,7 @@ class MoneroReorgRecovery:
         elif blocks >= _RELAY_AFTER:
             self.waiting = text
 
-    async def _relay(self, payment: Payment, seen: PoolTransaction) -> None:
+    async def _relay(self, payment: MoneroPayment, seen: PoolTransaction) -> None:
         """Send it to the node's peers.
 
         A node that was killed after it took a transaction, and before it relayed it, keeps it
@@ -414,7 +420,7 @@ class MoneroReorgRecovery:
                 f" us relay it: relay_tx {payment.txid}"
             )
 
-    async def _offer(self, payment: Payment) -> None:
+    async def _offer(self, payment: MoneroPayment) -> None:
         """Take it off the node's pool and hand it over again: then it is as new.
 
         A node never tries again to mine a transaction that was not valid for a moment while

@@ -29,14 +29,18 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     NETWORK,
     MoneroLedger,
+    MoneroPayment,
     Payee,
-    Payment,
     PaymentState,
     Purpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
-from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletCode, WalletTransfer
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    WalletCode,
+    WalletTransfer,
+    WalletTransferKind,
+)
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
@@ -54,7 +58,7 @@ log = structlog.get_logger(__name__)
 
 # A reorganisation may have brought what was sent after the copy into a block before it.
 _MARGIN: Final = 20
-_SENT: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
+_SENT: Final = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
 LOOK_TIMEOUT_MS: Final = 10 * 60_000
 
@@ -261,7 +265,7 @@ class MoneroAdoption:
         await record(PreparedTransfer(txid, payment.raw, names), commit)
         return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
-    async def _known(self, wanted: OpenTransfer, txid: str) -> Payment | None:
+    async def _known(self, wanted: OpenTransfer, txid: str) -> MoneroPayment | None:
         """This payment, if it is on record and the order does not know it yet. Raises NotAdopted
         when the transfer has another one, or knows this one.
         """
@@ -338,12 +342,12 @@ class MoneroAdoption:
         return also
 
 
-def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> Payment:
+def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> MoneroPayment:
     """The record as the service makes one, at the step after publication."""
     transfers = [item.transfer for item in paid]
     at, txid = found.sent.timestamp * 1000, found.sent.txid
     alone = len(transfers) == 1
-    return Payment(
+    return MoneroPayment(
         payment_id=transfers[0].transfer_id if alone else f"batch-{txid}",
         purpose=Purpose.TRANSFER,
         address=transfers[0].address,

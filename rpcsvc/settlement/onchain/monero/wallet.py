@@ -33,14 +33,14 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     Destination,
     Output,
     OutputFilter,
-    PaymentCheck,
     PreparedPayment,
     Refreshed,
     Subaddress,
     SubaddressIndex,
-    TransferKind,
+    TxCheck,
     WalletCode,
     WalletTransfer,
+    WalletTransferKind,
 )
 
 MOST_ADDRESSES_PER_CALL: Final = 64
@@ -228,10 +228,13 @@ class WalletClient:
     async def transfers(
         self,
         from_height: int,
-        kinds: Sequence[TransferKind] = (TransferKind.INCOMING, TransferKind.POOL),
+        kinds: Sequence[WalletTransferKind] = (
+            WalletTransferKind.INCOMING,
+            WalletTransferKind.POOL,
+        ),
     ) -> list[WalletTransfer]:
         """Transfers in blocks at or above ``from_height``, and all that are not mined."""
-        params: JsonObject = {str(kind): kind in kinds for kind in TransferKind}
+        params: JsonObject = {str(kind): kind in kinds for kind in WalletTransferKind}
         # The wallet leaves out the block at min_height itself.
         params |= {"account_index": self.account, "filter_by_height": True}
         params["min_height"] = max(from_height - 1, 0)
@@ -337,13 +340,13 @@ class WalletClient:
 
     async def check_proof(
         self, txid: str, address: str, signature: str, message: str = ""
-    ) -> PaymentCheck:
+    ) -> TxCheck:
         """What ``prove_payment``'s signature shows."""
         params = {"txid": txid, "address": address, "message": message, "signature": signature}
         answer = await self._read("check_tx_proof", params)
-        return self._model(PaymentCheck, "check_tx_proof", answer)
+        return self._model(TxCheck, "check_tx_proof", answer)
 
-    async def check_key(self, txid: str, tx_key: str, address: str) -> PaymentCheck:
+    async def check_key(self, txid: str, tx_key: str, address: str) -> TxCheck:
         """What a transaction paid ``address``, by the transaction's key.
 
         NodeError.code is WRONG_TX_KEY for what can't be a key: wallets up to 0.18.0.0 at least end
@@ -354,7 +357,7 @@ class WalletClient:
             raise NodeError(name, "check_tx_key", WalletCode.WRONG_TX_KEY, text)
         params = {"txid": txid, "tx_key": tx_key, "address": address}
         answer = await self._read("check_tx_key", params) | {"good": True}
-        return self._model(PaymentCheck, "check_tx_key", answer)
+        return self._model(TxCheck, "check_tx_key", answer)
 
     # --- plumbing ------------------------------------------------------------------------------
 

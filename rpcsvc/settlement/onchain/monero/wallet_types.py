@@ -52,7 +52,7 @@ class Subaddress:
     address: str
 
 
-class TransferKind(StrEnum):
+class WalletTransferKind(StrEnum):
     """Where the wallet lists a transfer. INCOMING: mined. POOL: incoming, not mined.
 
     OUTGOING: mined. PENDING: sent, not seen mined. FAILED: sent, abandoned by the wallet.
@@ -68,8 +68,8 @@ class TransferKind(StrEnum):
 _COINBASE: Final = "block"
 
 
-def _kind(value: Any) -> TransferKind:
-    return TransferKind.INCOMING if value == _COINBASE else TransferKind(value)
+def _kind(value: Any) -> WalletTransferKind:
+    return WalletTransferKind.INCOMING if value == _COINBASE else WalletTransferKind(value)
 
 
 def _height(value: Any) -> int | None:
@@ -88,7 +88,7 @@ class WalletTransfer:
     transaction.
     """
 
-    kind: Annotated[TransferKind, PlainValidator(_kind), named("type")]
+    kind: Annotated[WalletTransferKind, PlainValidator(_kind), named("type")]
     txid: Text
     address: Text
     index: Annotated[SubaddressIndex, named("subaddr_index")]
@@ -201,7 +201,7 @@ class Refreshed:
 
 
 @dataclass(frozen=True, slots=True)
-class PaymentCheck:
+class TxCheck:
     """What a transaction paid to an address, by its proof or key. ``valid``: the proof holds."""
 
     valid: Annotated[Flag, named("good")]

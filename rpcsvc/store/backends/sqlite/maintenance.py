@@ -19,7 +19,12 @@ from rpcsvc.settlement.onchain.journal.entries import (
     from_body,
     latest,
 )
-from rpcsvc.settlement.onchain.journal.files import Found, Line, Position, read_place
+from rpcsvc.settlement.onchain.journal.files import (
+    JournalContents,
+    JournalPosition,
+    Line,
+    read_place,
+)
 from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
@@ -151,7 +156,7 @@ def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple
     # The database first: meanwhile the journal can only grow.
     with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
         row = reader.execute("SELECT journal, line, sum FROM payment_journal").fetchone()
-        mark = Mark(row[0], Position(row[1], row[2])) if row else None
+        mark = Mark(row[0], JournalPosition(row[1], row[2])) if row else None
         found = read_place(folder)
         problems = [*_journal_problems(found, mark), *_unrecorded(found.lines, mark, reader)]
     for place in places:
@@ -163,7 +168,7 @@ def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple
     return problems, _journal_state(found, mark)
 
 
-def _journal_problems(found: Found, mark: Mark | None) -> Iterator[str]:
+def _journal_problems(found: JournalContents, mark: Mark | None) -> Iterator[str]:
     if found.problem is not None:
         yield f"the payment journal is damaged: {found.problem}"
     if mark is None:
@@ -205,7 +210,7 @@ def _txid(entry: MoneroEntry | EvmEntry) -> str:
     return entry.payment.attempts[0].txid
 
 
-def _journal_state(found: Found, mark: Mark | None) -> str:
+def _journal_state(found: JournalContents, mark: Mark | None) -> str:
     if not found.lines:
         return "payment journal: none"
     times = [line.body["at"] for line in found.lines if "at" in line.body]

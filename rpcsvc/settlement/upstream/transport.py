@@ -49,10 +49,10 @@ from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NoAnswer,
     PaymentWanted,
-    Refused,
     RemoteError,
     UpstreamBroken,
     UpstreamError,
+    UpstreamRefused,
     is_about_unfunded,
 )
 
@@ -160,7 +160,7 @@ class UpstreamAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class RawReply:
     """What came over HTTP, unjudged."""
 
     status: int
@@ -170,7 +170,7 @@ class Reply:
     payment_required: str | None = None
 
 
-class Exchange:
+class UpstreamTransport:
     """Sends calls, each once, and judges the answers. Used as a context manager.
 
     ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
@@ -184,7 +184,7 @@ class Exchange:
         self._read_error = read_error
         self._session: ClientSession | None = None
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> UpstreamTransport:
         self._session = ClientSession(
             connector=TCPConnector(force_close=True),
             cookie_jar=DummyCookieJar(),
@@ -204,7 +204,7 @@ class Exchange:
             await self._session.close()
             self._session = None
 
-    async def send(self, call: UpstreamCall, key: str | None, *, creates: bool) -> Reply:
+    async def send(self, call: UpstreamCall, key: str | None, *, creates: bool) -> RawReply:
         """Send the call and take its whole answer. Raises NeverSent, NoAnswer, UpstreamBroken."""
         options = self._options
         limit_ms = options.create_ms if creates else options.read_ms
@@ -233,7 +233,7 @@ class Exchange:
             raise NoAnswer(f"The connection was lost: {_what(error.cause)}.") from error
         kind = reply.headers.get("Content-Type", "")
         wanted = reply.headers.get("PAYMENT-REQUIRED")
-        return Reply(reply.status, kind, _retry_after_ms(reply.headers), reply.body, wanted)
+        return RawReply(reply.status, kind, _retry_after_ms(reply.headers), reply.body, wanted)
 
     def _headers(self, call: UpstreamCall, key: str | None) -> dict[str, str]:
         headers = {}
@@ -254,13 +254,13 @@ class Exchange:
             response.close()
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
-    def is_about_unfunded(self, reply: Reply) -> bool:
+    def is_about_unfunded(self, reply: RawReply) -> bool:
         """Whether a refusal is about orders without a deposit, not about the number of calls."""
         remote = self._remote(reply)
         return remote is not None and is_about_unfunded(remote.details)
 
-    def judge(self, reply: Reply) -> UpstreamAnswer:
-        """The answer if it is a good one. Raises Refused, NoAnswer or UpstreamBroken."""
+    def judge(self, reply: RawReply) -> UpstreamAnswer:
+        """The answer if it is a good one. Raises UpstreamRefused, NoAnswer or UpstreamBroken."""
         if reply.status >= 500:
             raise NoAnswer(
                 self._http_words(reply), retry_after_ms=reply.retry_after_ms, raw=reply.body
@@ -275,7 +275,7 @@ class Exchange:
             raise self._no(reply)
         return UpstreamAnswer(self._json(reply), reply.body)
 
-    def _no(self, reply: Reply) -> UpstreamError:
+    def _no(self, reply: RawReply) -> UpstreamError:
         """HTTP 4xx: a refusal if it is in the dialect's own form."""
         remote = self._remote(reply)
         if remote is not None and reply.status == 402 and reply.payment_required is not None:
@@ -283,7 +283,7 @@ class Exchange:
             wanted.required = reply.payment_required
             return wanted
         if remote is not None and reply.status not in _NOT_A_REFUSAL:
-            return Refused(
+            return UpstreamRefused(
                 reply.status, remote, retry_after_ms=reply.retry_after_ms, raw=reply.body
             )
         words = self._http_words(reply)
@@ -291,12 +291,12 @@ class Exchange:
             return NoAnswer(words, retry_after_ms=reply.retry_after_ms, raw=reply.body)
         return UpstreamBroken(f"{words} Is the configured address right?", raw=reply.body)
 
-    def _http_words(self, reply: Reply) -> str:
+    def _http_words(self, reply: RawReply) -> str:
         remote = self._remote(reply)
         words = f": {remote.message}" if remote else ", without an error that this dialect has."
         return f"HTTP {reply.status}{words}"
 
-    def _remote(self, reply: Reply) -> RemoteError | None:
+    def _remote(self, reply: RawReply) -> RemoteError | None:
         """The dialect's error in the body, made fit for logs, or None."""
         try:
             remote = self._read_error(self._json(reply))
@@ -308,7 +308,7 @@ class Exchange:
         code = None if remote.code is None else self._safe(remote.code)
         return RemoteError(code, self._safe(remote.message), details)
 
-    def _json(self, reply: Reply) -> Any:
+    def _json(self, reply: RawReply) -> Any:
         if not _JSON_TYPE.fullmatch(reply.content_type):
             kind = self._safe(reply.content_type) or "nothing"
             raise UpstreamBroken(
