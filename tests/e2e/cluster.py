@@ -70,6 +70,12 @@ class Replicas:
             self.start()
         return [each for each in self.all if not each.is_dead]
 
+    async def start_ready(self) -> Server:
+        """A replica that takes orders; the first one settles, too."""
+        made = self.start()
+        assert await made.ready()
+        return made
+
     async def holder(self, besides: tuple[Server, ...] = ()) -> Server:
         """The replica that settles, once one does and is ready."""
 

@@ -64,11 +64,9 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
-        second = up.start()
+        first = await up.start_ready()
+        second = await up.start_ready()
         order_id, answer = await order(first, "a key of sixteen or more")
-        await until(lambda: is_ready(second))
         first.kill()
         began = time.monotonic()
         assert await up.holder() is second
@@ -98,8 +96,7 @@ async def test_standby_tells_systemd_that_it_is_ready(
                 pass
 
         async with replicas(postgres(), tmp_path) as up:
-            first = up.start()
-            assert await first.ready()
+            first = await up.start_ready()
             second = up.start(NOTIFY_SOCKET=address, WATCHDOG_USEC="600000")
             await heard("READY=1\nSTATUS=Standing by on ")
             await heard("WATCHDOG=1")
@@ -131,10 +128,8 @@ async def test_replica_reads_what_the_other_has_committed(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
-        second = up.start()
-        await until(lambda: is_ready(second))
+        first = await up.start_ready()
+        second = await up.start_ready()
         swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
         data, body = await call_for_data(first, "swap.execute", swap)
         made = {"orderId": data["order"]["orderId"]}
@@ -154,11 +149,8 @@ async def test_every_replica_takes_orders_and_the_settler_settles_them(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
-        second, third = up.start(), up.start()
-        for each in (second, third):
-            await until(partial(is_ready, each))
+        first = await up.start_ready()
+        second, third = await up.start_ready(), await up.start_ready()
         data, _ = await call_for_data(second, "swap.execute", SWAPS["x2u"])
         made = {"orderId": data["order"]["orderId"], "sessionId": data["sessionId"]}
         polled = [await call(at, "swap.status", {"orderId": made["orderId"]}) for at in up.all]
@@ -204,10 +196,8 @@ async def test_one_deposit_is_sent_by_many_calls_for_what_is_due(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
-        second = up.start()
-        await until(partial(is_ready, second))
+        first = await up.start_ready()
+        await up.start_ready()
         data, _ = await call_for_data(first, "swap.execute", SWAPS["u2x"])
         made = {"orderId": data["order"]["orderId"]}
         calls = (call(at, "sandbox.fund", made) for at in up.all * 10)
@@ -224,8 +214,7 @@ async def test_standby_refuses_to_write_and_says_where_it_stands(
     try:
         assert await exchange.ready()
         async with replicas(postgres(), tmp_path, environ(exchange.port)) as up:
-            first = up.start()
-            assert await first.ready()
+            first = await up.start_ready()
             data, _ = await call_for_data(first, "swap.execute", SWAPS["x2u"])
             second = up.start()
             await until(lambda: reads(second))
@@ -261,8 +250,7 @@ async def test_process_paused_past_its_lease_writes_nothing_and_ends(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
+        first = await up.start_ready()
         order_id, _ = await order(first, "a key of sixteen or more")
         second = up.start()
         await until(lambda: said(second, "lease_awaited"))
@@ -373,10 +361,9 @@ async def test_one_key_on_all_replicas_makes_one_order(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
-        first = up.start()
-        assert await first.ready()
-        for other in (up.start(), up.start()):
-            await until(partial(is_ready, other))
+        await up.start_ready()
+        for _ in range(2):
+            await up.start_ready()
         answers = await asyncio.gather(*(keyed(up.all[n % 3]) for n in range(200)))
         assert len(answers) == 200
         assert len(set(answers)) == 1

@@ -38,6 +38,7 @@ from tests.sandbox import ManualClock
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 HOT = KEYS.address(HOT_WALLET_INDEX)
 OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 ETHER = 10**18
 GWEI = 10**9
 USDC = 10**6

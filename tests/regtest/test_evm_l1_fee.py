@@ -24,8 +24,8 @@ from tests.regtest.evm_payer import (
     HOT,
     MINUTE_MS,
     NETWORK,
-    OTHERS,
     USDC,
+    USER,
     EvmPayer,
     adapter_on,
     evm_payer,
@@ -35,7 +35,6 @@ from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
-USER = OTHERS.address(0)
 ORACLE: Final = "0x420000000000000000000000000000000000000F"
 SOURCE: Final = Path(__file__).parent / "contracts" / "GasPriceOracle.vy"
 SLOT: Final = "0x1"

@@ -12,12 +12,10 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import Submission
 from tests.regtest.daemons import mined
-from tests.regtest.evm_payer import GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, EvmPayer
+from tests.regtest.evm_payer import GWEI, HOT, KEYS, NETWORK, USDC, USER, EvmPayer
 from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
-
-USER = OTHERS.address(0)
 
 
 async def spend_nonce(payer: EvmPayer, nonce: int) -> str:

@@ -21,20 +21,19 @@ from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
     ETHER,
+    FRIEND,
     GWEI,
     HOT,
     KEYS,
     MINUTE_MS,
     NETWORK,
-    OTHERS,
     USDC,
+    USER,
     EvmPayer,
     adapter_on,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
-
-USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 
 
 # --- the plain way -----------------------------------------------------------------------------

@@ -11,18 +11,17 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.node import FeeData, Submission, SubmissionResult
 from tests.regtest.evm_payer import (
+    FRIEND,
     GWEI,
     HOT,
     MINUTE_MS,
     NETWORK,
-    OTHERS,
     USDC,
+    USER,
     EvmPayer,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
-
-USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 
 
 # --- stuck -------------------------------------------------------------------------------------

@@ -24,20 +24,19 @@ from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
     ETHER,
+    FRIEND,
     GWEI,
     HOT,
     KEYS,
     MINUTE_MS,
-    OTHERS,
     USDC,
+    USER,
     EvmPayer,
     adapter_on,
 )
 from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
-
-USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 
 
 async def spend_nonce(payer: EvmPayer, nonce: int, *, gwei: int = 50) -> str:

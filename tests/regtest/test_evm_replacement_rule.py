@@ -24,12 +24,13 @@ from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, Submi
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (
     ETHER,
+    FRIEND,
     GWEI,
     HOT,
     KEYS,
     MINUTE_MS,
-    OTHERS,
     USDC,
+    USER,
     EvmPayer,
     evm_payer,
 )
@@ -39,7 +40,6 @@ from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
-USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 BASE_FEE = 20 * GWEI
 
 

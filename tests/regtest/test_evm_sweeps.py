@@ -35,6 +35,7 @@ from tests.regtest.evm_payer import (
     NETWORK,
     OTHERS,
     USDC,
+    USER,
     EvmPayer,
     evm_payer,
 )
@@ -43,7 +44,6 @@ from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
-USER = OTHERS.address(0)
 HOUR_MS = 60 * MINUTE_MS
 
 

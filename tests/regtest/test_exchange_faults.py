@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
-from tests.e2e.processes import until
+from tests.e2e.processes import Server, until
 from tests.regtest.daemons import Anvil, Daemon
 from tests.regtest.exchange import call
 from tests.regtest.faults import both_refused, degraded, well
@@ -73,12 +73,23 @@ def lines(shared: Lines) -> Lines:
     return shared
 
 
-@pytest.mark.parametrize("name", DAEMONS)
-async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, name: str) -> None:
-    trader, daemon = lines.trader, lines.daemon(name)
+@asynccontextmanager
+async def open_orders(trader: Trader) -> AsyncIterator[Server]:
+    """A service with an open order each way; after the block it recovers and both are swapped."""
     async with trader.stack.serving() as at:
         for direction in BOTH:
             await trader.deal(at, direction)
+        yield at
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, name: str) -> None:
+    trader, daemon = lines.trader, lines.daemon(name)
+    async with open_orders(trader) as at:
         if isinstance(daemon, Anvil):
             await kill_anvil(trader.stack)
         else:
@@ -89,10 +100,6 @@ async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, nam
         finally:
             await asyncio.to_thread(daemon.start)
         await trader.stack.miner.reconnect()
-        await well(at)
-        await trader.finish(at)
-        await trader.stop(at)
-    await trader.check()
 
 
 @pytest.mark.parametrize(
@@ -127,9 +134,7 @@ async def test_order_paid_during_an_outage_is_swapped_past_expiry(
 @pytest.mark.parametrize("name", DAEMONS)
 async def test_a_daemon_that_never_answers(lines: Lines, name: str) -> None:
     trader, daemon = lines.trader, lines.daemon(name)
-    async with trader.stack.serving() as at:
-        for direction in BOTH:
-            await trader.deal(at, direction)
+    async with open_orders(trader) as at:
         daemon.freeze()
         try:
             # Monero's wallet hangs with its node: which of them it is can't be told.
@@ -137,26 +142,16 @@ async def test_a_daemon_that_never_answers(lines: Lines, name: str) -> None:
             await both_refused(at)
         finally:
             daemon.thaw()
-        await well(at)
-        await trader.finish(at)
-        await trader.stop(at)
-    await trader.check()
 
 
 @pytest.mark.parametrize("name", DAEMONS)
 async def test_a_daemon_that_answers_with_garbage(lines: Lines, name: str) -> None:
     trader = lines.trader
-    async with trader.stack.serving() as at:
-        for direction in BOTH:
-            await trader.deal(at, direction)
+    async with open_orders(trader) as at:
         lines.lines[name].change = garbage
         await degraded(at, DOWN[name])
         await both_refused(at)
         lines.clear()
-        await well(at)
-        await trader.finish(at)
-        await trader.stop(at)
-    await trader.check()
 
 
 async def test_daemons_that_answer_late_only_make_it_slow(
@@ -232,16 +227,10 @@ async def test_a_node_that_comes_back_on_another_network_is_refused(
 ) -> None:
     trader, (change, reason) = lines.trader, OTHER[name]
     line = lines.lines[name]
-    async with trader.stack.serving() as at:
-        for direction in BOTH:
-            await trader.deal(at, direction)
+    async with open_orders(trader) as at:
         line.lose = lambda _body: True
         await degraded(at, DOWN[name])
         line.change, line.lose = change, None
         await degraded(at, reason)
         await both_refused(at)
         lines.clear()
-        await well(at)
-        await trader.finish(at)
-        await trader.stop(at)
-    await trader.check()

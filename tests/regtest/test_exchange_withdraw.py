@@ -53,12 +53,24 @@ class Cold:
         return await until(poll, seconds=STEP_SECONDS)
 
 
+def cold_on_arbitrum(stack: Exchange) -> Cold:
+    return Cold(stack, "arbitrum", COLD, "5", 5 * USDC, lambda: usdc_received(stack, COLD))
+
+
+async def cold_with_little_ether(stack: Exchange) -> Cold:
+    """The address on Arbitrum, while the treasury has no more ether than payouts need."""
+    stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
+    # The reserve: a tenth of the dearest payment, 20 USD at 5,000 USD for an ether.
+    await stack.controls.set_ether(stack.treasury, ETHER // 2_500)
+    return cold_on_arbitrum(stack)
+
+
 @pytest.fixture(params=["arbitrum", "monero"])
 async def cold(request: pytest.FixtureRequest, stack: Exchange, wallet: WalletClient) -> Cold:
     primary = await wallet.primary_address()
     stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD},monero={primary}"
     if request.param == "arbitrum":
-        return Cold(stack, "arbitrum", COLD, "5", 5 * USDC, lambda: usdc_received(stack, COLD))
+        return cold_on_arbitrum(stack)
     return Cold(
         stack, "monero", primary, "0.5", XMR // 2, lambda: xmr_received(wallet, primary)
     )  # fmt: skip
@@ -99,10 +111,7 @@ async def test_withdrawal_arrives_once_and_the_audit_knows_it(cold: Cold) -> Non
 async def test_withdrawal_leaves_the_ether_that_payouts_need(
     stack: Exchange, wallet: WalletClient
 ) -> None:
-    stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
-    arbitrum = Cold(stack, "arbitrum", COLD, "5", 5 * USDC, lambda: usdc_received(stack, COLD))
-    # The reserve: a tenth of the dearest payment, 20 USD at 5,000 USD for an ether.
-    await stack.controls.set_ether(stack.treasury, ETHER // 2_500)
+    arbitrum = await cold_with_little_ether(stack)
     async with stack.serving() as at:
         assert (await arbitrum.withdraw("wd_ether")).status == 0
 
@@ -206,9 +215,7 @@ async def test_withdrawal_that_a_copy_lacks_is_not_paid_again(cold: Cold, tmp_pa
 async def test_withdrawal_that_a_copy_has_as_planned_is_not_paid_again(
     stack: Exchange, tmp_path: Path
 ) -> None:
-    stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
-    arbitrum = Cold(stack, "arbitrum", COLD, "5", 5 * USDC, lambda: usdc_received(stack, COLD))
-    await stack.controls.set_ether(stack.treasury, ETHER // 2_500)
+    arbitrum = await cold_with_little_ether(stack)
     async with stack.serving() as at:
         assert (await arbitrum.withdraw("wd_planned")).status == 0
         await arbitrum.reaches("wd_planned", "planned")
