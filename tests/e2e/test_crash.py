@@ -34,7 +34,7 @@ A_WEEK = 7 * 86_400
 
 
 @dataclass
-class Story:
+class Client:
     """The calls of one order's client; repeated from the start after a crash."""
 
     data_dir: Path
@@ -43,7 +43,7 @@ class Story:
     data: bytes = b""  # what create answered first
     end: dict[str, Any] = field(default_factory=dict)
 
-    async def tell(self, at: Server) -> None:
+    async def run(self, at: Server) -> None:
         """Order, fund once, follow to the end. Raises Gone."""
         made = await self.create(at)
         order_id = made["order"]["orderId"]
@@ -70,7 +70,7 @@ class Story:
             data = (await call(at, "swap.status", {"orderId": order_id}))["data"]
             return "waits" if data["actionRequired"] else data["outcome"]
 
-        # The address of an earlier telling may be at work already: then nothing waits for it.
+        # The address of an earlier run may be at work already: then nothing waits for it.
         if not count(self.data_dir, "orders WHERE refund_address IS NOT NULL"):
             assert await until(waits_or_is_over) == "waits"
             asked = {"orderId": order_id, "sessionId": session_id, "walletAddress": MONERO}
@@ -78,14 +78,14 @@ class Story:
 
 
 @dataclass
-class Swapped(Story):
+class Swapped(Client):
     """The whole amount, in time."""
 
     outcome = "completed"
 
 
 @dataclass
-class Refunded(Story):
+class Refunded(Client):
     """More than the maximum: all of it goes back."""
 
     outcome = "refunded"
@@ -95,7 +95,7 @@ class Refunded(Story):
 
 
 @dataclass
-class Expired(Story):
+class Expired(Client):
     """Nothing comes, and the time is up."""
 
     outcome = "expired"
@@ -106,7 +106,7 @@ class Expired(Story):
 
 
 @dataclass
-class PartlyPaid(Story):
+class PartlyPaid(Client):
     """Less than the amount, but enough, when the time is up."""
 
     outcome = "completed"
@@ -128,22 +128,22 @@ class PartlyPaid(Story):
             await call_for_data(at, "sandbox.fault", {"fault": "advance_clock", "seconds": A_WEEK})
 
 
-AnyStory = Swapped | Refunded | Expired | PartlyPaid
+AnyClient = Swapped | Refunded | Expired | PartlyPaid
 
 
-async def tell_through_a_crash(story: AnyStory, crash: Crash) -> None:
+async def run_through_crash(client: AnyClient, crash: Crash) -> None:
     """Run the client on a server that is killed at ``crash``, then on one that is not."""
-    async with server(story.data_dir, crash=crash) as first:
+    async with server(client.data_dir, crash=crash) as first:
         with suppress(Gone):
-            await story.tell(first)
+            await client.run(first)
         await first.death()  # a point that is never reached would time out here
-    async with server(story.data_dir) as second:
-        await story.tell(second)
-        await story.create(second)
+    async with server(client.data_dir) as second:
+        await client.run(second)
+        await client.create(second)
         assert second.stop() == 0
-    assert list(orders_of(story.data_dir).values()) == [story.outcome]
-    assert count(story.data_dir, "idempotency_keys") == 1
-    assert audit(story.data_dir) == []
+    assert list(orders_of(client.data_dir).values()) == [client.outcome]
+    assert count(client.data_dir, "idempotency_keys") == 1
+    assert audit(client.data_dir) == []
 
 
 def both_sides(*steps: tuple[str, int]) -> list[Crash]:
@@ -186,16 +186,16 @@ async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
     tmp_path: Path, crash: Crash
 ) -> None:
     data_dir = tmp_path / "data"
-    story = Swapped(data_dir, "x2u")
+    client = Swapped(data_dir, "x2u")
     async with server(data_dir, crash=crash) as first:
         with pytest.raises(Gone):
-            await story.create(first)
+            await client.create(first)
         await first.death()
         orders, keys = (count(data_dir, table) for table in ("orders", "idempotency_keys"))
         assert orders == keys <= 1
     async with server(data_dir) as second:
         for _ in range(2):
-            await story.create(second)
+            await client.create(second)
         if orders:
             with_key = count(data_dir, "order_events WHERE version = 1")
             assert with_key == 1, "the retry made another order"
@@ -208,12 +208,12 @@ async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
 async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
     tmp_path: Path, crash: Crash
 ) -> None:
-    await tell_through_a_crash(Swapped(tmp_path / "data", "x2u"), crash)
+    await run_through_crash(Swapped(tmp_path / "data", "x2u"), crash)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("story", "direction", "crash"),
+    ("client", "direction", "crash"),
     [
         (Refunded, "u2x", ("TransferPrepared", "after", 1)),
         (Refunded, "x2u", ("publish", "after", 1)),
@@ -223,15 +223,15 @@ async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
     ids=["u2x refund", "x2u refund", "expiry", "part"],
 )
 async def test_crash_in_a_refund_or_at_a_deadline_keeps_the_outcome(
-    tmp_path: Path, story: type[AnyStory], direction: str, crash: Crash
+    tmp_path: Path, client: type[AnyClient], direction: str, crash: Crash
 ) -> None:
-    await tell_through_a_crash(story(tmp_path / "data", direction), crash)
+    await run_through_crash(client(tmp_path / "data", direction), crash)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
 @pytest.mark.parametrize(
-    ("story", "crash"),
+    ("client", "crash"),
     [
         *[(Swapped, crash) for crash in (*DEPOSIT, *PAYMENT)],
         *[(Refunded, crash) for crash in PAYMENT],
@@ -241,9 +241,9 @@ async def test_crash_in_a_refund_or_at_a_deadline_keeps_the_outcome(
     ids=named,
 )
 async def test_a_crash_at_any_step_ends_as_if_there_had_been_none(
-    tmp_path: Path, story: type[AnyStory], direction: str, crash: Crash
+    tmp_path: Path, client: type[AnyClient], direction: str, crash: Crash
 ) -> None:
-    await tell_through_a_crash(story(tmp_path / "data", direction), crash)
+    await run_through_crash(client(tmp_path / "data", direction), crash)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ async def test_a_crash_at_any_step_ends_as_if_there_had_been_none(
 async def test_a_crash_in_any_transaction_ends_in_exactly_one_payout(
     tmp_path: Path, crash: Crash
 ) -> None:
-    await tell_through_a_crash(Swapped(tmp_path / "data", "u2x"), crash)
+    await run_through_crash(Swapped(tmp_path / "data", "u2x"), crash)
 
 
 # --- under load ------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Payer:
     payment: Json | None = None
     end: Json = field(default_factory=dict)
 
-    async def tell(self, at: Server) -> None:
+    async def run(self, at: Server) -> None:
         """Order, pay, follow to the end. Raises Gone."""
         keyed = {**SWAPS["u2x"], "idempotency-key": "the key-01234567"}
         made, _ = await call_for_data(at, "swap.execute", keyed)
@@ -85,10 +85,10 @@ async def test_crash_around_a_signed_payment_is_one_debit(
     at: Crash = crash
     async with server(data_dir, crash=at) as first:
         with suppress(Gone):
-            await payer.tell(first)
+            await payer.run(first)
         await first.death()
     async with server(data_dir) as second:
-        await payer.tell(second)
+        await payer.run(second)
         assert second.stop() == 0
     orders = orders_of(data_dir)
     assert list(orders.values()) == ["completed"]

@@ -56,7 +56,7 @@ class Client:
     direction: str
     made: dict[str, Any] = field(default_factory=dict)
 
-    async def tell(self, at: Server) -> dict[str, Any]:
+    async def run(self, at: Server) -> dict[str, Any]:
         """The last status over the BFF. Raises Gone."""
         order_id = await self.fund(at)
         await until_over(at, order_id)
@@ -139,14 +139,14 @@ async def check_the_end(client: Client, end: dict[str, Any]) -> None:
     assert audit(data_dir) == []
 
 
-async def tell_through_a_crash(client: Client, crash: Crash) -> None:
+async def run_through_crash(client: Client, crash: Crash) -> None:
     """Run the client on a server that is killed at ``crash``, then on one that is not."""
     async with server(client.data_dir, crash=crash, environ=ENVIRON) as first:
         with suppress(Gone):
-            await client.tell(first)
+            await client.run(first)
         await first.death()  # a point that is never reached would time out here
     async with server(client.data_dir, environ=ENVIRON) as second:
-        end = await client.tell(second)
+        end = await client.run(second)
         await client.create(second)
         assert second.stop() == 0
     await check_the_end(client, end)
@@ -172,7 +172,7 @@ def named(crash: Crash) -> str:
 async def test_crash_around_a_chunk_fills_each_once_and_pays_once(
     tmp_path: Path, direction: str, crash: Crash
 ) -> None:
-    await tell_through_a_crash(Client(tmp_path / "data", direction), crash)
+    await run_through_crash(Client(tmp_path / "data", direction), crash)
 
 
 async def test_kill_between_all_chunks_fills_and_pays_each_once(
@@ -185,6 +185,6 @@ async def test_kill_between_all_chunks_fills_and_pays_each_once(
             await until(partial(client.has_filled, at, filled))
             at.kill()
     async with server(client.data_dir, environ=ENVIRON) as last:
-        end = await client.tell(last)
+        end = await client.run(last)
         assert last.stop() == 0
     await check_the_end(client, end)

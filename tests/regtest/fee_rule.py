@@ -3,7 +3,7 @@
 Stands in for the daemon at its line (line.py). A transaction for a nonce that a waiting one of the
 same sender has is refused unless both fees are higher, by ``percent`` at least, rounded down; the
 same bytes are known already. What waits is asked of the node each time: it is mined, dropped and
-replaced without anybody telling.
+replaced without notice.
 Source: core/txpool/legacypool (list.Add) and core/txpool/errors.go of go-ethereum; EIP-1559.
 """
 

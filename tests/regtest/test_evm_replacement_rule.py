@@ -45,7 +45,7 @@ BASE_FEE = 20 * GWEI
 
 @dataclass
 class Strict:
-    """A service whose node has the rule. ``till.token`` is past it, as a miner is."""
+    """A service whose node has the rule. ``payer.token`` bypasses it, as a miner does."""
 
     payer: EvmPayer
     rule: FeeRule

@@ -68,7 +68,7 @@ class Payer:
     deposit_address: str = ""
     payment: dict[str, Any] | None = None
 
-    async def tell(self, at: Server) -> None:
+    async def run(self, at: Server) -> None:
         """Order, sign, pay, follow to the end. Raises Gone."""
         if self.deal is None:
             self.deal, self.deposit_address = await self.trader.order(at, "u2x")
@@ -113,10 +113,10 @@ async def test_a_killed_service_takes_a_signed_payment_once(
     for crash in crashes:
         async with trader.stack.serving(crash) as at:
             with suppress(Gone):
-                await payer.tell(at)
+                await payer.run(at)
             await at.death(DEATH_SECONDS)  # a point that is never reached would time out here
     async with trader.stack.serving() as at:
-        await payer.tell(at)
+        await payer.run(at)
         assert await asyncio.to_thread(at.stop) == 0
     assert await token.balance(payer.account.address) == VALUE
     assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]

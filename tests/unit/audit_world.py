@@ -107,7 +107,7 @@ class World:
         )  # fmt: skip
 
     def ether(self) -> Ether:
-        """As the chain has it: the explained transactions have happened."""
+        """The chain's ether, with the annotated transactions carried out."""
         reported = sum(item.wei for item in self.annotations)
         held = WEI - sum(self.spent.values()) + sum(self.came.values()) + reported
         done = frozenset(item.txid for item in self.annotations)

@@ -203,7 +203,7 @@ def test_what_looks_like_nothing_has_no_hint() -> None:
     assert at.only().hint == ""
 
 
-# --- what is explained -------------------------------------------------------------------------
+# --- annotations ------------------------------------------------------------------------------
 
 
 def test_annotated_withdrawal_is_shown_and_is_no_difference() -> None:
@@ -342,7 +342,7 @@ def _merge(world: World, orders: list[OrderEntry], units: int) -> None:
     world.proven.update({key: replace(item, txid="batch") for key, item in world.proven.items()})
 
 
-# --- strays ------------------------------------------------------------------------------------
+# --- unattributed deposits --------------------------------------------------------------------
 
 
 def test_unattributed_deposit_is_a_note_until_it_is_annotated() -> None:

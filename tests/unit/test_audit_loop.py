@@ -195,7 +195,7 @@ async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: P
         assert switch.reason() is None
     auditor.found = (ether(50, 49),)
     await loop.once()
-    assert switch.reason() is not None, "what was explained is no measure of the next"
+    assert switch.reason() is not None, "an annotated difference does not cover the next one"
 
 
 async def test_ether_lost_during_another_pause_pauses_after_it(

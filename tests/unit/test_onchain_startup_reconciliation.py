@@ -158,9 +158,11 @@ async def test_what_is_found_during_another_pause_pauses_after_it(rig: Rig) -> N
 
 
 async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
-    explained = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
-    await rig.database.write([statement(explained, ("monero", "ab"))])
-    await rig.database.write([statement(explained, ("arbitrum", "cd"))])
+    annotation = (
+        "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
+    )
+    await rig.database.write([statement(insert, ("monero", "ab"))])
+    await rig.database.write([statement(insert, ("arbitrum", "cd"))])
     recorded = (
         "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"

@@ -18,8 +18,8 @@ WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION
 HELD = WINDOW_MS + 250
 
 
-def simulate(story: Callable[[VirtualTime], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(story(VirtualTime()))
+def simulate(scenario: Callable[[VirtualTime], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario(VirtualTime()))
 
 
 def budget(time: VirtualTime, per_window: int = 3, *, reserved: int = 0) -> Budget:
@@ -59,14 +59,14 @@ def test_any_60_seconds_stay_within_the_call_limit(
             assert (error.retry_after_ms or 0) > 0
         assert time.now <= arrival + max_wait + runs
 
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, limit, reserved=reserved)
         tasks = [asyncio.create_task(call(b, time, spec)) for spec in calls]
         await time.pass_until(1_000_000)
         await asyncio.gather(*tasks)
         assert b.free() == limit
 
-    simulate(story)
+    simulate(scenario)
     # A call may arrive at any moment between its start and its end: take the worst.
     for _, window_start in made:
         within = [1 for s, e in made if s < window_start + WINDOW_MS and e >= window_start]
@@ -74,7 +74,7 @@ def test_any_60_seconds_stay_within_the_call_limit(
 
 
 def test_a_whole_budget_may_be_spent_at_once_and_no_more() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 3)
         for _ in range(3):
             await use(b)
@@ -90,11 +90,11 @@ def test_a_whole_budget_may_be_spent_at_once_and_no_more() -> None:
         time.now += 1
         await use(b)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_budget_slot_is_held_for_a_window_after_the_call_ends() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 1)
         with await b.slot(Demand(), max_wait_ms=0):
             time.now += 30_000
@@ -103,11 +103,11 @@ def test_budget_slot_is_held_for_a_window_after_the_call_ends() -> None:
         with pytest.raises(BudgetSpent):
             await use(b)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_a_call_that_waits_goes_as_soon_as_there_is_room() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 1)
         await use(b)
         waiting = asyncio.create_task(use(b, max_wait_ms=HELD))
@@ -118,11 +118,11 @@ def test_a_call_that_waits_goes_as_soon_as_there_is_room() -> None:
 
         await waiting
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_the_urgent_go_first_however_late_they_come() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b, order = budget(time, 1), []
 
         async def wait(urgency: Urgency) -> None:
@@ -139,11 +139,11 @@ def test_the_urgent_go_first_however_late_they_come() -> None:
 
         assert order == [CREATION, WATCHED, WATCHED, ROUTINE]
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_routine_calls_leave_the_reserved_slots_to_the_urgent() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 5, reserved=2)
         for _ in range(3):
             await use(b, ROUTINE)
@@ -155,11 +155,11 @@ def test_routine_calls_leave_the_reserved_slots_to_the_urgent() -> None:
         with pytest.raises(BudgetSpent):
             await use(b, CREATION)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_one_who_gives_up_leaves_the_place_to_the_next() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 1)
         await use(b)
         first = asyncio.create_task(use(b, CREATION, max_wait_ms=HELD))
@@ -172,11 +172,11 @@ def test_one_who_gives_up_leaves_the_place_to_the_next() -> None:
         await second
         assert first.cancelled()
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_a_call_that_is_cancelled_while_it_runs_is_counted() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 1)
 
         async def run() -> None:
@@ -193,22 +193,22 @@ def test_a_call_that_is_cancelled_while_it_runs_is_counted() -> None:
             await use(b)
         assert caught.value.retry_after_ms == HELD
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_a_slot_that_was_not_used_is_free_again_at_once() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 1)
         with await b.slot(Demand(), max_wait_ms=0) as slot:
             slot.give_back()
 
         await use(b)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_calls_of_an_earlier_process_count_after_a_restart() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 2)
         b.remember([70_000, 20_000, 50_000])
 
@@ -216,11 +216,11 @@ def test_calls_of_an_earlier_process_count_after_a_restart() -> None:
             await use(b)
         assert caught.value.retry_after_ms == HELD - 50_000
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_nobody_calls_while_the_upstream_wants_to_be_left_alone() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         b = budget(time, 3)
         b.pause(30_000)
         b.pause(10_000)
@@ -233,7 +233,7 @@ def test_nobody_calls_while_the_upstream_wants_to_be_left_alone() -> None:
         time.now += 30_000
         await use(b, CREATION)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def shares(time: VirtualTime, per_window: int) -> tuple[Budget, Budget]:
@@ -253,7 +253,7 @@ async def use_up(b: Budget, urgency: Urgency) -> int:
 @pytest.mark.parametrize("orders_first", [True, False])
 @pytest.mark.parametrize("limit", [4, 5, 20, 240])
 def test_shared_budget_leaves_each_side_a_quarter(limit: int, orders_first: bool) -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         first, second = shares(time, limit) if orders_first else reversed(shares(time, limit))
 
         used = await use_up(first, CREATION)
@@ -262,11 +262,11 @@ def test_shared_budget_leaves_each_side_a_quarter(limit: int, orders_first: bool
         assert left >= limit // 4 >= 1
         assert used + left == limit
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         orders, prices = shares(time, 1)
         await use(orders)
         with pytest.raises(BudgetSpent):
@@ -274,20 +274,20 @@ def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
         time.now += HELD
         await use(prices, ROUTINE)
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_idle_price_calls_leave_budget_to_those_of_orders() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         _, prices = shares(time, 20)
         assert await use_up(prices, ROUTINE) == 12
         assert await use_up(prices, CREATION) == 3
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_call_beyond_the_whole_limit_holds_no_place_in_its_share() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         orders, prices = shares(time, 4)
         for _ in range(3):
             await use(orders)
@@ -297,11 +297,11 @@ def test_call_beyond_the_whole_limit_holds_no_place_in_its_share() -> None:
         assert caught.value.retry_after_ms == HELD
         assert prices.free() == 2
 
-    simulate(story)
+    simulate(scenario)
 
 
 def test_upstream_that_refuses_prices_is_asked_by_nobody() -> None:
-    async def story(time: VirtualTime) -> None:
+    async def scenario(time: VirtualTime) -> None:
         orders, prices = shares(time, 20)
         prices.pause(30_000)
         for b in (orders, prices):
@@ -309,7 +309,7 @@ def test_upstream_that_refuses_prices_is_asked_by_nobody() -> None:
                 await use(b, CREATION)
             assert caught.value.retry_after_ms == 30_000
 
-    simulate(story)
+    simulate(scenario)
 
 
 @pytest.mark.parametrize(("limit", "reserved"), [(0, 0), (3, 3), (3, -1)])
