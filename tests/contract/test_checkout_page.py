@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.verify import Exchange, verify_response
+from tests.contract import bff
 from tests.contract.checkout import (
     U2X,
     X2U,
+    Json,
     Ordered,
     awaiting_refund_address,
     fault,
@@ -33,6 +36,7 @@ from tests.contract.checkout import (
 )
 from tests.contract.serving import EVM, MONERO, Served, serving
 from tests.contract.signatures import jwks
+from tests.mcp import call, swap
 
 OTHER_SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"
 OTHER_MONERO = (
@@ -83,8 +87,37 @@ async def test_page_codes_the_bare_address_of_usdc(served: Served) -> None:
     assert text.index("<details") < warning < link < text.index("</details>")
 
 
-async def test_order_answers_name_the_page(served: Served) -> None:
-    made = (await served.post("/agent/swap/create", X2U)).body["data"]["order"]
+async def test_reason_is_marked_as_english(served: Served) -> None:
+    order = await make_order(served, X2U)
+    session = {"sessionId": order.session_id}
+    assert (await served.post(f"/agent/swap/cancel/{order.order_id}", session)).status == 200
+    reason = (await status_of(served, order))["order"]["errorMessage"]
+    _, text = await page(served, order.path)
+    assert f'<p class="reason" lang="en" dir="ltr">{html.escape(reason)}</p>' in text
+
+
+async def created(served: Served) -> Json:
+    return dict((await served.post("/agent/swap/create", X2U)).body["data"]["order"])
+
+
+async def executed(served: Served) -> Json:
+    return dict((await served.rpc("swap.execute", X2U)).body["result"]["data"]["order"])
+
+
+async def created_by_bff(served: Served) -> Json:
+    return dict((await bff.post(served, "/orders", bff.ORDER)).body)
+
+
+async def created_by_mcp(served: Served) -> Json:
+    made = await call(served, "create_swap", swap())
+    return dict(made["structuredContent"]["data"]["order"])
+
+
+@pytest.mark.parametrize("make", [created, executed, created_by_bff, created_by_mcp])
+async def test_order_answers_name_the_page(
+    served: Served, make: Callable[[Served], Awaitable[Json]]
+) -> None:
+    made = await make(served)
     assert made["checkoutUrl"] == f"http://127.0.0.1:8080/orders/{made['orderId']}"
     assert (await page(served, f"/orders/{made['orderId']}"))[0] == 200
 
@@ -215,6 +248,7 @@ async def test_refund_form_needs_the_orders_own_secret(served: Served) -> None:
         fields = {"address": MONERO, "secret": secret, "confirmed": "yes"}
         status, text = await send_form(served, order, fields)
         assert status == 403
+        assert f'role="alert">{SAY("refund.wrong_secret")}' in text
         assert order.session_id not in text
     assert (await status_of(served, order))["order"]["refundAddress"] is None
     assert served.count("tickets") == tickets
@@ -236,7 +270,7 @@ async def test_refund_form_says_what_is_wrong_with_an_address(served: Served, ad
         f"{order.path}/refund", data={"address": address, "secret": order.session_id}
     )
     text = await response.text()
-    assert (response.status, 'role="alert"' in text) == (400, True)
+    assert (response.status, 'role="alert" lang="en" dir="ltr"' in text) == (400, True)
     assert f'value="{html.escape(address)}"' in text
     assert "<script>alert" not in text
 

@@ -181,7 +181,7 @@ class CheckoutWriter:
             receive_network=self._network(terms.payout_asset),
             sent=_amount(terms.deposit_amount, terms.deposit_asset),
             get_heading=self._say(
-                f"checkout.get_{'agreed' if order.status.is_terminal else 'heading'}"
+                "checkout.get_agreed" if order.status.is_terminal else "checkout.get_heading"
             ),
             expected=_amount(terms.expected_output, terms.payout_asset),
             least=_amount(terms.min_received, terms.payout_asset),

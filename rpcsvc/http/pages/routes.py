@@ -148,7 +148,13 @@ class PagesHttp:
         return found
 
     async def _show(
-        self, visit: Visit, *, error: str = "", address: str = "", status: int = 200
+        self,
+        visit: Visit,
+        *,
+        error: str = "",
+        is_error_english: bool = False,
+        address: str = "",
+        status: int = 200,
     ) -> web.Response:
         order, is_paying = await self._find_funding(visit)
         confirmations = await self._confirmations(order)
@@ -161,7 +167,12 @@ class PagesHttp:
         return self._renderer.page(
             "order.html",
             visit.texts,
-            {"page": page, "form_error": error, "form_address": address},
+            {
+                "page": page,
+                "form_error": error,
+                "is_error_english": is_error_english,
+                "form_address": address,
+            },
             status=status,
             style=f":root{{--left:{page.seconds_left};--all:{page.seconds_in_all}}}",
             has_script=True,
@@ -227,20 +238,27 @@ class PagesHttp:
         """Two steps: the address is shown once more, then taken."""
         order = await self._find(visit)
         if visit.request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return self._unchanged(visit, "cross_site", 403)
+            return self._unchanged(visit, "refund.cross_site", 403)
         form = await _read_form(visit.request)
         if form is None:
-            return self._unchanged(visit, "unreadable", 400)
+            return self._unchanged(visit, "refund.unreadable", 400)
         given = form.secret.strip().lower().encode()
         if not hmac.compare_digest(order.terms.session_id.encode(), given):
             wrong = visit.texts.say("refund.wrong_secret")
             return await self._show(visit, error=wrong, address=form.address, status=403)
         if self._status(order)["actionRequired"] != REFUND_ADDRESS:
-            return self._unchanged(visit, "not_waiting", 409)
+            return self._unchanged(visit, "refund.not_waiting", 409)
         try:
             return await self._read_and_take(visit, order, form)
         except InputError as error:
-            return await self._show(visit, error=error.message, address=form.address, status=400)
+            # What is wrong with an address is told in the words of the operation, in any language.
+            return await self._show(
+                visit,
+                error=error.message,
+                is_error_english=True,
+                address=form.address,
+                status=400,
+            )
 
     async def _read_and_take(self, visit: Visit, order: Order, form: RefundForm) -> web.Response:
         """Raises InputError for an address that can't be taken."""
@@ -249,9 +267,9 @@ class PagesHttp:
             return self._confirm(visit, order, address)
         return await self._take(visit, order, address)
 
-    def _unchanged(self, visit: Visit, why: str, status: int) -> web.Response:
+    def _unchanged(self, visit: Visit, key: str, status: int) -> web.Response:
         say = visit.texts.say
-        return self._notice(visit, say("notice.failed_title"), say(f"refund.{why}"), status)
+        return self._notice(visit, say("notice.failed_title"), say(key), status)
 
     def _confirm(self, visit: Visit, order: Order, address: str) -> web.Response:
         values = {
@@ -273,7 +291,7 @@ class PagesHttp:
         if reply.error is not None:
             raise reply.error
         if not orjson.loads(reply.body)["data"]["refundAddress"]["accepted"]:
-            return self._unchanged(visit, "taken", 409)
+            return self._unchanged(visit, "refund.taken", 409)
         where = f"/orders/{order.order_id}"
         headers = {"location": where, "cache-control": "no-store"}
         return web.Response(body=b"", status=303, headers=headers)

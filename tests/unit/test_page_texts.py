@@ -1,0 +1,40 @@
+"""The catalogue of the pages' texts: every text is used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import rpcsvc
+from rpcsvc.http.pages.texts import Catalogues
+
+PACKAGE = Path(rpcsvc.__file__).parent
+
+
+def unused(keys: set[str], sources: str) -> set[str]:
+    """The keys that no source names.
+
+    A key is named as a whole, or as the beginning of a name that is put together, such as
+    ``f"checkout.step_{label}"``, where some source has the rest of it as a word.
+    """
+    literals = set(re.findall(r"""["']([\w.]+)["']""", sources))
+    beginnings = set(re.findall(r"""["'](\w+\.\w+_)(?:["']|{)""", sources))
+
+    def is_named(key: str) -> bool:
+        return key in literals or any(
+            key.startswith(start) and key.removeprefix(start) in literals for start in beginnings
+        )
+
+    return {key for key in keys if not is_named(key)}
+
+
+def test_every_text_of_the_catalogue_is_used() -> None:
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("templates/*.html")]
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    assert unused(set(Catalogues().choose("en").entries), sources) == set()
+
+
+def test_text_that_no_source_names_is_found() -> None:
+    sources = """say("home.open") say(f"checkout.step_{label}") ("pay", "done")"""
+    keys = {"home.open", "home.shut", "checkout.step_pay", "checkout.step_is_now"}
+    assert unused(keys, sources) == {"home.shut", "checkout.step_is_now"}
