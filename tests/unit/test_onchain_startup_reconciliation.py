@@ -161,8 +161,8 @@ async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
     annotation = (
         "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
     )
-    await rig.database.write([statement(insert, ("monero", "ab"))])
-    await rig.database.write([statement(insert, ("arbitrum", "cd"))])
+    await rig.database.write([statement(annotation, ("monero", "ab"))])
+    await rig.database.write([statement(annotation, ("arbitrum", "cd"))])
     recorded = (
         "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"
