@@ -66,7 +66,7 @@ _MONERO_PAYMENTS = (
     " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.payment_id"
     " ORDER BY p.seq, e.transfer_id"
 )
-_EXPLAINED = (
+_ANNOTATIONS = (
     "SELECT network, txid, note, coalesce(wei, '0') FROM annotated_transactions"
     " ORDER BY at, network, txid"
 )
@@ -100,7 +100,7 @@ _HOT = "SELECT hot_address FROM evm_wallet"
 _EVM_ADDRESSES = "SELECT address FROM evm_addresses"
 _PRIMARY = "SELECT primary_address FROM monero_wallet"
 _ALL: Final = (
-    _ORDERS, _DEPOSITS, _TRANSFERS, _WITHDRAWALS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _EXPLAINED,
+    _ORDERS, _DEPOSITS, _TRANSFERS, _WITHDRAWALS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _ANNOTATIONS,
     _OPENINGS, _EVM_PAYMENTS, _EVM_ATTEMPTS, _SWEEPS, _MONERO_WATCHED, _EVM_WATCHED, _HOT,
     _EVM_ADDRESSES, _PRIMARY, _FROM_JOURNAL, _CLOSED,
 )  # fmt: skip
@@ -153,7 +153,7 @@ def _books(rows: Rows) -> Books:
         from_journal=frozenset(str(txid) for (txid,) in rows[_FROM_JOURNAL]),
         annotations=tuple(
             Annotation(network, txid, note, int(wei))
-            for network, txid, note, wei in rows[_EXPLAINED]
+            for network, txid, note, wei in rows[_ANNOTATIONS]
         ),
         openings={
             network: OpeningEntry(block, block_hash, nonce, int(wei))

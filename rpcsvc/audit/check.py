@@ -83,7 +83,7 @@ def deposit_differences(
 ) -> Iterator[Difference]:
     """Where the order's deposits and its address on the chain do not agree.
 
-    ``written_off``: transactions of this network that the operator has explained.
+    ``written_off``: transactions of this network that the operator has annotated.
     """
     arrivals: dict[str, list[Arrival]] = defaultdict(list)
     for arrival in chain.arrivals.get(_key(order.deposit_address), ()):

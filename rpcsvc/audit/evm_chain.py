@@ -70,7 +70,7 @@ class Mined:
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """An explained transaction that is mined. ``nonce``: of the hot wallet's own, else None.
+    """An annotated transaction that is mined. ``nonce``: of the hot wallet's own, else None.
 
     ``sent`` and ``came``: wei that went along with it, from the hot wallet and to it.
     """
@@ -122,7 +122,7 @@ class EvmReceipts:
         return found, frozenset(later)
 
     async def by_hand(self, txids: Iterable[str], hot: str, head: Block) -> dict[str, ByHand]:
-        """Those of the explained transactions that are mined up to ``head``."""
+        """Those of the annotated transactions that are mined up to ``head``."""
         wanted = list(txids)
         found = {txid: known for txid in wanted if (known := self._by_hand.get(txid)) is not None}
         unknown = [txid for txid in wanted if txid not in found]
@@ -153,8 +153,8 @@ class EvmReceipts:
         """
         lacks_l1 = self.network.l1_fee_oracle is not None and receipt.l1_fee is None
         cost = receipt.gas_used * receipt.gas_price + (receipt.l1_fee or 0)
-        untold = lacks_l1 or receipt.has_operator_fee
-        return Mined(receipt.block_number, receipt.ok, None if untold else cost)
+        is_incomplete = lacks_l1 or receipt.has_operator_fee
+        return Mined(receipt.block_number, receipt.ok, None if is_incomplete else cost)
 
 
 async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[tuple[str, T]]:
@@ -163,7 +163,7 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
     answers: list[tuple[str, T]] = []
     for at in range(0, len(wanted), _AT_ONCE):
         some = wanted[at : at + _AT_ONCE]
-        # All have ended when the first failure is told: nobody asks on behind the caller's back.
+        # All have ended when the first failure is raised: no request outlives the call.
         said = await asyncio.gather(*(ask(item) for item in some), return_exceptions=True)
         for item, answer in zip(some, said, strict=True):
             if isinstance(answer, BaseException):
@@ -426,7 +426,7 @@ class EvmReader:
             spent={txid: cost + sent for txid, (cost, sent) in costs.items() if cost is not None},
             came={txid: made.came for txid, made in since.items() if made.came},
             done=frozenset(txid for txid, made in since.items() if made.mined.ok),
-            untold=frozenset(txid for txid, (cost, _) in costs.items() if cost is None),
+            cost_unknown=frozenset(txid for txid, (cost, _) in costs.items() if cost is None),
         )
 
     def _moved_since(self, block: int) -> list[TokenTransfer]:

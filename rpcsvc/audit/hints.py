@@ -56,7 +56,7 @@ def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int
 
 
 Paid = Sequence[tuple[str, int]]
-_GIVEN_UP = (TransferState.FAILED, TransferState.CANCELLED)
+_ABANDONED = (TransferState.FAILED, TransferState.CANCELLED)
 
 
 def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[TransferEntry]:
@@ -132,7 +132,7 @@ def _forgotten(found: Sequence[TransferEntry], txid: str, units: int, adopt: str
 def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
     addresses = [address for address, _ in paid]
     for order, transfer in _transfers(books, network):
-        if transfer.state in _GIVEN_UP and _is_in(transfer, paid) and not _is_over(order):
+        if transfer.state in _ABANDONED and _is_in(transfer, paid) and not _is_over(order):
             yield (
                 f"looks like the payment of transfer {transfer.transfer_id}, which was abandoned"
                 " since: do not resume payouts before its order's refund is settled by hand"

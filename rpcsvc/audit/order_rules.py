@@ -26,7 +26,7 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 
 # A payment that was mined and is not for so many blocks is lost until the opposite is shown.
 _LONG_BLOCKS: Final = 30
-_GIVEN_UP: Final = (TransferState.FAILED, TransferState.CANCELLED)
+_ABANDONED: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
 
 # --- the order's own arithmetic --------------------------------------------------------------
@@ -35,7 +35,7 @@ _GIVEN_UP: Final = (TransferState.FAILED, TransferState.CANCELLED)
 def order_differences(order: OrderEntry, written_off: Collection[str] = ()) -> Iterator[Difference]:
     """What does not add up within the books of one order.
 
-    ``written_off``: transactions on the deposit's network that the operator has explained.
+    ``written_off``: transactions on the deposit's network that the operator has annotated.
     """
     yield from _spending(order, written_off)
     payouts = [t for t in order.transfers if t.kind is TransferKind.PAYOUT and _counts(t)]
@@ -52,7 +52,7 @@ def order_differences(order: OrderEntry, written_off: Collection[str] = ()) -> I
 
 
 def _counts(transfer: TransferEntry) -> bool:
-    return transfer.state not in _GIVEN_UP
+    return transfer.state not in _ABANDONED
 
 
 def _is_settled(transfer: TransferEntry) -> bool:

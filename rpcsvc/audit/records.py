@@ -284,17 +284,17 @@ class MoneroFacts:
 class Ether:
     """The hot wallet's own coin since its opening balance, in wei, by transaction.
 
-    ``spent``: what its recorded and explained transactions cost, and what they sent along.
-    ``came``: what the explained ones of others brought. ``done``: the explained ones that are
-    mined, and did not fail. ``untold``: those of its own whose whole cost the node does not say.
-    ``replaced``: the block of the opening balance is on the chain no more, or not yet.
+    ``spent``: what its recorded and annotated transactions cost, and what they sent along.
+    ``came``: what the annotated ones of others brought. ``done``: the annotated ones that are
+    mined, and did not fail. ``cost_unknown``: those of its own whose whole cost the node does not
+    say. ``replaced``: the block of the opening balance is on the chain no more, or not yet.
     """
 
     balance: int
     spent: Mapping[str, int] = field(default_factory=dict)
     came: Mapping[str, int] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
-    untold: frozenset[str] = frozenset()
+    cost_unknown: frozenset[str] = frozenset()
     replaced: bool = False
 
 
@@ -305,8 +305,8 @@ class EvmFacts:
     ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
     those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
     token that the hot wallet had before the first recorded block; None: the node can't say.
-    ``stale``: blocks were replaced, and the books do not know of it yet. ``explained``: those of
-    the explained transactions that are mined, with the nonce of the hot wallet's own. ``ether``:
+    ``stale``: blocks were replaced, and the books do not know of it yet. ``annotated``: those of
+    the annotated transactions that are mined, with the nonce of the hot wallet's own. ``ether``:
     None where there is no opening balance to add up from.
     """
 
@@ -358,7 +358,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Annotated:
-    """An explained transaction as the chain has it: units that left our wallets, and that came.
+    """An annotated transaction as the chain has it: units that left our wallets, and that came.
 
     The fee of an XMR transaction is part of ``sent``, and so is that of ether (unit ``wei``).
     """
@@ -376,7 +376,7 @@ class AuditReport:
     """The result of an audit.
 
     ``pending``: differences that the chains may still resolve. ``notes``: what could not be
-    checked. ``orders`` and ``payments`` count what was compared. ``explained``: unrecorded
+    checked. ``orders`` and ``payments`` count what was compared. ``annotated``: unrecorded
     transactions that the operator has annotated.
     """
 

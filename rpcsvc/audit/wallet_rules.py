@@ -69,7 +69,7 @@ def _may_pay(departure: Departure, books: Books) -> bool:
 
 
 def _is_settled_by(annotated: Mapping[str, str], departure: Departure, books: Books) -> bool:
-    """Whether an explanation settles it: not if it looks like what would be paid once more."""
+    """Whether an annotation settles it: not if it looks like what would be paid once more."""
     if departure.txid not in annotated:
         return False
     return not _may_pay(departure, books)
@@ -91,7 +91,7 @@ def _recorded(
 ) -> Iterator[Difference]:
     """A transaction of orders pays nothing beside what is on record; upkeep pays nobody.
 
-    What else it paid may be explained: to orders, for one, that a lost database had.
+    The operator may have annotated what else it paid: orders of a lost database, for example.
     """
     first, due = payments[0], sum(item.units for item in payments)
     more = is_annotated and departure.units > due
@@ -122,7 +122,7 @@ def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFa
 
 
 def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
-    """The explained transactions that the wallet lists, with what they moved."""
+    """The annotated transactions that the wallet lists, with what they moved."""
     for txid, note in books.annotations_on(MONERO).items():
         sent = [item for item in facts.departures if item.txid == txid]
         received = [item for item in facts.arrivals if item.txid == txid]
@@ -217,7 +217,7 @@ def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
 
 
 def _is_annotated(move: TokenTransfer, books: Books, facts: EvmFacts) -> bool:
-    """Whether an explanation settles it: not if it looks like what would be paid once more."""
+    """Whether an annotation settles it: not if it looks like what would be paid once more."""
     if move.txid not in facts.annotated:
         return False
     return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
@@ -330,7 +330,7 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
 def evm_annotated(
     books: Books, facts: EvmFacts, ether: Collection[str] = ()
 ) -> Iterator[Annotated]:
-    """The explained transactions that are mined, with the USDC that they moved.
+    """The annotated transactions that are mined, with the USDC that they moved.
 
     Those that moved ``ether`` alone are left to the rules for ether.
     """
@@ -382,15 +382,16 @@ def ether_notes(books: Books, facts: EvmFacts) -> Iterator[str]:
             " looked at first, is not on the chain: the ether was not compared. The service looks"
             " anew, at its next start at the latest"
         )
-    elif ether.untold:
+    elif ether.cost_unknown:
         yield (
-            f"the node of {network} does not say the whole fee of {len(ether.untold)} transactions,"
-            f" such as {min(ether.untold)}: the ether of the hot wallet was not compared"
+            f"the node of {network} does not say the whole fee of {len(ether.cost_unknown)}"
+            f" transactions, such as {min(ether.cost_unknown)}: the ether of the hot wallet was not"
+            " compared"
         )
 
 
 def ether_annotated(books: Books, facts: EvmFacts) -> Iterator[Annotated]:
-    """What the explained transactions since the opening balance did to the ether."""
+    """What the annotated transactions since the opening balance did to the ether."""
     if facts.ether is None or facts.network not in books.openings:
         return
     said = _said(books, facts.network)
@@ -404,11 +405,11 @@ def ether_annotated(books: Books, facts: EvmFacts) -> Iterator[Annotated]:
 
 
 def _is_known(ether: Ether) -> bool:
-    return not ether.replaced and not ether.untold
+    return not ether.replaced and not ether.cost_unknown
 
 
 def _came(books: Books, facts: EvmFacts, ether: Ether) -> int:
-    """What the explained transactions brought: by the chain, and by the operator's word."""
+    """What the annotated transactions brought: by the chain, and by the operator's word."""
     said = _said(books, facts.network)
     return sum(ether.came.values()) + sum(said.get(txid, 0) for txid in ether.done)
 

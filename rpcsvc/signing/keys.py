@@ -207,10 +207,10 @@ def read(directory: Path) -> tuple[Keys, Mark]:
 
 
 def _check_files(directory: Path) -> None:
-    foreign = sorted({path.name for path in directory.iterdir()} - {RING_NAME, FRESH_NAME})
-    if foreign:
+    unexpected = sorted({path.name for path in directory.iterdir()} - {RING_NAME, FRESH_NAME})
+    if unexpected:
         raise SigningKeyError(
-            f"{directory} is for signing keys only, but has {', '.join(foreign[:5])} in it. Move"
+            f"{directory} is for signing keys only, but has {', '.join(unexpected[:5])} in it. Move"
             " away what you put there; if it was not you, find out who can write there."
         )
 

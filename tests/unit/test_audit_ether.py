@@ -90,7 +90,7 @@ def test_what_moved_ether_alone_is_explained_in_wei() -> None:
     ("change", "said"),
     [
         ({"replaced": True}, "is not on the chain"),
-        ({"untold": frozenset((LOST,))}, f"the whole fee of 1 transactions, such as {LOST}"),
+        ({"cost_unknown": frozenset((LOST,))}, f"the whole fee of 1 transactions, such as {LOST}"),
     ],
 )
 def test_what_can_not_be_added_up_is_noted_and_no_difference(

@@ -36,8 +36,8 @@ class ChainUnusable(Exception):
 class ChainAdapter(Protocol):
     """One asset on the networks that carry it. Units are atomic ones of that asset.
 
-    The promises of orders/ports/wallets.Wallets hold here too: any exception other than
-    TransferRejected means that the outcome is not known.
+    As in orders/ports/wallets.Wallets, any exception other than TransferRejected means that the
+    outcome is not known.
     """
 
     asset: Asset

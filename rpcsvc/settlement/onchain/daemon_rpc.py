@@ -1,6 +1,6 @@
 """JSON over HTTP to a daemon: monerod, monero-wallet-rpc, or an EVM node.
 
-Failures are told apart by what they say about money:
+Failures are classified by whether the node may have acted, which decides over money:
 
     RpcFailure
     +-- NotSent            the node can't have acted: it was never reached
@@ -406,7 +406,7 @@ class StallDetector:
     """
 
     def __init__(self, longest_gap_ms: int, steady: Callable[[], int] = steady_ms) -> None:
-        self._patience_ms = longest_gap_ms
+        self._longest_gap_ms = longest_gap_ms
         self._steady = steady
         self._highest = -1
         self._since = 0
@@ -425,6 +425,6 @@ class StallDetector:
     def problem(self, node: str) -> str | None:
         """For the operator: that the chain of ``node`` has stopped; None while blocks come."""
         lasts = self._steady() - self._since
-        if self._highest < 0 or lasts < self._patience_ms:
+        if self._highest < 0 or lasts < self._longest_gap_ms:
             return None
         return f"{node} has shown no new block for {lasts // _MINUTE_MS} minutes"

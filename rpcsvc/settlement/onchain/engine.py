@@ -220,7 +220,7 @@ class OnchainEngine:
         async with self._guard.passing(transfer, companions) as together:
             if (poll := self._reconciliations.get(adapter.asset)) is not None:
                 await poll.require_done()
-            # Payouts may have been paused meanwhile: by another caller's first look, which leaves
+            # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
             await adapter.prepare(transfer, together, record)

@@ -45,15 +45,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs between upstreams.
+    """The differences between upstreams.
 
     ``paths`` come after the base address, by the names of the calls; ``base_url`` gives that of the
     configured URL. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
     orders that pay USDC in are cut into chunks too, so that they have a twapConfig.
     ``refund_addresses``: an order may be created with a final refundAddress. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
-    the dialect promises error messages that are safe to show (spec 7). ``times_ends``: what is over
-    has the time at which it was.
+    the dialect guarantees error messages that are safe to show (spec 7). ``times_ends``: an order
+    that is over has the time at which it ended.
     """
 
     name: str

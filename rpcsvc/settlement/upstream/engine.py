@@ -406,7 +406,7 @@ def _twap(plan: TwapPlan | None) -> transport.TwapRequest:
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:
     """The twap object of spec 2.4, as it was on the wire but for what is left of the time.
 
-    None, too, while its status is a word that callers were not promised.
+    None, too, while its status is none of ``_TWAP_STATUSES``.
     """
     if twap is None or twap.status not in _TWAP_STATUSES:
         return None

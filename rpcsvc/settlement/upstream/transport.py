@@ -61,7 +61,7 @@ _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where the upstream is, and how patient this client is. Times in milliseconds.
+    """The address of the upstream, and the time limits of calls in milliseconds.
 
     ``connect_ms``, ``read_ms`` and ``create_ms`` bound one attempt. ``read_total_ms`` and
     ``create_total_ms`` bound what comes before the last attempt: waiting for the budget,

@@ -31,8 +31,8 @@ _AUTHORIZATION_GAS: Final = 30_000
 signature that it checks, and their bytes."""
 # So many times the bytes of a transfer, at most, go to L1 with it.
 _AUTHORIZATION_LENGTH: Final = 3
-# By so many percent nodes want both fees of a replacement higher, unless told otherwise: Geth,
-# Reth and Nethermind.
+# The percentage by which Geth, Reth and Nethermind want both fees of a replacement raised, unless
+# configured otherwise.
 _USUAL_RULE: Final = 10
 
 
@@ -79,9 +79,9 @@ def raised_price(
     When that costs more than the bound, the bound itself, if nodes would still take that for a
     rise; else None. Nodes refuse a replacement unless both rise, by 10 percent usually.
     """
-    wished = _bounded(moment, _both_raised(old, percent), gas, highest_cost)
-    if wished is not None:
-        return wished
+    raised = _bounded(moment, _both_raised(old, percent), gas, highest_cost)
+    if raised is not None:
+        return raised
     last = _bounded(moment, _both_raised(old, _USUAL_RULE), gas, highest_cost)
     return None if last is None else GasPrice(_highest(gas, highest_cost), last.tip)
 
@@ -110,8 +110,8 @@ def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> G
     needed = max(least.max_fee, moment.base_fee + tip, 1)
     if needed > highest:
         return None
-    wished = 2 * moment.base_fee + tip
-    return GasPrice(max(needed, min(wished, highest)), tip)
+    usual = 2 * moment.base_fee + tip
+    return GasPrice(max(needed, min(usual, highest)), tip)
 
 
 GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")

@@ -228,10 +228,10 @@ def was_confirmed(item: DepositRecord) -> bool:
 
 
 def _received(transfers: Sequence[WalletTransfer]) -> dict[_Mined, int]:
-    """What the wallet lists as received by what is mined.
+    """Units that the wallet lists as received, by mined deposit.
 
-    The most, where it lists a deposit twice: a wallet that was told to scan a transaction again
-    adds an entry of nothing.
+    Where it lists a deposit twice, the larger amount counts: a wallet that rescans a transaction
+    adds an entry of 0 units.
     """
     received: dict[_Mined, int] = {}
     for item in transfers:
