@@ -47,11 +47,15 @@ _SECRET_KEY: Final = re.compile(
     re.IGNORECASE,
 )
 # 32 bytes in hex, and the words of a seed (BIP 39: 12 to 24; Monero: 13 or 25; Polyseed: 16).
-_BARE_KEY: Final = re.compile(r"(0x)?[0-9a-fA-F]{64}", re.ASCII)
+_BARE_KEY: Final = re.compile(r"(0x)?[0-9a-fA-F]{64}", re.ASCII | re.IGNORECASE)
+_KEY_WITHIN: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])", re.ASCII)
 _SEED_WORDS: Final = re.compile(r"\s*([^\W\d_]+[\s,]+){11,}[^\W\d_]+\s*")
 _EXTENDED_KEY: Final = re.compile(r"[xyztuv]prv[1-9A-HJ-NP-Za-km-z]{50,}", re.ASCII)
 # How a transaction begins that is serialized: its type (EIP-2718), or a list in RLP.
-_SERIALIZED: Final = re.compile(r"(0x)?(0[1-4]|[c-fC-F])", re.ASCII)
+_SERIALIZED: Final = re.compile(r"(0x)?(0[1-4]|[c-f])", re.ASCII | re.IGNORECASE)
+# Hex or base64 of what may hold a signature (65 bytes); no address is nearly as long.
+_LONG_WORD: Final = re.compile(r"[0-9A-Za-z+/_-]{130,}", re.ASCII)
+_CALLDATA: Final = re.compile(r"(0x)?[0-9a-fA-F]*", re.ASCII | re.IGNORECASE)
 _SIGNED: Final = (
     "is signed, or holds a key. It was not read. Send the transaction as it is before it is signed,"
     " and never a key or a seed, to anybody: one that was sent is to be considered lost."
@@ -183,14 +187,38 @@ def _amount(payment: ProposedPayment, due: ExpectedPayment) -> list[Mismatch]:
 # --- reading a payment -----------------------------------------------------------------------
 
 
-def require_no_secret(text: str, field: str) -> None:
-    """Raise InvalidInput for a text that holds a key or a seed; the error does not repeat it."""
-    if (
-        _BARE_KEY.fullmatch(text.strip())
-        or _SEED_WORDS.fullmatch(text)
-        or _EXTENDED_KEY.search(text)
-    ):
+def require_no_secret(value: Any, field: str) -> None:
+    """Raise InvalidInput for a value that may be signed or a key; the error does not repeat it."""
+    if holds_secret(value):
         raise InvalidInput(f"{field} {_SIGNED}", field=field)
+
+
+def require_unsigned(transaction: Any, field: str = "transaction") -> None:
+    """The same of a transaction that was not read yet, which may be JSON or calldata as text."""
+    if isinstance(transaction, str):
+        text = transaction.strip()
+        is_calldata = _CALLDATA.fullmatch(text) and not _BARE_KEY.fullmatch(text)
+        if text.startswith("{") or is_calldata:
+            return  # read_transaction and read_calldata refuse what is signed
+    elif isinstance(transaction, Mapping):
+        return
+    require_no_secret(transaction, field)
+
+
+def holds_secret(value: Any) -> bool:
+    """Whether a JSON value holds what may be a signed transaction, a key or a seed."""
+    if isinstance(value, str):
+        return _is_secret(value)
+    if isinstance(value, Mapping):
+        return any(_is_secret(name) or holds_secret(part) for name, part in value.items())
+    return isinstance(value, list) and any(map(holds_secret, value))
+
+
+def _is_secret(text: str) -> bool:
+    if _KEY_WITHIN.search(text) or _EXTENDED_KEY.search(text) or _SEED_WORDS.fullmatch(text):
+        return True
+    words = (word.lower().removeprefix("0x") for word in _LONG_WORD.findall(text))
+    return not all(word.isdigit() or word.startswith(_TRANSFER) for word in words)
 
 
 def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> ProposedPayment:
@@ -201,7 +229,8 @@ def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> Pr
     """
     for name, value in given.items():
         if name not in TRANSACTION_KEYS:
-            if _SECRET_KEY.fullmatch(name) and value is not None:
+            is_secret = _SECRET_KEY.fullmatch(name) and value is not None
+            if is_secret or holds_secret({name: value}):
                 raise InvalidInput(f"{field} {_SIGNED}", field=field)
             shown = name if name.isascii() and name.isalpha() and len(name) <= 32 else "not shown"
             raise _unreadable(f"has a key that transactions don't have ({shown})")

@@ -55,8 +55,8 @@ from rpcsvc.http.messages import (
 from rpcsvc.http.x402 import with_payment
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.inputs import LONGEST_NAME, MOST_PROBLEMS, bare_key, combined, read_key
-from rpcsvc.operations.params import Params, plain_types
+from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
+from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
 from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.unfunded import Client
 

@@ -31,6 +31,7 @@ from rpcsvc.errors import (
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import as_integer
 from rpcsvc.operations.params import (
+    LONGEST_NAME,
     ORDER_ID_PATTERN,
     UUID_PATTERN,
     Params,
@@ -96,6 +97,7 @@ async def parse_call(model: type[P], params: dict[str, Any], call: Call, service
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """Validate the params. Raises InputError or InputErrors that name every problem."""
+    model.screen(params)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
@@ -327,9 +329,6 @@ async def _problems_of_rest(
 
 # Bounded: an answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32
-
-
-LONGEST_NAME: Final = 64
 
 
 _CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."

@@ -6,14 +6,14 @@ property that was left out or sent as null.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
-from rpcsvc.domain.payment_check import TRANSACTION_KEYS
+from rpcsvc.domain.payment_check import TRANSACTION_KEYS, require_no_secret, require_unsigned
 from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.webhooks import LONGEST_URL, SECRET_PATTERN, URL_PATTERN
@@ -30,6 +30,8 @@ UUID_PATTERN = (
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
 )
 ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
+# Of a field's name in an error.
+LONGEST_NAME = 64
 AMOUNT_PATTERN = r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"
 
 Direction = Annotated[
@@ -122,6 +124,10 @@ class Params(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True
     )
+
+    @classmethod
+    def screen(cls, given: Mapping[str, Any]) -> None:
+        """Raise InvalidInput for params that are refused unread. No error repeats any of them."""
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - subclasses use it
@@ -390,6 +396,16 @@ class CheckParams(Params):
         ]
         | None
     ) = None
+
+    @classmethod
+    def screen(cls, given: Mapping[str, Any]) -> None:
+        """What is signed or a key, in whichever field: it would be repeated as received."""
+        for name, value in given.items():
+            require_no_secret(name, "params")
+            if name == "transaction":
+                require_unsigned(value)
+            else:
+                require_no_secret(value, name[:LONGEST_NAME])
 
 
 class DeliveriesParams(Params):

@@ -38,7 +38,6 @@ async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
 
     Raises OrderNotFound, and InvalidInput for what is signed or holds a key.
     """
-    _require_no_secrets(params)
     order, is_paying = await find_funding(service, params.order_id)
     names = service.views.profile.names(order.terms.deposit_asset, order.terms.chain)
     now = service.clock.now_ms()
@@ -61,18 +60,6 @@ async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
     return Answer(AgentState.READY, data, [_next(order, is_safe=not found)])
 
 
-def _require_no_secrets(params: CheckParams) -> None:
-    texts = {
-        "transaction": params.transaction,
-        "paymentUri": params.payment_uri,
-        "address": params.address,
-        "contract": params.contract,
-    }
-    for field, text in texts.items():
-        if isinstance(text, str):
-            require_no_secret(text, field)
-
-
 def _read(params: CheckParams, names: NetworkNames) -> ProposedPayment:
     described = (params.address, params.amount, params.asset)
     ways = [params.transaction, params.payment_uri, next((d for d in described if d), None)]
@@ -82,7 +69,9 @@ def _read(params: CheckParams, names: NetworkNames) -> ProposedPayment:
     ):
         raise Unreadable(f"One payment is checked at a time. {_WAYS}")
     if params.payment_uri is not None:
-        return read_uri(params.payment_uri)
+        payment = read_uri(params.payment_uri)
+        require_no_secret(payment.address, "paymentUri")  # which may have been percent-encoded
+        return payment
     if params.transaction is not None:
         return _transaction(params.transaction, params, names)
     return _described(params, names)

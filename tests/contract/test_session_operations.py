@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -118,18 +119,56 @@ async def test_check_repeats_and_logs_no_secret(
 ) -> None:
     order_id = (await ordered(served))["order"]["orderId"]
     key = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
-    for payment in (
+    raw = "0x02f8" + key * 4
+    encoded = base64.b64encode(bytes.fromhex(raw[2:])).decode()
+    percent = "".join(f"%{ord(each):02x}" for each in raw)
+    token = f"ethereum:{EVM}@84532/transfer?uint256=1&address="
+    payments: list[Json] = [
         {"transaction": "0x" + key},
         {"transaction": {"to": EVM, "privateKey": key}},
         {"transaction": json.dumps({"to": EVM, "r": key, "s": key, "v": 27})},
-        {"transaction": "0x02f8" + key * 4},
+        {"transaction": raw},
+        {"transaction": raw.upper()},
+        {"transaction": json.dumps(raw)},
+        {"transaction": [raw]},
+        {"transaction": {"tx": raw}},
+        {"transaction": {"to": EVM, "tx": {"bytes": [raw]}}},
+        {"transaction": json.dumps({"tx": raw})},
+        {"transaction": {raw: None}},
+        {"address": raw, "amount": "1", "asset": "USDC"},
+        {"address": raw[:250], "amount": "1", "asset": "USDC"},
+        {"address": encoded, "amount": "1", "asset": "USDC"},
+        {"address": {"tx": raw}},
+        {"address": key, "amount": "1", "asset": "USDC"},
+        {"address": EVM, "amount": raw, "asset": "USDC"},
+        {"address": EVM, "amount": "1", "asset": raw},
+        {"transaction": {"to": EVM, "data": "0x", "chainId": 1}, "contract": raw},
+        {"transaction": "0xa9059cbb", "contract": raw[:250]},
+        {"transaction": "0xa9059cbb", "chain": raw},
         {"paymentUri": key},
-    ):
-        answer = await check(served, order_id, **payment)
-        assert answer["ok"] is False, payment
-        assert key not in json.dumps(answer)
+        {"paymentUri": raw},
+        {"paymentUri": f"monero:{raw}"},
+        {"paymentUri": token + raw},
+        {"paymentUri": token + key},
+        {"paymentUri": token + percent},
+        {"tx": raw},
+        {"tx": {"raw": raw}},
+        {"rawTransaction": encoded},
+        {raw: True},
+    ]
+    for payment in payments:
+        path = f"/agent/swap/check/{order_id}"
+        rpc = await served.rpc("swap.check", {"orderId": order_id, **payment})
+        for answer in (await served.post(path, payment), rpc):
+            told = json.dumps(answer.body)
+            assert "It was not read." in told, payment
+            assert key[:24] not in told.lower(), payment
+            assert encoded[:24] not in told, payment
+    misplaced = await served.post(f"/agent/swap/check/{raw}", {"transaction": "0x"})
+    assert key[:24] not in json.dumps(misplaced.body)
     output = capfd.readouterr()
-    assert key not in output.out + output.err
+    assert key[:24] not in (output.out + output.err).lower()
+    assert encoded[:24] not in output.out + output.err
 
 
 async def test_check_takes_one_whole_payment(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +166,35 @@ def test_check_repeats_no_secret(text: str) -> None:
         require_no_secret(text, "transaction")
     assert refusal.value.received is None
     assert text not in refusal.value.message
+
+
+RAW = "02f8b1" + KEY * 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [RAW, f"0x{RAW}", f"ethereum:{TOKEN}?data=0x{RAW}", {"tx": RAW}, {RAW: 1}, [{"a": [RAW]}],
+     b64encode(bytes.fromhex(RAW)).decode(), f"address={KEY}", "xprv" + "9" * 107],
+)  # fmt: skip
+def test_check_takes_for_secret_what_may_be_signed(value: Any) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        require_no_secret(value, "address")
+    assert refusal.value.received is None
+    assert not any(part in refusal.value.message for part in (KEY, RAW[:20]))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["4" * 106, DEPOSIT, calldata(DEPOSIT, 1), f"ethereum:{TOKEN}@1/transfer?address={DEPOSIT}",
+     f"monero:{'8' * 95}?tx_amount=0.8&tx_description=for%20a%20swap", "9" * 200, 7, None],
+)  # fmt: skip
+def test_check_takes_no_address_or_calldata_for_secret(value: Any) -> None:
+    require_no_secret(value, "address")
+
+
+def test_check_reads_storage_keys_of_an_access_list() -> None:
+    listed = transaction(accessList=[{"address": TOKEN, "storageKeys": [f"0x{KEY}"]}])
+    assert problems(read_transaction(listed)) == set()
 
 
 @pytest.mark.parametrize(
