@@ -1,6 +1,7 @@
 """Reads an order's event log, and waits for its next event: a commit wakes the waits.
 
-A wait belongs to a call and touches no order. Until it is woken, nothing runs for it.
+A wait belongs to a call and touches no order. It reads at its start and when it is woken, and a
+long poll once more at its end: heartbeats of a stream read nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class Waits:
         if not seconds:
             return await self._store.history(order_id, after, MOST_EVENTS)
         with self._calls.taken(client), self._watching(order_id, after) as woken:
-            return await self._next(order_id, after, woken, seconds)
+            deadline = asyncio.get_running_loop().time() + seconds
+            found = await self._next(order_id, after, woken, deadline)
+            # Safety read: a commit that woke nobody is answered at the end of the wait.
+            return found or await self._store.history(order_id, after, MOST_EVENTS)
 
     async def follow(
         self, order_id: str, after: int, seconds: float, client: Client
@@ -101,31 +105,31 @@ class Waits:
         RateLimited and Unavailable.
         """
         with self.streams.taken(client), self._watching(order_id, after) as woken:
+            loop = asyncio.get_running_loop()
             while not self._is_over:
-                found = await self._next(order_id, after, woken, seconds)
+                found = await self._next(order_id, after, woken, loop.time() + seconds)
                 if found:
                     after = self._waiting[order_id][woken] = found[-1].version
+                if len(found) == MOST_EVENTS:
+                    woken.set()  # there may be more
                 yield found
 
     async def _next(
-        self, order_id: str, after: int, woken: asyncio.Event, seconds: float
+        self, order_id: str, after: int, woken: asyncio.Event, deadline: float
     ) -> list[HistoryEntry]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while True:
+        """The history once there is any; empty at the deadline, without a read, and at a stop."""
+        while await _is_woken(woken, deadline):
             woken.clear()
             found = await self._store.history(order_id, after, MOST_EVENTS)
-            left = deadline - loop.time()
-            if found or left <= 0 or self._is_over:
+            if found or self._is_over:
                 return found
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await woken.wait()
+        return []
 
     @contextmanager
     def _watching(self, order_id: str, after: int) -> Iterator[asyncio.Event]:
-        """Set at each commit of the order, for the length of the block."""
+        """Set at first, and at each commit of the order, for the length of the block."""
         wait = asyncio.Event()
+        wait.set()
         self._waiting.setdefault(order_id, {})[wait] = after
         try:
             yield wait
@@ -164,3 +168,11 @@ class Waits:
         for waits in self._waiting.values():
             for wait in waits:
                 wait.set()
+
+
+async def _is_woken(woken: asyncio.Event, deadline: float) -> bool:
+    """Whether it is set before the deadline, in seconds of the event loop's clock."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await woken.wait()
+    return woken.is_set()

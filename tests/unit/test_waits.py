@@ -1,0 +1,110 @@
+"""Waits read the log at their start and when they are woken: a quiet order costs no reads."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, cast
+
+from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
+from rpcsvc.orders.unfunded import SOCKET
+from rpcsvc.orders.waits import MOST_EVENTS, Waits
+
+HEARTBEAT = 0.01
+
+
+class Log:
+    """An event log in memory, which counts its reads."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {}
+        self.reads = 0
+
+    async def history(self, order_id: str, after: int, limit: int) -> list[HistoryEntry]:
+        self.reads += 1
+        last = min(self.last.get(order_id, 0), after + limit)
+        return [entry(version) for version in range(after + 1, last + 1)]
+
+
+def entry(version: int) -> HistoryEntry:
+    return HistoryEntry(version, "DepositSeen", "awaiting_deposit", 0, {})
+
+
+def waits_on(log: Log) -> Waits:
+    return Waits(cast(OrderStore, log))
+
+
+async def test_follow_reads_nothing_at_heartbeats() -> None:
+    log = Log()
+    waits = waits_on(log)
+    orders, beats = [f"ord_{number}" for number in range(100)], 5
+
+    async def followed(order_id: str) -> None:
+        async with aclosing(waits.follow(order_id, 0, HEARTBEAT, SOCKET)) as parts:
+            for _ in range(beats):
+                assert await anext(parts) == []
+
+    await asyncio.gather(*map(followed, orders))
+    assert log.reads == len(orders)
+
+
+async def test_follow_reads_once_when_woken() -> None:
+    log = Log()
+    waits = waits_on(log)
+    async with aclosing(waits.follow("ord_1", 0, HEARTBEAT, SOCKET)) as parts:
+        assert await anext(parts) == []
+        for version in (1, 2):
+            log.last["ord_1"] = version
+            waits.wake("ord_1")
+            assert [each.version for each in await anext(parts)] == [version]
+            assert await anext(parts) == []
+        waits.wake("ord_2")
+        assert await anext(parts) == []
+    assert log.reads == 3
+
+
+async def test_follow_reads_on_while_parts_are_full() -> None:
+    log = Log()
+    log.last["ord_1"] = 2 * MOST_EVENTS + 1
+    waits, sizes = waits_on(log), []
+    async with aclosing(waits.follow("ord_1", 0, HEARTBEAT, SOCKET)) as parts:
+        async for part in parts:
+            sizes.append(len(part))
+            if not part:
+                break
+    assert sizes == [MOST_EVENTS, MOST_EVENTS, 1, 0]
+
+
+async def test_follow_misses_no_commit_while_it_reads() -> None:
+    log = Log()
+    waits = waits_on(log)
+    read = log.history
+
+    async def slow(*args: Any) -> list[HistoryEntry]:
+        found = await read(*args)
+        if log.reads == 1:
+            log.last["ord_1"] = 1
+            waits.wake("ord_1")
+        return found
+
+    log.history = slow  # type: ignore[method-assign]
+    async with aclosing(waits.follow("ord_1", 0, 60, SOCKET)) as parts:
+        async with asyncio.timeout(10):
+            assert [each.version for each in await anext(parts)] == [1]
+
+
+async def test_long_poll_reads_once_more_at_its_end() -> None:
+    log = Log()
+    waits = waits_on(log)
+    waiting = asyncio.create_task(waits.history("ord_1", 0, 0.05, SOCKET))
+    await asyncio.sleep(0)
+    log.last["ord_1"] = 1  # no commit of this process
+    assert [each.version for each in await waiting] == [1]
+    assert log.reads == 2
+
+
+async def test_a_stop_ends_streams() -> None:
+    waits = waits_on(Log())
+    async with aclosing(waits.follow("ord_1", 0, 60, SOCKET)) as parts:
+        asyncio.get_running_loop().call_soon(waits.end)
+        assert [part async for part in parts] == [[]]
