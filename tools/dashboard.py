@@ -83,6 +83,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         Panel("Signed and in no block", "none", (("rpcsvc_payments_unmined", "{{network}}"),)),
         Panel(
+            "Nonces: ahead of the service, unexplained",
+            "none",
+            (
+                ("rpcsvc_nonce_gap", "{{network}} ahead"),
+                ("rpcsvc_nonces_unexplained", "{{network}} {{kind}}"),
+            ),
+        ),
+        Panel(
             "Authorizations unresolved",
             "none",
             (("rpcsvc_authorizations_unresolved", "unresolved"),),

@@ -137,6 +137,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Signed payments that are in no block; on an EVM network as many nonces are open.",
         ("network",),
     ),
+    "rpcsvc_nonce_gap": Family(
+        "gauge",
+        "The node's next nonce of the hot wallet minus the service's own, measured once a minute;"
+        " above 0: another has sent from it, below 0: the node lacks signed payments.",
+        ("network",),
+    ),
+    "rpcsvc_nonces_unexplained": Family(
+        "gauge",
+        "Nonces of the hot wallet that the network has used and nobody has on record (unrecorded),"
+        " or that it lacks and no payment waits with (missing).",
+        ("network", "kind"),
+    ),
     "rpcsvc_block_age_seconds": Family(
         "gauge", "Time since a node showed a new block; missing before the first.", ("network",)
     ),

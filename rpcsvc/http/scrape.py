@@ -114,6 +114,16 @@ class Readout:
         }
         for family, values in known.items():
             yield gauge(family, [((name,), n) for name, n in values.items() if n is not None])
+        nonces = {name: state.nonces for name, state in states.items() if state.nonces is not None}
+        yield gauge("rpcsvc_nonce_gap", [((name,), gap.ahead) for name, gap in nonces.items()])
+        yield gauge(
+            "rpcsvc_nonces_unexplained",
+            [
+                ((name, kind), count)
+                for name, gap in nonces.items()
+                for kind, count in (("unrecorded", gap.unrecorded), ("missing", gap.missing))
+            ],
+        )
         yield counter(
             "rpcsvc_sweeps",
             [((name, how), n) for name, found in states.items() for how, n in found.sweeps.items()],

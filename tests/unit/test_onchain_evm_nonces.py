@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.wallets import NonceGap
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmTransaction, Tag
@@ -57,7 +58,16 @@ class Rig:
             EvmConnection(self.node, NETWORK),
             SqlUnrecordedLedger(self.database),
         )
-        self.nonces = EvmNonces(connection, HOT, self.payments, unrecorded, self.switch)
+        self.now_ms = 0
+        self.nonces = EvmNonces(
+            connection, HOT, self.payments, unrecorded, self.switch, lambda: self.now_ms
+        )
+
+    async def measured(self) -> NonceGap | None:
+        """The gap as of now."""
+        self.now_ms += 60_000
+        await self.nonces.measure()
+        return self.nonces.gap
 
     async def pay(self, count: int) -> None:
         """Payments that are on record, and that the node has."""
@@ -116,3 +126,43 @@ async def test_annotation_of_a_transaction_the_node_forgot_is_void(
     rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
         await rig.nonces.next()
+
+
+async def test_nonce_gap_counts_what_others_sent_until_annotated(rig: Rig) -> None:
+    await rig.pay(2)
+    assert await rig.measured() == NonceGap(0, 0, 0)
+    await rig.nonces.next()
+    rig.node.pending = 4
+    assert await rig.measured() == NonceGap(2, 2, 0)
+    assert rig.switch.reason() is None, "measuring decides on nothing"
+    await rig.explain("0xmine", sender=HOT, nonce=2)
+    assert await rig.measured() == NonceGap(2, 1, 0)
+
+
+async def test_nonce_gap_counts_what_payouts_are_paused_for(rig: Rig) -> None:
+    """What was sent is acknowledged by then: it stays unexplained until payouts go on."""
+    await rig.pay(2)
+    rig.node.pending = 3
+    with pytest.raises(Unavailable):
+        await rig.nonces.next()
+    assert await rig.measured() == NonceGap(1, 1, 0)
+    rig.switch.resume()
+    await rig.nonces.reconcile()
+    assert await rig.measured() == NonceGap(1, 0, 0)
+
+
+async def test_nonce_gap_counts_nonces_that_no_payment_waits_with(rig: Rig) -> None:
+    """The operator's own transaction was dropped, and a payment was signed after it."""
+    await rig.payments.add_payment(payment("tr_0", 0))
+    await rig.payments.add_payment(payment("tr_2", 2))
+    rig.node.pending = 1
+    assert await rig.measured() == NonceGap(-2, 0, 1)
+    rig.node.pending = 0
+    assert await rig.measured() == NonceGap(-3, 0, 1)
+
+
+async def test_nonce_gap_is_measured_once_a_minute(rig: Rig) -> None:
+    await rig.measured()
+    rig.node.pending, rig.now_ms = 5, rig.now_ms + 59_999
+    await rig.nonces.measure()
+    assert rig.nonces.gap == NonceGap(0, 0, 0)

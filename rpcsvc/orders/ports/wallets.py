@@ -119,6 +119,19 @@ class Holdings:
     seconds_to_unlock: int
 
 
+class NonceGap(NamedTuple):
+    """The nonces of a hot wallet, as its node and the database have them.
+
+    ``ahead``: the node's next nonce, its pool included, minus the service's own. ``unrecorded``:
+    nonces that the node has used, and that are neither on record nor acknowledged or annotated.
+    ``missing``: nonces below the service's own that the node lacks, and that no payment waits with.
+    """
+
+    ahead: int
+    unrecorded: int
+    missing: int
+
+
 class NetworkState(NamedTuple):
     """What the last look at a network found; None where that is not known.
 
@@ -126,7 +139,7 @@ class NetworkState(NamedTuple):
     spend, on a network that has such. ``sweeps``: since the start, by outcome, where there are any.
     ``is_up``: whether orders can be settled on it now.
     ``node_height``: of the newest block that the node showed. ``scanned_height``: of the newest
-    block up to which all deposits are committed.
+    block up to which all deposits are committed. ``nonces``: of an EVM network's hot wallet.
     """
 
     block_age: int | None = None
@@ -135,6 +148,7 @@ class NetworkState(NamedTuple):
     is_up: bool = True
     node_height: int | None = None
     scanned_height: int | None = None
+    nonces: NonceGap | None = None
 
 
 class TransferRejected(Exception):

@@ -213,6 +213,7 @@ class EvmNetworkAdapter:
                 head = await self.connection.check()
                 await self.payments.refresh_gas()
                 await self.payments.reconcile()
+                await self.payments.measure_nonces()
                 await self.opening.poll(head)
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
@@ -360,6 +361,7 @@ class EvmAdapter:
                 sweeps=adapter.sweeps.counts,
                 node_height=adapter.connection.height(),
                 scanned_height=adapter.deposits.scanned_height,
+                nonces=adapter.payments.nonce_gap(),
                 is_up=adapter.is_up(),
             )
             for name, adapter in self._by_network.items()

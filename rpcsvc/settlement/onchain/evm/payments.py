@@ -27,7 +27,14 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.orders.ports.store import Rows
-from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.orders.ports.wallets import (
+    NonceGap,
+    Outcome,
+    PreparedTransfer,
+    Record,
+    TransferRejected,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
@@ -158,10 +165,14 @@ class EvmChecks:
 
 
 _NONCE: Final = "nonce"
+_MEASURED_MS: Final = 60_000
 
 
 class EvmNonces:
-    """The nonces of one hot wallet on one network. What asks the node may raise RpcFailure."""
+    """The nonces of one hot wallet on one network. What asks the node may raise RpcFailure.
+
+    ``gap``: as last measured; None before.
+    """
 
     def __init__(
         self,
@@ -170,6 +181,7 @@ class EvmNonces:
         payments: EvmPaymentLedger,
         unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._connection = connection
         self._network = connection.network.name
@@ -180,6 +192,9 @@ class EvmNonces:
         self._wallet = f"the hot wallet on {self._network}"
         self._conditions = Conditions(self._network)
         self._has_looked = False
+        self._steady = steady
+        self._measured_at: int | None = None
+        self.gap: NonceGap | None = None
 
     def conditions(self) -> list[str]:
         """Conditions for the operator, in words."""
@@ -218,11 +233,43 @@ class EvmNonces:
             if not self._has_looked:
                 raise
 
+    async def measure(self) -> None:
+        """Compare the node's nonces with those on record, once a minute. Decides on nothing."""
+        now = self._steady()
+        if self._measured_at is not None and now - self._measured_at < _MEASURED_MS:
+            return
+        # In the order of ``next``, for the same reason.
+        pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
+        own = await self._payments.next_nonce(self._network, self._sender)
+        self.gap = NonceGap(
+            pending - own, await self._unexplained(own, pending), await self._missing(pending, own)
+        )
+        self._measured_at = now
+
+    async def _unexplained(self, own: int, pending: int) -> int:
+        """How many nonces were used by somebody else; those that payouts are paused for, too."""
+        if self._conditions.texts():
+            return max(0, pending - own)
+        acknowledged = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        if acknowledged is None:
+            return 0  # before the first payment: whatever was sent until then is acknowledged
+        return await self._count_unrecorded(max(own, acknowledged), pending)
+
+    async def _missing(self, pending: int, own: int) -> int:
+        """How many nonces the node waits for, and no payment on record waits with."""
+        if pending >= own:
+            return 0
+        waiting = await self._payments.payments_in(
+            self._network, PaymentState.PREPARED, PaymentState.PUBLISHED
+        )
+        held = {item.nonce for item in waiting if item.sender == self._sender}
+        return own - pending - sum(pending <= nonce < own for nonce in held)
+
     async def _problem(self, own: int, pending: int) -> str | None:
         acknowledged = await self._acknowledged(own, pending)
         if pending <= own:
             return None
-        if await self._has_unrecorded(max(own, acknowledged), pending):
+        if await self._count_unrecorded(max(own, acknowledged), pending):
             if pause_for(self._switch, self._wallet):
                 await self._unrecorded.acknowledge_nonce(self._network, self._sender, pending)
         elif self._switch.reason() != reason_of(self._wallet):
@@ -240,16 +287,16 @@ class EvmNonces:
             await self._unrecorded.acknowledge_nonce(self._network, self._sender, acknowledged)
         return acknowledged
 
-    async def _has_unrecorded(self, first: int, end: int) -> bool:
-        """Whether a nonce from ``first`` on, below ``end``, was not used by the operator's hand."""
+    async def _count_unrecorded(self, first: int, end: int) -> int:
+        """How many nonces from ``first`` on, below ``end``, are of no annotated transaction."""
         if first >= end:
-            return False
+            return 0
         annotated: set[int] = set()
         for txid in await self._unrecorded.annotated(self._network):
             made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
                 annotated.add(made.nonce)
-        return not annotated.issuperset(range(first, end))
+        return end - first - sum(first <= nonce < end for nonce in annotated)
 
 
 _LONG_MS: Final = 10 * 60 * 1000
@@ -452,6 +499,14 @@ class EvmPayments:
         """Find out once after a start whether the hot wallet has sent what is not on record."""
         async with self._writer:
             await self._nonces.reconcile()
+
+    async def measure_nonces(self) -> None:
+        """Compare the hot wallet's nonces on the network with those on record, for the metrics."""
+        await self._nonces.measure()
+
+    def nonce_gap(self) -> NonceGap | None:
+        """What that found; None before."""
+        return self._nonces.gap
 
     async def refresh_gas(self) -> None:
         """Refresh fees and the hot wallet's balances. To be called every few seconds."""
