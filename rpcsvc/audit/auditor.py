@@ -158,6 +158,8 @@ class AuditLoop:
 
     async def run(self) -> None:
         """Audit until cancelled."""
+        if self._seconds:
+            self.last = LastAudit(steady_ms(), None)
         while self._seconds:
             await self._pause(self._seconds)
             await self.once()

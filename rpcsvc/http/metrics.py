@@ -172,7 +172,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "gauge", "Differences that the last audit found; missing before the first."
     ),
     "rpcsvc_audit_age_seconds": Family(
-        "gauge", "Time since the last audit; missing before the first."
+        "gauge", "Time since the last audit, or since the start; missing where none are made."
     ),
     "rpcsvc_waits": Family(
         "gauge", "Calls that wait for an order's event, and streams of events.", ("kind",)

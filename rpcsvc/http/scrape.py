@@ -157,9 +157,11 @@ class Readout:
 
     def _audit(self) -> Iterator[Metric]:
         audit = self._backend.last_audit()
-        if audit is not None:
+        if audit is None:
+            return
+        if audit.differences is not None:
             yield gauge("rpcsvc_audit_differences", [((), audit.differences)])
-            yield gauge("rpcsvc_audit_age_seconds", [((), (steady_ms() - audit.at) / 1000)])
+        yield gauge("rpcsvc_audit_age_seconds", [((), (steady_ms() - audit.at) / 1000)])
 
     async def _amounts(self) -> list[tuple[Labels, float]]:
         """Amounts become floats here and nowhere else: they are shown, never paid."""

@@ -64,10 +64,13 @@ class Settlement(NamedTuple):
 
 
 class LastAudit(NamedTuple):
-    """When (``steady_ms``) the last audit was made, and how many differences it found."""
+    """When (``steady_ms``) the last audit was made, and how many differences it found.
+
+    Before the first: when audits began, and None.
+    """
 
     at: int
-    differences: int
+    differences: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Backend:
     engine is shared, and otherwise one that answers reads.
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
     ``counting``: what orders reserve. ``controls``: what a developer may provoke.
-    ``paused``: why payouts are paused, None if they are not. ``last_audit``: None before the first.
+    ``paused``: why payouts are paused, None if they are not. ``last_audit``: None without audits.
     ``treasury``: the wallets as the operator sees them. ``states``: what is known of networks now.
     ``rate_spread_bps``: how far apart the sources of the rate are; None where that is not known.
     ``authorization_gas``: what gas for signed authorizations took of its daily budget, as a share.

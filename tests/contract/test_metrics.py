@@ -11,10 +11,11 @@ import pytest
 from aiohttp.test_utils import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.http.metrics import FAMILIES, Histogram
-from rpcsvc.orders.backend import Readings
+from rpcsvc.orders.backend import LastAudit, Readings
 from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState
+from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
 from rpcsvc.serving import web_app
 from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
@@ -140,7 +141,9 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     """The readings of the engine onchain, and a lease that ends."""
     monero = NetworkState(2_500, 12, node_height=900, scanned_height=897)
     states = {"monero": monero, "base": UNKNOWN}
-    states["arbitrum"] = NetworkState(1_000, sweeps={"sent": 2, "done": 1})
+    states["arbitrum"] = NetworkState(
+        1_000, sweeps={"sent": 2, "done": 1}, nonces=NonceGap(-3, 0, 1)
+    )
     backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
     held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
     readings = Readings(networks=frozenset(held), holdings=held.__getitem__)
@@ -160,12 +163,40 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     assert ("rpcsvc_wallet_outputs", frozenset({("network", "arbitrum")})) not in series
     assert value(series, "rpcsvc_wallet_amount", network="monero", part="free") == 3
     assert value(series, "rpcsvc_wallet_amount", network="arbitrum", part="free") == 7e-6
+    assert value(series, "rpcsvc_nonce_gap", network="arbitrum") == -3
+    unexplained = {kind: value(series, "rpcsvc_nonces_unexplained", network="arbitrum", kind=kind)
+                   for kind in ("unrecorded", "missing")}  # fmt: skip
+    assert unexplained == {"unrecorded": 0, "missing": 1}
+    assert ("rpcsvc_nonce_gap", frozenset({("network", "monero")})) not in series
     sweeps = {how: value(series, "rpcsvc_sweeps_total", network="arbitrum", outcome=how)
               for how in ("sent", "done", "void")}  # fmt: skip
     assert sweeps == {"sent": 2, "done": 1, "void": 0}
     assert value(series, "rpcsvc_rate_spread_ratio") == 0.015
     assert value(series, "rpcsvc_lease_left_seconds") == 8
     assert value(series, "rpcsvc_lease_held") == 1
+
+
+async def test_metrics_show_the_last_audit_and_gas_for_authorizations(served: Served) -> None:
+    async def shown(audit: LastAudit | None) -> Series:
+        backend = replace(
+            served.up.backend, last_audit=lambda: audit, authorization_gas=lambda: 0.25
+        )
+        up = replace(served.up, backend=backend)
+        client: TestClient[Any, Any]
+        async with TestClient(EdgeServer(web_app(up))) as client:
+            return await scraped(Served(up, client))
+
+    differences, age = (("rpcsvc_audit_differences", frozenset[tuple[str, str]]()),
+                        ("rpcsvc_audit_age_seconds", frozenset[tuple[str, str]]()))  # fmt: skip
+    series = await shown(None)
+    assert not {differences, age} & series.keys()
+    assert value(series, "rpcsvc_authorization_gas_ratio") == 0.25
+    series = await shown(LastAudit(steady_ms() - 90_000, None))
+    assert differences not in series, "none has ended yet"
+    assert 90 <= series[age] < 150
+    series = await shown(LastAudit(steady_ms() - 30_000, 2))
+    assert series[differences] == 2
+    assert 30 <= series[age] < 90
 
 
 async def test_metrics_have_bounded_labels_and_no_secrets(served: Served) -> None:

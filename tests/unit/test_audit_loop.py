@@ -24,6 +24,7 @@ from rpcsvc.audit.records import (
     MoneroFacts,
     Unfit,
 )
+from rpcsvc.orders.backend import LastAudit
 from rpcsvc.settlement.onchain.evm.node import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
@@ -129,6 +130,27 @@ async def test_an_interval_of_0_is_never(tmp_path: Path) -> None:
     loop = AuditLoop(ScriptedAuditor(), PauseSwitch(tmp_path), seconds=0, pause_on_difference=True)
     async with asyncio.timeout(60):
         await loop.run()
+    assert loop.last is None
+
+
+async def test_age_of_audits_counts_from_the_start_before_the_first(tmp_path: Path) -> None:
+    """An auditor that never ends one is silent too."""
+    found = list[LastAudit | None]()
+
+    async def pause(_: float) -> None:
+        found.append(loop.last)
+        if len(found) == 3:
+            raise asyncio.CancelledError
+
+    auditor, switch = ScriptedAuditor(), PauseSwitch(tmp_path)
+    auditor.failure = Unfit("the node is down")
+    loop = AuditLoop(auditor, switch, seconds=600, pause_on_difference=True, pause=pause)
+    with pytest.raises(asyncio.CancelledError):
+        await loop.run()
+    first = found[0]
+    assert first is not None
+    assert first.differences is None
+    assert found == [first] * 3
 
 
 async def test_it_audits_after_each_interval(tmp_path: Path) -> None:

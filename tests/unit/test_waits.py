@@ -31,7 +31,7 @@ def entry(version: int) -> HistoryEntry:
 
 
 def waits_on(log: Log) -> Waits:
-    return Waits(cast(OrderStore, log))
+    return Waits(cast("OrderStore", log))
 
 
 async def test_follow_reads_nothing_at_heartbeats() -> None:
