@@ -27,7 +27,7 @@ class Log:
 
 
 def entry(version: int) -> HistoryEntry:
-    return HistoryEntry(version, "DepositSeen", "awaiting_deposit", 0, {})
+    return HistoryEntry(version, 0, "DepositSeen", "awaiting_deposit", {})
 
 
 def waits_on(log: Log) -> Waits:
@@ -87,7 +87,7 @@ async def test_follow_misses_no_commit_while_it_reads() -> None:
             waits.wake("ord_1")
         return found
 
-    log.history = slow  # type: ignore[method-assign]
+    log.history = slow  # type: ignore[assignment,method-assign]
     async with aclosing(waits.follow("ord_1", 0, 60, SOCKET)) as parts:
         async with asyncio.timeout(10):
             assert [each.version for each in await anext(parts)] == [1]
