@@ -123,7 +123,7 @@ def read_books(data_dir: Path) -> Books:
 
 
 def _rows(path: Path) -> Rows:
-    """All that an audit needs, of one moment. Raises BooksUnreadable and sqlite3.Error."""
+    """The rows of all queries, of one moment. Raises BooksUnreadable and sqlite3.Error."""
     with closing(open_reader(path)) as reader:
         reader.execute("BEGIN")
         _require_schema(reader)

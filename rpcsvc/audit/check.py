@@ -68,7 +68,10 @@ class ChainDeposits:
 def chain_deposits(
     facts: MoneroFacts | EvmFacts, arrivals: Iterable[Arrival], watched: Watched | None
 ) -> ChainDeposits:
-    """What is due is as deep as needed, counted from the last block that the service scanned."""
+    """Arrivals by address, and the last block whose deposits must be confirmed.
+
+    Depth is counted from the last block that the service scanned.
+    """
     by_address: dict[str, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         by_address[_key(arrival.address)].append(arrival)
@@ -81,7 +84,7 @@ def chain_deposits(
 def deposit_differences(
     order: OrderEntry, chain: ChainDeposits, pending: list[str], written_off: Collection[str] = ()
 ) -> Iterator[Difference]:
-    """Where the order's deposits and its address on the chain do not agree.
+    """Differences between the order's deposits and its address on the chain.
 
     ``written_off``: transactions of this network that the operator has annotated.
     """

@@ -1,4 +1,4 @@
-"""Reads from an EVM node what the token and ether did to our addresses, and what the wallet holds.
+"""Reads from an EVM node the transfers of our addresses in USDC and ether, and their balances.
 
 It reads eth_getLogs by itself, for our addresses alone, so that its findings owe nothing to the
 service's own scan. Findings are kept up to a block that is still on the chain at the next audit.
@@ -102,7 +102,7 @@ class EvmReceipts:
     async def mined(
         self, txids: Iterable[str], head: Block
     ) -> tuple[dict[str, Mined], frozenset[str]]:
-        """Those of the transactions that are mined up to ``head``, and those that are later."""
+        """The transactions that are mined up to ``head``, and the ids of those mined later."""
         found, later = {}, set()
         unknown = []
         for txid in txids:
@@ -122,7 +122,7 @@ class EvmReceipts:
         return found, frozenset(later)
 
     async def by_hand(self, txids: Iterable[str], hot: str, head: Block) -> dict[str, ByHand]:
-        """Those of the annotated transactions that are mined up to ``head``."""
+        """The annotated transactions that are mined up to ``head``."""
         wanted = list(txids)
         found = {txid: known for txid in wanted if (known := self._by_hand.get(txid)) is not None}
         unknown = [txid for txid in wanted if txid not in found]
@@ -179,7 +179,7 @@ _WIDEST_SPAN: Final = 1 << 20
 
 @dataclass(slots=True)
 class _Memory:
-    """What was read of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
+    """The events of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
 
     since: int
     done: Block | None = None
@@ -296,7 +296,7 @@ class EvmReader:
         return memory
 
     async def _kept(self, books: Books) -> _Memory:
-        """What was read before, if the last block of it is still on the chain."""
+        """The events read before, if the last block of them is still on the chain."""
         memory = self._memory
         if memory is not None and memory.done is not None:
             now = await self._client.block(memory.done.number)
@@ -346,7 +346,7 @@ class EvmReader:
             ) from error
 
     async def _opening(self, memory: _Memory, hot: str) -> int | None:
-        """What the hot wallet held before the first block; None when the node has forgotten."""
+        """The hot wallet's USDC before the first block; None when the node has forgotten."""
         if not memory.opening_asked:
             try:
                 before = memory.since - 1
@@ -357,7 +357,7 @@ class EvmReader:
         return memory.opening
 
     async def _deposit_depth(self, head: Block) -> int:
-        """How deep a deposit is confirmed at the latest."""
+        """The depth at which the service must have confirmed a deposit."""
         if self.network.confirmations is not None:
             return self.network.confirmations
         finalized = await self._client.block(Tag.FINALIZED)
@@ -368,8 +368,10 @@ class EvmReader:
     # --- transactions --------------------------------------------------------------------------
 
     def _to_ask(self, memory: _Memory, books: Books) -> list[str]:
-        """Which recorded transactions to ask about: those without an event, to see whether they
-        are mined, and since the opening balance all that are, for what they cost.
+        """The recorded transactions whose receipts are needed.
+
+        Without an event, to see whether they are mined; since the opening balance, all that are
+        mined, for their cost.
         """
         opening = books.openings.get(self.network.name)
         moved = {txid for txid, _ in memory.moves}

@@ -75,7 +75,7 @@ def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[Transfe
 
 
 def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
-    """What it may be, and what to do then; empty when nothing on record resembles it.
+    """A guess at the transaction, and what to do; empty when nothing on record resembles it.
 
     ``paid`` is empty when a wallet has forgotten whom it paid ``units`` to.
     """
@@ -112,7 +112,7 @@ def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> li
 
 
 def _forgotten(found: Sequence[TransferEntry], txid: str, units: int, adopt: str) -> str:
-    """What to do with a transaction of a wallet that has forgotten whom it paid."""
+    """Advice on a transaction of a wallet that has forgotten whom it paid."""
     names = " and ".join(item.transfer_id for item in found)
     close = " ".join(
         f"rpcsvc payouts close {item.transfer_id} {txid} --note TEXT;" for item in found

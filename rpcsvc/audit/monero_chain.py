@@ -1,8 +1,8 @@
-"""Reads from monerod and the wallet what the wallet received, sent and holds.
+"""Reads the transfers and the balance of the XMR wallet from monerod and the wallet.
 
-All calls are bounded: the wallet answers one at a time, and orders wait behind them. What it lists
-is read in windows of blocks, and kept up to a block that is still on the chain at the next audit.
-What a payment paid is proven by its transaction key, what it cost by the transaction itself.
+All calls are bounded: the wallet answers one at a time, and orders wait behind them. Its lists are
+read in windows of blocks, and kept up to a block that is still on the chain at the next audit. The
+transaction key proves the amount of a payment, the transaction itself its fee.
 Source: the daemon and wallet RPC documentation at getmonero.org.
 """
 
@@ -137,7 +137,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Memory:
-    """What the wallet listed of blocks up to ``mark``, and payments that are deep below it."""
+    """The wallet's lists of blocks up to ``mark``, and payments that are deep below it."""
 
     mark: _Mark | None = None
     arrivals: list[Arrival] = field(default_factory=list)
@@ -207,7 +207,7 @@ class MoneroReader:
     # --- the wallet's lists --------------------------------------------------------------------
 
     async def _listed(self, memory: _Memory, top: int) -> tuple[list[Arrival], list[_Sent]]:
-        """All that came and went, in blocks up to ``top``."""
+        """All incoming and outgoing transfers in blocks up to ``top``."""
         arrivals, sent = list(memory.arrivals), list(memory.sent)
         after = memory.mark.height if memory.mark else 0
         while after < top:
@@ -222,13 +222,13 @@ class MoneroReader:
         return arrivals, sent
 
     async def _waiting(self) -> list[Arrival]:
-        """What came and waits in the pool."""
+        """Incoming transfers that wait in the pool."""
         params = {"pool": True, "account_index": self._wallet.account}
         answer = await self._ask_wallet(_Listed, "get_transfers", params)
         return [replace(_arrival(item), block=None) for item in answer.pool]
 
     async def _transfers(self, after: int, upto: int) -> _Listed:
-        """What the wallet lists of the blocks above ``after`` and up to ``upto``."""
+        """The wallet's transfers in blocks above ``after`` and up to ``upto``."""
         params = {
             "in": True,
             "out": True,
@@ -240,10 +240,9 @@ class MoneroReader:
         return await self._ask_wallet(_Listed, "get_transfers", params)
 
     async def _balance(self) -> tuple[int, bool]:
-        """What the blocks alone say that the account holds: nothing that is unconfirmed.
+        """The account's mined balance, and whether all frozen outputs could be listed.
 
-        The wallet leaves out what is held back in it (frozen), which is there all the same; and
-        whether all of that could be listed.
+        The wallet's own sum leaves out frozen outputs: they are added.
         """
         params = {
             "account_index": self._wallet.account,
@@ -287,7 +286,7 @@ class MoneroReader:
         return seen
 
     async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
-        """Where the node has them, with the fee that each transaction itself says."""
+        """The node's sightings of transactions, each with the fee that it states itself."""
         body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
         path = "/get_transactions"
         name = self._node.rpc.endpoint.name
@@ -303,7 +302,7 @@ class MoneroReader:
         return found
 
     async def _proven(self, payment: PaymentEntry, found: Sighting, head: BlockHeader) -> Sighting:
-        """What it paid to its recipient, by the transaction's key."""
+        """The sighting with the units paid to the recipient, by the transaction's key."""
         paid = 0
         if payment.is_transfer:
             paid = await self._paid(payment)
@@ -324,7 +323,7 @@ class MoneroReader:
     # --- what is kept --------------------------------------------------------------------------
 
     async def _kept(self) -> _Memory:
-        """What was read before, if the last block of it is still on the chain."""
+        """The lists read before, if the last block of them is still on the chain."""
         mark = self._memory.mark
         if mark is not None:
             header = await self._node.header_at(mark.height)

@@ -33,7 +33,7 @@ _ABANDONED: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
 
 def order_differences(order: OrderEntry, written_off: Collection[str] = ()) -> Iterator[Difference]:
-    """What does not add up within the books of one order.
+    """Contradictions within the books of one order.
 
     ``written_off``: transactions on the deposit's network that the operator has annotated.
     """
@@ -90,7 +90,7 @@ def write_off(network: str, txid: str) -> str:
 
 
 def _is_being_filled(order: OrderEntry) -> bool:
-    """Whether deposits are quarantined for a payout that comes once all chunks are swapped."""
+    """Whether deposits are assigned to a payout that is planned after the last chunk."""
     return order.status == "executing_swap"
 
 
@@ -117,8 +117,10 @@ def _destination(transfer: TransferEntry, expected: str) -> Difference:
 
 
 def _is_refundable_to(order: OrderEntry, transfer: TransferEntry) -> bool:
-    """Whether it is the agreed address; without one, whether the order's owner named it, or for
-    USDC sent the money from there.
+    """Whether a refund may go to its address.
+
+    It must be the agreed address. Without one, it must be the address that the order's owner named,
+    or for USDC the sender of a deposit.
     """
     if order.agreed_refund_address is not None:
         return same_address(transfer.address, order.agreed_refund_address)
@@ -197,7 +199,7 @@ def _chunks(order: OrderEntry, payout: TransferEntry) -> Iterator[Difference]:
 
 
 def _left_over(order: OrderEntry, due: int) -> Iterator[Difference]:
-    """What was not swapped is still to be sent back, or part of a refund."""
+    """Compare the unswapped rest with the order's leftover and its refunds."""
     if any(d.state is DepositState.REMOVED for d in order.deposits):
         return  # deposits that are gone keep back what was left of them
     refunds = {
@@ -259,7 +261,7 @@ def transfer_differences(
     asked: ChainCoverage,
     pending: list[str],
 ) -> Iterator[Difference]:
-    """What the wallets and chains say otherwise of the transfers of an order, or of a withdrawal.
+    """Differences between transfers, of an order or a withdrawal, and the wallets and chains.
 
     What the chain may yet change is appended to ``pending``.
     """

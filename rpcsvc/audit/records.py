@@ -150,7 +150,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class OpeningEntry:
-    """What the service found in a hot wallet at first: its ether as of a block, in wei.
+    """The ether that the service first found in a hot wallet, as of a block, in wei.
 
     ``nonce``: how many transactions it had sent by then.
     """
@@ -210,7 +210,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What came to one of our addresses. ``block`` None: it waits in the pool.
+    """A payment to one of our addresses. ``block`` None: it waits in the pool.
 
     ``timelocked``: the sender has locked it for some time.
     """
@@ -352,7 +352,7 @@ class Difference:
 
     @property
     def gap(self) -> int:
-        """How much more was found, of amounts."""
+        """Found minus expected, of amounts."""
         return int(self.found) - int(self.expected)
 
 

@@ -37,7 +37,7 @@ WALLET = "the XMR wallet"
 
 
 def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
-    """Where the wallet's transactions since block ``since`` and the record do not agree."""
+    """Differences between the wallet's transactions since block ``since`` and the record."""
     payments, annotated = books.payments_on(MONERO), books.annotations_on(MONERO)
     by_txid: dict[str, list[PaymentEntry]] = defaultdict(list)
     for payment in payments:
@@ -55,7 +55,7 @@ def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator
 
 
 def _is_due(departure: Departure, books: Books, since: int) -> bool:
-    """Whether it must be on record: not what the wallet did before there was a service.
+    """Whether it must be on record: not if the wallet made it before there was a service.
 
     A copy of the database from before the service's first scan does not say when that was.
     """
@@ -69,7 +69,7 @@ def _may_pay(departure: Departure, books: Books) -> bool:
 
 
 def _is_settled_by(annotated: Mapping[str, str], departure: Departure, books: Books) -> bool:
-    """Whether an annotation settles it: not if it looks like what would be paid once more."""
+    """Whether an annotation settles it: not if it may pay a transfer that is still open."""
     if departure.txid not in annotated:
         return False
     return not _may_pay(departure, books)
@@ -111,7 +111,7 @@ def _said_by_the_transactions(
 
 
 def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFacts) -> int:
-    """All that came in mined blocks less all that went: of upkeep, the fee alone."""
+    """Mined incoming units minus outgoing ones; upkeep counts with its fee alone."""
     came = sum(item.units for item in facts.arrivals if item.block is not None)
     went = 0
     for departure in facts.departures:
@@ -136,7 +136,7 @@ _USDC = "USDC"
 
 
 def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
-    """What others sent to our addresses. Tokens that were minted come from nobody."""
+    """Transfers of others to our addresses. Minted tokens have no sender."""
     ours = _ours(books)
     return [
         Arrival(
@@ -178,7 +178,7 @@ def _sighting(
 def evm_differences(
     books: Books, facts: EvmFacts, seen: Mapping[str, Sighting], pending: list[str]
 ) -> Iterator[Difference]:
-    """Where the network's wallets and the record of them do not agree."""
+    """Differences between the network's wallets and the record of them."""
     yield from _departures(books, facts, pending)
     yield from _nonces(books, facts, seen)
     yield from _balances(books, facts)
@@ -207,9 +207,9 @@ def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[D
 
 
 def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
-    """Whether an event is the one that a payment of an order makes; its units are compared there.
+    """Whether an event is that of an order's payment.
 
-    The amount is compared with the order's transfer: one difference has one finding.
+    Its units are compared with the order's transfer, so that one difference has one finding.
     """
     return (
         payment.is_transfer and move.source == hot and move.recipient == payment.recipient.lower()
@@ -217,7 +217,7 @@ def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
 
 
 def _is_annotated(move: TokenTransfer, books: Books, facts: EvmFacts) -> bool:
-    """Whether an annotation settles it: not if it looks like what would be paid once more."""
+    """Whether an annotation settles it: not if it may pay a transfer that is still open."""
     if move.txid not in facts.annotated:
         return False
     return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
@@ -232,7 +232,7 @@ def _unrecorded(move: TokenTransfer, books: Books, network: str) -> Difference:
 def _sweeps(
     books: Books, facts: EvmFacts, swept: Mapping[str, list[TokenTransfer]], pending: list[str]
 ) -> Iterator[Difference]:
-    """What went from each deposit address to the hot wallet is what its sweeps took."""
+    """Compare the units moved from each deposit address with those its sweeps took."""
     sweeps: dict[str, list[SweepEntry]] = defaultdict(list)
     for sweep in books.sweeps:
         if sweep.network == facts.network:
@@ -256,7 +256,7 @@ def _taken(
     payments: Mapping[str, PaymentEntry],
     pending: list[str],
 ) -> int:
-    """What a sweep has to have taken, as far as the chain shows its payment.
+    """The units that a sweep must have taken, as far as the chain shows its payment.
 
     A settled one that the chain does not show was in a block that a reorganisation took: the
     service publishes it again, and sweeps anew if that fails. Nothing is missing meanwhile, since
@@ -354,7 +354,7 @@ _MOST_NAMED: Final = 5
 
 
 def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:
-    """Where the hot wallet's ether is not what its transactions make of it."""
+    """A difference where the hot wallet's ether is not the sum of its transactions."""
     opening, ether = books.openings.get(facts.network), facts.ether
     if opening is None or ether is None or not _is_known(ether):
         return
@@ -391,7 +391,7 @@ def ether_notes(books: Books, facts: EvmFacts) -> Iterator[str]:
 
 
 def ether_annotated(books: Books, facts: EvmFacts) -> Iterator[Annotated]:
-    """What the annotated transactions since the opening balance did to the ether."""
+    """The ether that annotated transactions moved since the opening balance."""
     if facts.ether is None or facts.network not in books.openings:
         return
     said = _said(books, facts.network)
@@ -409,7 +409,7 @@ def _is_known(ether: Ether) -> bool:
 
 
 def _came(books: Books, facts: EvmFacts, ether: Ether) -> int:
-    """What the annotated transactions brought: by the chain, and by the operator's word."""
+    """The ether that annotated transactions brought, by the chain and by the operator's word."""
     said = _said(books, facts.network)
     return sum(ether.came.values()) + sum(said.get(txid, 0) for txid in ether.done)
 

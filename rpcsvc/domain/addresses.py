@@ -52,7 +52,7 @@ class MoneroNetwork(StrEnum):
 
 
 class NetworkBytes(NamedTuple):
-    """What the addresses of a network begin with, by their kind."""
+    """The first byte of a network's addresses, by their kind."""
 
     standard: int
     subaddress: int
@@ -124,7 +124,7 @@ def _evm_problem(text: str, field: str) -> str | None:
 
 
 def _direction_hint(field: str) -> str:
-    """Which direction takes which; a refund address follows the deposit, not the direction."""
+    """The asset and address that each direction pays; empty for any field but ``to``."""
     if field != "to":
         return ""
     return ": x2u pays USDC to an EVM address, u2x pays XMR to a Monero address"

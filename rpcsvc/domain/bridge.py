@@ -58,7 +58,7 @@ STATUS_OF = {
 
 
 def kind_of(order: Order) -> BridgeKind:
-    """Which way a bridge order goes."""
+    """The direction of a bridge order."""
     to_perps = order.terms.direction is Direction.XMR_TO_USDC
     return BridgeKind.DEPOSIT if to_perps else BridgeKind.WITHDRAW
 

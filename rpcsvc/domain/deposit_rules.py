@@ -77,7 +77,7 @@ def units_by_rate(deposits: Iterable[Deposit], fallback: int) -> dict[int, int]:
 
 
 def spread_earned(order: Order, payout: Transfer) -> int:
-    """What the service keeps of a payout's deposits by its spread, in payout units.
+    """The service's spread on a payout's deposits, in payout units.
 
     A late deposit, which has no rate of its own, counts at the order's.
     """
@@ -192,9 +192,9 @@ def _swap(order: Order, total: int) -> Transition:
 
 
 def _output(order: Order, fresh: int) -> tuple[int, int]:
-    """What all unspent deposits bring, and the integrator's fee; ``fresh`` for those without rate.
+    """The output of all unspent deposits and the integrator's fee, in payout units.
 
-    In payout units.
+    ``fresh`` is the rate of deposits that have none.
     """
     terms = order.terms
     return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))

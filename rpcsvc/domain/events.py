@@ -216,7 +216,7 @@ def release(order: Order, transfer_id: str) -> Order:
 
 
 def leftover_in(order: Order, transfer_id: str) -> int:
-    """How much of a refund is a part of a swapped deposit, in deposit units.
+    """The part of a refund that comes from swapped deposits, in deposit units.
 
     A refund sends back whole deposits and the leftover, less its fee.
     """
@@ -259,7 +259,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an event is decided in a status, and every status that this may lead to."""
+    """The rule for an event in a status, and every status that it may lead to."""
 
     decide: Callable[[Order, Any, int], Transition]
     targets: tuple[OrderStatus, ...]

@@ -104,7 +104,7 @@ class AuthorizationRefused(Exception):
 
 
 class Due(NamedTuple):
-    """What is to be paid: USDC units, to an address, with a token."""
+    """The payment that is due: USDC units, to an address, with a token."""
 
     to: str
     units: int

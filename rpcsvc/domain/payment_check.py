@@ -104,7 +104,7 @@ class ProposedPayment:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPayment:
-    """What an order expects. ``token`` is None for XMR; times are ms since the epoch."""
+    """The payment that an order expects. ``token``: None for XMR. Times are ms since the epoch."""
 
     address: str
     units: int

@@ -78,7 +78,7 @@ class Price:
 
     @property
     def fixed_fee(self) -> int:
-        """What an order bears once, whatever its amount, in payout units."""
+        """The fee of an order that does not depend on its amount, in payout units."""
         return self.payout_fee + self.funding_fee
 
     def spread(self, direction: Direction, units: int) -> int:
@@ -138,7 +138,7 @@ def keeps_proportion(
 
 
 class Direction(StrEnum):
-    """Which way an order swaps."""
+    """The direction of a swap."""
 
     XMR_TO_USDC = "x2u"
     USDC_TO_XMR = "u2x"

@@ -63,13 +63,13 @@ def plan_refunds(order: Order, *, again: bool = False) -> tuple[Order, tuple[Eff
 
 
 def _needed(order: Order) -> str:
-    """What a refund without a recipient waits for."""
+    """The action that a refund without a recipient waits for."""
     return REFUND_ADDRESS if order.terms.refund_address is None else REFUND_BLOCKED
 
 
 @dataclass(slots=True)
 class _Share:
-    """What goes back to one recipient, in deposit units."""
+    """One recipient's part of the refunds, in deposit units."""
 
     deposits: list[Deposit] = field(default_factory=list)
     leftover: int = 0
@@ -110,7 +110,7 @@ def _leftovers(order: Order) -> dict[str | None, int]:
 
 
 def _leftovers_under_way(order: Order) -> dict[str, int]:
-    """What of the leftover was, or may yet be, sent back, by recipient."""
+    """The part of the leftover that was, or may yet be, refunded, by recipient."""
     going: dict[str, int] = defaultdict(int)
     for refund in order.refunds:
         if refund.state not in (TransferState.FAILED, TransferState.CANCELLED):
@@ -136,12 +136,12 @@ def _paid_out(order: Order) -> list[Deposit]:
 
 
 def _recipient(order: Order, sender: str | None, *, again: bool) -> str | None:
-    """Where a deposit of ``sender`` goes back to; None when that is not known or was refused.
+    """The refund address for a deposit of ``sender``; None when it is unknown or was refused.
 
-    The agreed address, and nothing else where there is one. Otherwise a known sender, then the
-    address that the session has named: it can't redirect what another sender has paid. An address
-    that a refund has already failed to reach is not tried again, unless ``again`` asks for the
-    agreed one.
+    It is the agreed address, and nothing else where there is one. Otherwise it is a known sender,
+    then the address that the session has named: that can't redirect what another sender has paid.
+    An address that a refund has already failed to reach is not tried again, unless ``again`` asks
+    for the agreed one.
     """
     agreed = order.terms.refund_address
     if agreed is not None:

@@ -82,7 +82,11 @@ def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
 
 
 def failed_before_payout(order: Order, event: ev.TransferFailed, now: int) -> Transition:
-    """What a refund frees that fails beside the decision goes back, unless the price is awaited."""
+    """A transfer failed before a payout was signed: refund its deposits by a new transfer.
+
+    Without a planned payout the order still awaits its price, and the freed deposits are priced
+    with the rest.
+    """
     if planned_payout(order) is None:
         return Transition(_record_failed(order, event)[0])  # it is priced with the rest
     return failed(order, event, now)

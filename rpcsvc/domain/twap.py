@@ -27,7 +27,7 @@ LEAST_ABANDON_MS = 600_000
 
 
 def chunks_of(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tuple[int, ...]:
-    """How ``total`` deposit units are cut at the quoted ``rate``, in USDC units per XMR.
+    """The chunks of ``total`` deposit units at the quoted ``rate``, in USDC units per XMR.
 
     The last chunk takes the remainder. A single one means that nothing is cut.
     """
@@ -45,7 +45,7 @@ def is_worth_cutting(plan: TwapPlan, direction: Direction, rate: int, total: int
 
 
 def _worths(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tuple[int, int]:
-    """What ``total`` and a chunk are worth, in one unit that makes both exact integers."""
+    """The worth of ``total`` and of a chunk, in a common unit that makes both exact integers."""
     if direction is Direction.XMR_TO_USDC:
         return total * rate, plan.chunk_units * ONE_XMR
     return total, plan.chunk_units
@@ -137,8 +137,10 @@ def swapped_units(order: Order) -> int:
 
 
 def count_leftover(order: Order) -> Order:
-    """With the leftover as it is now: what is there of the deposits that were paid out, less what
-    was swapped or is going back.
+    """The order with its leftover counted anew, in deposit units.
+
+    The leftover is the sum of the payout's active deposits, minus the units that were swapped,
+    minus those that a refund has sent back or may yet send back.
     """
     if not order.fills or order.payout is None:
         return order

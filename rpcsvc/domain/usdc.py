@@ -246,17 +246,17 @@ class Permit:
 
 
 def transfer_digest(domain: Domain, authorization: Authorization) -> bytes:
-    """What the owner signs for transferWithAuthorization."""
+    """The digest that the owner signs for transferWithAuthorization."""
     return _typed_digest(domain, _TRANSFER_TYPE + authorization.words())
 
 
 def receive_digest(domain: Domain, authorization: Authorization) -> bytes:
-    """What the owner signs for receiveWithAuthorization."""
+    """The digest that the owner signs for receiveWithAuthorization."""
     return _typed_digest(domain, _RECEIVE_TYPE + authorization.words())
 
 
 def permit_digest(domain: Domain, permit: Permit) -> bytes:
-    """What the owner signs for permit."""
+    """The digest that the owner signs for permit."""
     head = address_word(permit.owner) + address_word(permit.spender)
     numbers = (permit.units, permit.nonce, permit.deadline)
     return _typed_digest(domain, _PERMIT_TYPE + head + b"".join(map(uint_word, numbers)))
@@ -365,14 +365,14 @@ _LONGEST_SIGNATURE: Final = 8192
 
 
 class PayingCall(NamedTuple):
-    """What a call would move if it succeeds: USDC units, to an address in lower case."""
+    """The transfer of a call if it succeeds: USDC units, to an address in lower case."""
 
     to: str
     units: int
 
 
 class _Form(NamedTuple):
-    """How a call is laid out, in words: all of them, those of addresses, that of the units.
+    """The layout of a call in words: their number, those of addresses, that of the units.
 
     The last address is paid. ``v``: a word of one byte. ``tail``: the last word points to bytes.
     """

@@ -63,7 +63,7 @@ _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where the events of an order are sent, and the secret (``whsec_``) of a caller that gave one.
+    """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
     Both were checked by ``read_url`` and ``read_secret``.
     """
@@ -90,7 +90,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which addresses may be called: public ones, and the networks that the operator allows.
+    """The addresses that may be called: public ones, and the networks that the operator allows.
 
     ``onion``: whether there is a proxy that reaches onion services.
     """
@@ -141,7 +141,7 @@ def read_url(text: str, targets: Targets, *, name: str) -> str:
 
 
 def _problem_of(text: str, targets: Targets) -> str | None:
-    """What is wrong with a URL, and what to send instead; None: nothing."""
+    """The problem of a URL, and what to send instead; None if it is good."""
     if len(text) > LONGEST_URL:
         return f"is too long: send at most {LONGEST_URL} characters."
     parts = _split(text)
@@ -219,12 +219,12 @@ def _key_of(secret: str) -> bytes:
 
 
 def secret_digest(secret: str) -> str:
-    """What an idempotency key remembers of a secret."""
+    """The digest that stands for a secret in an idempotency fingerprint."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def signed_content(message_id: str, second: int, body: bytes) -> bytes:
-    """What is signed: id, time and body. An id has no full stop."""
+    """The signed bytes: id, time and body. An id has no full stop."""
     return f"{message_id}.{second}.".encode() + body
 
 
@@ -253,7 +253,7 @@ def message_id(order_id: str, sequence: int) -> str:
 
 
 class DeliveryAttempt(NamedTuple):
-    """What came of sending a message: a status, or why there is none.
+    """The result of sending a message: a status, or the error.
 
     ``retry_after_ms``: how long the receiver asks to be left alone.
     """
@@ -269,7 +269,7 @@ class DeliveryAttempt(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a webhook stands: failed attempts in a row, since when, and when to try again.
+    """The state of a webhook: failed attempts in a row, since when, and when to try again.
 
     ``is_ended``: the receiver wants no more.
     """
@@ -281,7 +281,7 @@ class Standing(NamedTuple):
 
 
 class DeliveryVerdict(NamedTuple):
-    """What becomes of a delivery (delivered, pending, dead) and of its webhook."""
+    """The next state of a delivery (delivered, pending, dead) and of its webhook."""
 
     state: str
     standing: Standing

@@ -67,7 +67,7 @@ class Withdrawal:
 
     @property
     def terms(self) -> tuple[str, str, int]:
-        """What a repeated call has to agree with: network, address, units."""
+        """The terms that a repeated call must match: network, address, units."""
         return self.network, self.address, self.units
 
     def is_expired(self, now: int) -> bool:

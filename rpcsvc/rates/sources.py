@@ -49,7 +49,7 @@ class PriceSource(Protocol):
 
     @property
     def name(self) -> str:
-        """How the log calls it."""
+        """Its name in the log."""
         ...
 
     async def fetch(self, session: ClientSession) -> int:
@@ -63,7 +63,7 @@ class RateUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpSource:
-    """Where a price is read: ``pointer`` leads to USD or USDC per XMR in the JSON at ``url``."""
+    """A ticker: ``pointer`` leads to USD or USDC per XMR in the JSON at ``url``."""
 
     name: str
     url: str
@@ -177,7 +177,7 @@ class ClockReading(NamedTuple):
     steady: int
 
     def age(self, now: ClockReading) -> int:
-        """How long ago it was: by the clock that says more.
+        """Time (ms) since then, by the clock that shows more.
 
         The first may have been set back meanwhile; the other may have stood still in a machine
         that slept.
@@ -225,7 +225,7 @@ def agree(samples: Mapping[str, Sample], now: ClockReading, rule: Agreement) -> 
 
 
 def spread_bps(prices: Sequence[int]) -> int | None:
-    """How far apart prices are (1/10,000 of the median); None of fewer than two."""
+    """The spread of prices (1/10,000 of the median); None for fewer than two."""
     if len(prices) < 2:
         return None
     return (max(prices) - min(prices)) * 10_000 // sorted(prices)[(len(prices) - 1) // 2]
@@ -264,7 +264,7 @@ class MedianRate:
         return agree(self._samples, self._now(), self._rule)
 
     def spread_bps(self) -> int | None:
-        """How far apart the fresh prices are, even where they contradict each other."""
+        """The spread of the fresh prices, even where they contradict each other."""
         now, oldest = self._now(), self._rule.max_age_ms
         return spread_bps(
             [s.usdc_per_xmr for s in self._samples.values() if s.as_of.age(now) <= oldest]

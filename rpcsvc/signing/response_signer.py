@@ -100,7 +100,7 @@ class ResponseSigner:
             self._begin(second)
 
     def _begin(self, second: int) -> None:
-        """What the responses of one second share; rereads the keys when they changed."""
+        """Prepare the parts that all responses of a second share; reread keys that changed."""
         self._refresh()
         key, signed_at = self._ring.current, iso8601_second(second)
         self._kid, self._secret = key.kid, key.secret

@@ -131,7 +131,7 @@ class Annotations:
     # --- what it moved -------------------------------------------------------------------------
 
     async def poll(self, network: str, txid: str, wei: int) -> str | None:
-        """What it moved of the service's wallets, in words; None when the chain shows nothing.
+        """The transaction's effect on the service's wallets, in words; None if it has none.
 
         Raises Unavailable.
         """
@@ -177,7 +177,7 @@ class Annotations:
         return ", ".join(said + ether) or "moved no USDC"
 
     async def _ether(self, made: EvmTransaction, receipt: Receipt) -> list[str]:
-        """What it sent along from the hot wallet, or to it, in words; without its fee."""
+        """The ether that it moved from or to the hot wallet, in words; without its fee."""
         is_from = await self._books.is_hot_wallet(made.sender)
         is_to = made.to is not None and await self._books.is_hot_wallet(made.to)
         if not made.value or not receipt.ok or is_from == is_to:
@@ -237,7 +237,7 @@ def _wei(network: str, wei: int) -> int:
 
 
 async def _require_same_wallet(wallet: WalletClient, known: WalletRecord) -> None:
-    """What another wallet did is nothing that the service's one can be short of."""
+    """Raise Unavailable when another XMR wallet is open than the service's own."""
     address = await wallet.primary_address()
     if address != known.primary_address:
         raise Unavailable(

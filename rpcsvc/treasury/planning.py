@@ -50,25 +50,25 @@ class Position:
 
     @property
     def free(self) -> int:
-        """What no open order may take; below 0 where more is reserved than held."""
+        """Units that are not reserved; below 0 where more is reserved than held."""
         return self.held - self.reserved
 
     @property
     def surplus(self) -> int:
-        """What can be sent away now without going below the target."""
+        """Units that can be moved away now without going below the target."""
         if self.target is None:
             return 0
         return max(0, min(self.held, self.spendable) - self.reserved - self.target)
 
     def missing(self, band_percent: int) -> int:
-        """What is missing to the target; 0 within the band below it."""
+        """Units that are missing to the target; 0 within the band below it."""
         if self.target is None or self.free * 100 >= self.target * (100 - band_percent):
             return 0
         return self.target - self.free
 
     @property
     def dry_in_ms(self) -> int | None:
-        """For how long what is free lasts, if as much flows out as it did; None: for ever."""
+        """Time (ms) until ``free`` runs out at the flow of the window; None: never."""
         outflow = self.sent - self.received
         return max(0, self.free) * self.window_ms // outflow if outflow > 0 else None
 
@@ -178,11 +178,11 @@ class PositionBuilder:
         self._flows = flows
 
     def xmr(self, held: XmrHeld) -> Position:
-        """What is locked comes back, but can't be sent yet."""
+        """The position in XMR. Locked units are held, but can't be sent yet."""
         return self._position(MONERO, held.unlocked + held.locked, held.unlocked)
 
     def usdc(self, found: NetworkFound, usdc: int, unswept: Mapping[str, Unswept]) -> Position:
-        """What is on deposit addresses is swept, but can't be sent yet."""
+        """The position in USDC. Units on deposit addresses are held, but can't be sent yet."""
         network = found.network.name
         return self._position(network, usdc + unswept.get(network, _NOTHING).units, usdc)
 

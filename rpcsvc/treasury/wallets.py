@@ -49,7 +49,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WalletFindings:
-    """What nodes and wallets answered. ``coins``: what gas is paid in on each of ``networks``."""
+    """The answers of nodes and wallets. ``coins``: the gas coin of each of ``networks``."""
 
     options: MoneroOptions
     monero: MoneroFound
@@ -58,7 +58,7 @@ class WalletFindings:
 
     @property
     def problems(self) -> list[str]:
-        """Which of them could not be asked."""
+        """The problems of nodes and wallets that could not be asked."""
         monero = (self.monero.node_problem or self.monero.wallet_problem,)
         return [text for text in (*monero, *(item.problem for item in self.networks)) if text]
 
@@ -72,7 +72,7 @@ class Recorded:
 
 
 async def recorded_wallets(database: Tables) -> Recorded:
-    """What the database knows of the wallets. Raises errors.Unavailable."""
+    """The recorded wallets. Raises errors.Unavailable."""
     evm = await SqlEvmDepositLedger(database).wallet()
     monero = await SqlMoneroLedger(database).wallet()
     return Recorded(monero, evm.hot_address if evm else None)
@@ -103,7 +103,7 @@ async def read_wallets(
 
 @dataclass(frozen=True, slots=True)
 class _Books:
-    """What the database says, by network or asset; atomic units."""
+    """Sums from the database, by network or asset; atomic units."""
 
     recorded: Recorded
     reserved: dict[str, int]
@@ -144,7 +144,7 @@ class OnchainTreasury:
         return await self._annotations.remove(network, txid)
 
     async def view(self) -> Json:
-        """What the wallets hold. The records come first, so that nothing waits for a node."""
+        """The holdings as JSON. The records are read first, so that they wait for no node."""
         now = self._clock.now_ms()
         books = await self._read(now)
         recorded = books.recorded
@@ -197,7 +197,7 @@ class OnchainTreasury:
         return {**plan_view(positions, rate, settings, now), "problems": found.problems}
 
     async def _withdrawing(self) -> dict[str, int]:
-        """What open withdrawals reserve, by network; each has one at most."""
+        """Units reserved by open withdrawals, by network; each has one at most."""
         found = await SqlWithdrawals(self._db).open()
         return {item.network: item.units + item.fee for item in found}
 

@@ -61,40 +61,38 @@ class ChainAdapter(Protocol):
         ...
 
     def fee(self, chain: str) -> int:
-        """What a transfer costs the operator in a swap with USDC on ``chain``, with a margin.
+        """The network fee of a transfer in a swap with USDC on ``chain``, with a margin.
 
         Raises errors.Unavailable before it is known.
         """
         ...
 
     def holdings(self, network: str) -> Holdings:
-        """What the wallet can pay on a network. Raises errors.Unavailable before it is known."""
+        """The spendable balance on a network. Raises errors.Unavailable before it is known."""
         ...
 
     async def accepts(self, network: str, address: str) -> bool:
-        """Whether an address can be paid on a network, as far as that is known within a second."""
+        """False if the network is known, within a second, to refuse payments to the address."""
         ...
 
     def total(self) -> int:
-        """All that the wallet holds, locked or not. Raises errors.Unavailable before the first
-        look.
-        """
+        """The whole balance, locked or not. Raises errors.Unavailable before the first refresh."""
         ...
 
     def states(self) -> Mapping[str, NetworkState]:
-        """What the last look found, by network."""
+        """The state of each network at the last refresh."""
         ...
 
     def names(self, chain: str) -> NetworkNames:
-        """What to call the network on which a deposit for an order of ``chain`` is made."""
+        """The names of the network that takes the deposit of an order of ``chain``."""
         ...
 
     def seconds(self, chain: str, units: int) -> int:
-        """How long a deposit of so many units takes to be confirmed, typically."""
+        """The typical time, in seconds, until a deposit of ``units`` is confirmed."""
         ...
 
     def block_seconds(self, chain: str) -> int:
-        """How long a block takes, typically, rounded up."""
+        """The typical time between blocks, in seconds, rounded up."""
         ...
 
     async def observe(self) -> Observation:
@@ -102,11 +100,11 @@ class ChainAdapter(Protocol):
         ...
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: cursors may move, final ones need not be shown again."""
+        """Note that these are committed: cursors may move, final ones need not be shown again."""
         ...
 
     def transfers_per_payment(self, network: str) -> int:
-        """How many transfers one transaction of a network may carry out."""
+        """The most transfers that one transaction of a network may carry out."""
         ...
 
     async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
@@ -132,18 +130,18 @@ class ChainAdapter(Protocol):
         ...
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """What proves a settled transfer, in the form that agents get.
+        """The proof of a settled transfer, in the form that agents get.
 
         Raises errors.Unavailable when it can't be made now.
         """
         ...
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        """The confirmations of a deposit now; 0 while it is in the pool or gone."""
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """How many confirmations make deposits of ``units`` in all final on this network."""
+        """The confirmations after which deposits of ``units`` in all are final on this network."""
         ...
 
     async def maintain(self) -> None:
@@ -203,7 +201,7 @@ class AdapterWatch:
         self.has_looked = False
 
     async def observe(self) -> Observation:
-        """What a scan has found; nothing while it is still under way, or when it failed."""
+        """The result of the last scan; empty while it is under way, or when it failed."""
         self.has_looked = False
         if self._poll is None:
             self._since = self._now()

@@ -71,7 +71,7 @@ async def skip_monero(
 async def _record_known(
     connection: MoneroConnection, ledger: MoneroLedger, indices: range, at_once: int
 ) -> None:
-    """Those that the wallet had already, and the database had not."""
+    """Record addresses that the wallet knew and the database did not."""
     for start in range(0, len(indices), at_once):
         some = indices[start : start + at_once]
         await ledger.add_addresses(await connection.wallet.addresses(list(some)))
@@ -105,6 +105,6 @@ def _derived(keys: HdKeys, indices: range) -> list[EvmAddress]:
 
 
 def _batches(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """How many come before each batch, and how many are in it."""
+    """For each batch: the number of items before it, and its own size."""
     for done in range(0, count, size):
         yield done, min(size, count - done)

@@ -79,7 +79,7 @@ class TimedOut(RpcOutcomeUnknown):
 
 
 class BadAnswer(RpcOutcomeUnknown):
-    """What came back is not an answer to the call: not JSON, or of another form."""
+    """The answer is not JSON, or not of the form that the call has."""
 
 
 class TooLarge(BadAnswer):
@@ -106,7 +106,7 @@ class NodeError(RpcFailure):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a daemon listens. ``name`` is what messages call it: a URL may hold a secret.
+    """The address of a daemon. Messages show ``name``: a URL may hold a secret.
 
     ``username`` and ``password`` are for HTTP digest. ``serial``: one request at a time over one
     connection, as monero-wallet-rpc works (its digest nonces belong to a connection).
@@ -312,7 +312,7 @@ FLAG: Final[TypeAdapter[bool]] = TypeAdapter(Flag)
 
 
 def named(name: str) -> Any:
-    """What a field is called in the answer, for its annotation."""
+    """A pydantic field whose value is called ``name`` in the answer."""
     return Field(validation_alias=name)
 
 
@@ -323,7 +323,7 @@ _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _adapter(model: Model[T]) -> TypeAdapter[T]:
-    """That of a type, made at its first use."""
+    """The TypeAdapter of a model, made at its first use."""
     if isinstance(model, TypeAdapter):
         return model
     if model not in _adapters:
@@ -373,7 +373,7 @@ def _digest(at: Endpoint) -> tuple[DigestAuthMiddleware, ...]:
 
 
 def _may_pass(failure: RpcFailure) -> bool:
-    """Whether a read is worth repeating. After a time-out it would only add to the load."""
+    """Whether a failed read is worth repeating: after a time-out it would only add to the load."""
     if isinstance(failure, HttpFailure):
         return failure.status in _WORTH_REPEATING
     if isinstance(failure, AccessRefused | TimedOut | TooLarge):

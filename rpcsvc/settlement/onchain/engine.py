@@ -138,8 +138,10 @@ class OnchainEngine:
         return Fees(self._adapters[payout].fee(chain), self._adapters[deposit].fee(chain))
 
     def holdings(self, network: str) -> Holdings:
-        """What the wallet on a network can pay. Raises errors.Unavailable while it is not known,
-        and while the operator's inventory is below its floor.
+        """The spendable balance on a network.
+
+        Raises errors.Unavailable while it is not known, and while the operator's inventory is below
+        its floor.
         """
         adapter = self._of(network)
         held = adapter.holdings(network)
@@ -169,7 +171,7 @@ class OnchainEngine:
             )
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
-        """What to call the network that a deposit of ``asset`` is made on."""
+        """The names of the network that takes a deposit of ``asset``."""
         return self._adapters[asset].names(chain)
 
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
@@ -185,24 +187,24 @@ class OnchainEngine:
         return together(await asyncio.gather(*(w.observe() for w in self._watches.values())))
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: each adapter moves its cursors."""
+        """Tell each adapter that these are committed, so that it moves its cursors."""
         looked = [
             adapter for asset, adapter in self._adapters.items() if self._watches[asset].has_looked
         ]
         await each_of(_acknowledge(adapter, sightings) for adapter in looked)
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        """The confirmations of a deposit now; 0 while it is in the pool or gone."""
         return await self._of(key.network).confirmations(key)
 
     def required_confirmations(self, network: str, units: int) -> int:
-        """How many confirmations make deposits of ``units`` in all final on this network."""
+        """The confirmations after which deposits of ``units`` in all are final on this network."""
         return self._of(network).required_confirmations(network, units)
 
     # --- transfers -----------------------------------------------------------------------------
 
     def transfers_per_payment(self, network: str) -> int:
-        """How many transfers one transaction of a network may carry out."""
+        """The most transfers that one transaction of a network may carry out."""
         return self._of(network).transfers_per_payment(network)
 
     async def prepare(

@@ -209,7 +209,7 @@ class PayoutGuard:
     async def _within_caps(
         self, transfers: Sequence[Transfer], *, after: Transfer
     ) -> list[Transfer]:
-        """Those that may go out together with ``after``; the others wait for their own turn."""
+        """The transfers that may go out together with ``after``; the others wait in the queue."""
         passed: list[Transfer] = []
         units = after.units
         for transfer in transfers:
@@ -221,7 +221,7 @@ class PayoutGuard:
         return passed
 
     async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
-        """What a transfer is over, if ``besides`` units are about to be signed away as well."""
+        """The cap that a transfer exceeds, if ``besides`` units are about to be signed as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 @dataclass(frozen=True, slots=True)
 class XmrHeld:
-    """What the wallet holds, in piconero. ``outputs`` counts all that could be listed, ``large``
+    """The wallet's balance, in piconero. ``outputs`` counts all that could be listed, ``large``
     those of the configured size; ``blocks_to_unlock`` until everything can be spent.
     """
 
@@ -37,7 +37,7 @@ class XmrHeld:
 
 @dataclass(frozen=True, slots=True)
 class MoneroFound:
-    """What the inspection of Monero found. A problem is None where all is well."""
+    """The result of the inspection of Monero. A problem is None where all is well."""
 
     height: int | None = None
     node_problem: str | None = None
@@ -58,7 +58,7 @@ class NetworkFound:
 
 
 class _Problem(Exception):
-    """What is wrong with the wallet, for the operator."""
+    """A problem of the wallet, for the operator."""
 
 
 # --- Monero ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checks a payout's receipt on the caller's own nodes; the service is not asked.
+"""Checks a payout's receipt on the caller's own nodes, without the service.
 
 Sources: monero-wallet-rpc check_tx_key and check_tx_proof; Ethereum JSON-RPC
 eth_getTransactionReceipt; ERC-20 Transfer.
@@ -33,7 +33,7 @@ class NotProven(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What the network shows: atomic ``units`` of the asset arrived at the address."""
+    """A payment that the network confirms: atomic ``units`` arrived at the address."""
 
     asset: Asset
     txid: str

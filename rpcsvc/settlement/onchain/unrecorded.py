@@ -2,7 +2,7 @@
 
 An unrecorded outgoing transaction means a database restored from an older copy, or a key in other
 hands: signing on would pay twice, or help a thief. Nothing is signed until the operator resumes
-payouts; what was acknowledged that way does not pause them again.
+payouts; transactions that are acknowledged that way do not pause them again.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class UnrecordedLedger(Protocol):
         ...
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
-        """Those of the wallet's Monero transactions that nobody knows of, in order.
+        """The unrecorded ones of the wallet's Monero transactions, in order.
 
-        That is: no payment of the service, neither annotated nor acknowledged.
+        They are no payment of the service, and neither annotated nor acknowledged.
         """
         ...
 

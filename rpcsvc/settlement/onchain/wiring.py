@@ -47,7 +47,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the engine is given besides its settings.
+    """The engine's dependencies besides its settings.
 
     ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
     ``unserved`` says what is wrong with orders of chains that have no node; None: nothing. Upkeep
@@ -85,7 +85,7 @@ class OnchainAuthorizations:
         return self._usdc.domain(order.terms.deposit_network)
 
     def fee(self, network: str) -> int:
-        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        """The gas of an authorization, in USDC units. Raises errors.Unavailable while not known."""
         return self._usdc.authorization_fee(network)
 
     async def require_usable(self, record: FundingRecord) -> None:
@@ -98,7 +98,7 @@ class OnchainAuthorizations:
         return await self._usdc.carry_out(record)
 
     def gas_share(self) -> float | None:
-        """What its gas took in 24 hours, as a share of the budget; None before it is read."""
+        """The share of the gas budget that 24 hours took; None before it is read."""
         return self._usdc.gas_budget.share()
 
 
@@ -156,7 +156,7 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
 
 
 def journal_options(settings: OnchainSettings, data_dir: Path) -> JournalOptions:
-    """Where the payment journal is kept. Raises SettingsError."""
+    """The locations of the payment journal. Raises SettingsError."""
     folder = data_dir / FOLDER
     if folder in settings.journal_places:
         raise SettingsError(
@@ -175,7 +175,7 @@ def journal_options(settings: OnchainSettings, data_dir: Path) -> JournalOptions
 
 
 def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
-    """Where the mnemonic is."""
+    """The path of the mnemonic."""
     return settings.key_file or data_dir / KEY_FILE
 
 
@@ -331,7 +331,7 @@ def caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
 
 
 def floors(settings: OnchainSettings) -> Mapping[Asset, int]:
-    """What the wallets should hold at least, by asset. Raises errors.InputError."""
+    """The least that the wallets should hold, by asset. Raises errors.InputError."""
     given = {XMR: settings.xmr_floor, USDC: settings.usdc_floor}
     return {
         asset: parse_amount(text, asset).units if text.strip("0.") else 0

@@ -57,7 +57,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class PayableNetworks:
-    """Where this service's users may be asked to pay.
+    """The networks and addresses at which this service's users may be asked to pay.
 
     ``monero``: mainnet only, unless the upstream is a sandbox. ``forbidden`` holds lower-case EVM
     addresses that no payer may be sent to, such as the token contracts.
@@ -264,7 +264,7 @@ class _Offered(Part):
 
 
 class Capabilities(ParsedAnswer):
-    """What another rpcsvc's capabilities say of its network and operations."""
+    """The network and operations of another rpcsvc, from its capabilities."""
 
     data: _Offered
 
@@ -329,7 +329,7 @@ class UpstreamOrder(ParsedAnswer):
 
     @property
     def status(self) -> OrderReading:
-        """What its word means here."""
+        """Our status for the upstream's."""
         return order_status(self.status_text)
 
 
@@ -369,7 +369,7 @@ class StatusAnswer(ParsedAnswer):
 
     @property
     def status(self) -> OrderReading:
-        """What its word means here."""
+        """Our status for the upstream's."""
         return order_status(self.status_text)
 
 
@@ -403,7 +403,7 @@ class BridgeRates(ParsedAnswer):
 
 
 class BridgeOrder(ParsedAnswer):
-    """What a bridge deposit or withdrawal answers (spec 2.4)."""
+    """The answer to a bridge deposit or withdrawal (spec 2.4)."""
 
     order_id: Identifier
     deposit_address: Text = Field(repr=False)
@@ -428,7 +428,7 @@ class BridgeOrderStatus(ParsedAnswer):
 
     @property
     def status(self) -> BridgeReading:
-        """What its word means here."""
+        """Our status for the upstream's."""
         return bridge_status(self.status_text)
 
 
@@ -527,7 +527,7 @@ def _spelled(location: tuple[int | str, ...]) -> str:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """What is wrong with a field, without its value."""
+    """A description of a faulty field, without its value."""
     match error["type"]:
         case "answer":
             return error["msg"]

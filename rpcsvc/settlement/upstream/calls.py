@@ -93,7 +93,7 @@ class Upstream:
 
     @property
     def times_ends(self) -> bool:
-        """Whether what is over has the time at which it was."""
+        """Whether an order that is over has the time at which it ended."""
         return self._dialect.times_ends
 
     @property
@@ -248,7 +248,7 @@ class Upstream:
         return read
 
     def service_error(self, error: UpstreamError) -> ServiceError:
-        """What a caller may see of a failed call (errors.py): Unavailable unless it can mend it.
+        """The error for a caller (errors.py): Unavailable unless the caller can mend it.
 
         UpstreamOutcomeUnknown gives Unavailable too. It must be on record for the operator by then.
         The reason is for the log alone.

@@ -40,7 +40,7 @@ from rpcsvc.settlement.upstream.transport import (
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where time, waiting and chance come from. ``random`` gives numbers in [0, 1)."""
+    """The sources of time, waiting and chance. ``random`` gives numbers in [0, 1)."""
 
     now_ms: Callable[[], int]
     sleep_ms: Callable[[int], Awaitable[None]]

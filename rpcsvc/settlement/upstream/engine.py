@@ -155,7 +155,7 @@ class UpstreamEngine:
         )
 
     def _refusal(self, chain: Chain, error: UpstreamError) -> ServiceError:
-        """What a caller may see; chains and tokens in it are those that can be swapped here."""
+        """The error for a caller, naming only chains and tokens that can be swapped here."""
         found = self._upstream.service_error(error)
         if isinstance(found, UnsupportedChain) and chain.name != PERPS:
             self.watch.ask_soon()
@@ -255,7 +255,7 @@ class UpstreamEngine:
 
     @property
     def is_gasless(self) -> bool:
-        """Whether it said last that its USDC orders can be paid by a signed authorization."""
+        """Whether the upstream last said that signed authorizations can pay its USDC orders."""
         return self._upstream.can_fund and self.watch.takes_signatures
 
     def contract(self, network: str) -> str:
@@ -263,9 +263,9 @@ class UpstreamEngine:
         return self.names(USDC, network).token or ""
 
     async def signing_domain(self, terms: Terms, due: int) -> Domain:
-        """What an authorization of ``due`` units to the order is signed for.
+        """The EIP-712 domain for an authorization of ``due`` units to the order.
 
-        Raises OrderNotFundable, also for an offer that is of something else than this order.
+        Raises OrderNotFundable, also when the upstream's offer is not for this order.
         """
         try:
             await self._upstream.fund_order(terms.upstream_id or "", None)
@@ -430,7 +430,7 @@ _TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
 
 
 def _whole_intervals(twap: answers.UpstreamTwap) -> Decimal:
-    """What is left of the time, rounded up: otherwise each poll would add a line of history."""
+    """The remaining time in whole intervals, so that not every poll adds a line of history."""
     interval, left = ceil(twap.interval_ms) or 1, ceil(twap.estimated_time_remaining_ms)
     return Decimal(interval * -(-left // interval))
 

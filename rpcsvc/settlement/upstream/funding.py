@@ -67,7 +67,7 @@ class FundingAnswer(ParsedAnswer):
 
     @property
     def carried(self) -> Carried:
-        """How far it came."""
+        """The outcome of the payment."""
         response = self.data.payment_response
         if response is None:
             return Carried(Outcome.PENDING)
@@ -80,7 +80,7 @@ def read_funding(answer: UpstreamAnswer) -> FundingAnswer:
 
 
 def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> Domain:
-    """What to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
+    """The EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
 
     Only an entry is taken that pays what is due to this order's own address, in its asset and on
     its network: whatever else the upstream asks for is passed on to nobody.

@@ -40,9 +40,9 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How urgent a call is; ``is_repeated``: a read that fails is made again at once.
+    """The urgency of a call. ``is_repeated``: a read that fails is repeated at once.
 
-    ``is_price``: it only asks what something costs.
+    ``is_price``: the call only asks for a price.
     """
 
     urgency: Urgency = Urgency.ROUTINE
@@ -155,7 +155,7 @@ class Budget:
             del self._waiting[place]
 
     def free(self) -> int:
-        """How many calls could be made now, calls of ROUTINE urgency not counted."""
+        """The number of calls that could be made now, apart from those of ROUTINE urgency."""
         if self._pause_left() > 0:
             return 0
         self._forget()
@@ -171,7 +171,7 @@ class Budget:
         return max(self._pause_left(), self._until_free(rank + kept))
 
     def _until_free(self, nth: int) -> int:
-        """How long until ``nth`` other slots, and then one more, are free."""
+        """The time (ms) until ``nth`` other slots, and then one more, are free."""
         self._forget()
         busy = self._running + len(self._ended_at)
         to_end = nth + 1 - (self._limit - busy)
@@ -218,7 +218,7 @@ def shared(per_window: int, *, now: NowMs, sleep: SleepMs) -> tuple[Budget, Budg
 
 
 class BreakerState(StrEnum):
-    """What the breaker does with the next call."""
+    """Whether the breaker lets the next call through; HALF_OPEN: as a probe."""
 
     CLOSED = "closed"
     OPEN = "open"

@@ -161,7 +161,7 @@ class UpstreamAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """What came over HTTP, unjudged."""
+    """An HTTP response, not judged yet."""
 
     status: int
     content_type: str
@@ -350,7 +350,7 @@ async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientRes
 
 
 def _what(error: BaseException) -> str:
-    """What went wrong with a connection, without addresses of ours or theirs."""
+    """A description of a connection failure, without addresses of ours or theirs."""
     if isinstance(error, _Lost):
         return str(error)
     number = getattr(error, "errno", None)

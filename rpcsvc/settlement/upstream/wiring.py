@@ -259,7 +259,7 @@ def dialect_of(settings: UpstreamSettings) -> Dialect:
 
 
 def client_options(settings: UpstreamSettings) -> ClientOptions:
-    """Where it is and how it is called, checked. Raises SettingsError."""
+    """The client's options, checked. Raises SettingsError."""
     if not settings.url:
         raise SettingsError(["upstream.url: received nothing; engine upstream needs an address"])
     key = settings.api_key

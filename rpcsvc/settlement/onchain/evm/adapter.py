@@ -156,12 +156,12 @@ class EvmNetworkAdapter:
             )
 
     def fee(self) -> int:
-        """What a transfer costs, in USDC units, rounded up. Raises Unavailable if none is sent."""
+        """The gas of a transfer in USDC units, rounded up. Raises Unavailable if none is sent."""
         self._require_sending()
         return self._in_usdc(self.payments.gas_fee())
 
     def authorization_fee(self) -> int:
-        """What carrying out a signed authorization costs, in the same way."""
+        """The gas of a signed authorization in USDC units, rounded up. Raises Unavailable."""
         self._require_sending()
         return self._in_usdc(self.payments.authorization_gas_fee())
 
@@ -247,7 +247,7 @@ class EvmNetworkAdapter:
         return found + self.payments.conditions() + self.authorizations.conditions()
 
     def notes(self) -> list[str]:
-        """What the operator should see to; no order has to wait for it."""
+        """Notes for the operator that delay no order."""
         return self.sweeps.conditions()
 
 
@@ -320,17 +320,17 @@ class EvmAdapter:
         return self._addresses.take()
 
     def fee(self, chain: str) -> int:
-        """What a transfer costs, in USDC units. Raises errors.Unavailable while not known."""
+        """The gas of a transfer, in USDC units. Raises errors.Unavailable while not known."""
         adapter = self._by_network[chain]
         adapter.require_up()
         return adapter.fee()
 
     def authorization_fee(self, network: str) -> int:
-        """What the gas of a signed authorization costs, in USDC units. Raises as ``fee`` does."""
+        """The gas of a signed authorization, in USDC units. Raises errors.Unavailable."""
         return self._of(network).authorization_fee()
 
     def holdings(self, network: str) -> Holdings:
-        """What the hot wallet can pay. Raises errors.Unavailable while it is not known."""
+        """The hot wallet's USDC on a network. Raises errors.Unavailable while it is not known."""
         adapter = self._by_network[network]
         adapter.require_up()
         hot = adapter.payments.hot()
@@ -339,11 +339,11 @@ class EvmAdapter:
         return Holdings(hot.usdc, 0, 0)
 
     async def accepts(self, network: str, address: str) -> bool:
-        """Whether the token pays the address: not while it is on the token's blacklist."""
+        """False while the address is on the token's blacklist."""
         return not await self._by_network[network].blacklist.has(address)
 
     def total(self) -> int:
-        """What the hot wallet holds on all networks. Raises errors.Unavailable before a refresh."""
+        """The hot wallet's USDC on all networks. Raises errors.Unavailable before a refresh."""
         found = [adapter.payments.hot() for adapter in self._by_network.values()]
         if all(hot is None for hot in found):
             raise Unavailable("What the hot wallet holds is not known yet.")
@@ -354,7 +354,7 @@ class EvmAdapter:
         return self._by_network[network].payments.hot()
 
     def states(self) -> Mapping[str, NetworkState]:
-        """What the last look found, by network."""
+        """The state of each network at the last refresh."""
         return {
             name: NetworkState(
                 adapter.connection.block_age(),
@@ -376,12 +376,12 @@ class EvmAdapter:
         return NetworkNames(known.name, known.chain_id, known.usdc_contract)
 
     def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """How long a deposit takes to be confirmed, typically."""
+        """The typical time, in seconds, until a deposit is confirmed."""
         network = self._by_network[chain].network
         return math.ceil(_depth(network) * network.block_seconds)
 
     def block_seconds(self, chain: str) -> int:
-        """How long a block takes, typically, rounded up."""
+        """The typical time between blocks, in seconds, rounded up."""
         return max(1, round(self._by_network[chain].network.block_seconds))
 
     # --- deposits ------------------------------------------------------------------------------
@@ -395,11 +395,11 @@ class EvmAdapter:
         await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep a deposit was at the last scan; 0 when it is gone."""
+        """The confirmations of a deposit at the last scan; 0 when it is gone."""
         return await self._by_network[key.network].deposits.confirmations(key)
 
     def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """How many confirmations a deposit needs."""
+        """The confirmations that a deposit needs."""
         return _depth(self._by_network[network].network)
 
     # --- payouts -------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class EvmAdapter:
     # --- signed authorizations -------------------------------------------------------------------
 
     def domain(self, network: str) -> Domain:
-        """What authorizations are signed for on a network. Raises errors.Unavailable."""
+        """The EIP-712 domain of a network's token. Raises errors.Unavailable."""
         return self._of(network).authorizations.domain
 
     async def require_usable(self, record: FundingRecord) -> None:

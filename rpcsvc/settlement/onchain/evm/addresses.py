@@ -38,12 +38,12 @@ class EvmAddressPool:
 
     @property
     def left(self) -> int:
-        """How many addresses are made and not handed out."""
+        """The number of addresses that are made and not handed out."""
         return len(self._free)
 
     @property
     def ready(self) -> int:
-        """How many can be handed out at once: all that are made."""
+        """The number of addresses that can be handed out at once: all that are made."""
         return len(self._free)
 
     def take(self) -> str:
@@ -101,8 +101,9 @@ class EvmAddressPool:
             self._add(given_back)
 
     async def _know_all(self, reserved_to: int) -> None:
-        """Record what was handed out after the copy that the database is, if it is one: what comes
-        to those addresses has to be seen.
+        """Record addresses that were handed out after a restored copy of the database was made.
+
+        Otherwise deposits to them would not be seen.
         """
         if missing := await self._ledger.unknown_addresses(reserved_to):
             log.warning("evm_addresses_recorded", addresses=len(missing))

@@ -97,7 +97,7 @@ class EvmAdoption:
         return receipt
 
     def _events(self, receipt: Receipt) -> list[usdc.TransferEvent]:
-        """What the token moved from the hot wallet."""
+        """The Transfer events that moved USDC from the hot wallet."""
         token, found = self._network.token.lower(), []
         for log in receipt.logs:
             if log.address.lower() == token and log.topics[:1] == (usdc.TRANSFER_TOPIC,):

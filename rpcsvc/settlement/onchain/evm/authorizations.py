@@ -95,7 +95,7 @@ class GasBudget:
         self._held = {False: 0, True: 0}  # by whether the order bears it
 
     async def refresh(self) -> int:
-        """What was given away in the last 24 hours, or may be. Raises errors.Unavailable."""
+        """The gas given away in 24 hours, pending payments included. Raises errors.Unavailable."""
         return (await self._read()).given
 
     async def _read(self) -> _Spent:
@@ -143,7 +143,7 @@ class GasBudget:
             self._held[is_paid] -= needed
 
     def share(self) -> float | None:
-        """What is spent, as a share of the budget; None before ``refresh``."""
+        """The spent share of the budget; None before ``refresh``."""
         return None if self.spent is None else self.spent / self._units
 
     def problem(self) -> str | None:
@@ -292,7 +292,7 @@ class EvmAuthorizations:
         return usdc.read_bool(await self._connection.client.call(call, at.number))
 
     async def _ran_out(self, record: FundingRecord, top: Block) -> bool:
-        """Whether it is too late to use it, in a block as deep as a failed payment has to be."""
+        """Whether its window has closed in a block as deep as a failed payment has to be."""
         end = record.signed.authorization.valid_before
         number = top.number - self._network.failed_after + 1
         if top.timestamp < end or number < 0:
@@ -301,7 +301,7 @@ class EvmAuthorizations:
         return block is not None and block.timestamp >= end
 
     async def _use(self, record: FundingRecord, top: Block) -> _Use | None:
-        """What used the nonce; None when the node shows no event of it in the time looked at."""
+        """The use of the nonce; None when the node shows none since an hour before the record."""
         key = record.key
         words = (usdc.address_word(key.payer), bytes.fromhex(key.nonce))
         first = await self._block_at(record.created_at // 1_000 - _LOOK_BACK_SECONDS, top)
@@ -380,14 +380,14 @@ class EvmAuthorizations:
         return PaymentOrder(name, Purpose.AUTHORIZATION, given.to, given.units, token, data, gas)
 
     async def _cost(self, order: PaymentOrder) -> CallCost:
-        """What it may cost. Raises Unavailable where nothing is sent now."""
+        """The most that the call may cost. Raises Unavailable where nothing can be sent now."""
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
         return await self._payments.cost(order)
 
 
 def payment_id(record: FundingRecord) -> str:
-    """What the payment of an authorization is known by: the same for the same authorization."""
+    """The id of an authorization's payment: the same for the same authorization."""
     digest = usdc.keccak256("/".join(record.key).encode())
     return f"authorization-{record.order_id}-{digest[:_NAMED_BYTES].hex()}"
 

@@ -74,7 +74,7 @@ class EvmNetwork:
 
 @dataclass(frozen=True, slots=True)
 class EvmOptions:
-    """What holds for all chains. Addresses are the same on each.
+    """Options that all chains share. Addresses are the same on each.
 
     ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left.
     ``authorization_gas``: USDC units that gas for signed authorizations may cost in 24 hours.
@@ -90,7 +90,7 @@ class EvmOptions:
 
 
 class Conditions:
-    """What the operator should know, in words; said in the log when it is new."""
+    """Conditions that the operator should know, in words; a new one is logged."""
 
     def __init__(self, network: str) -> None:
         self._network = network
@@ -106,7 +106,7 @@ class Conditions:
         self._texts[key] = text
 
     def texts(self) -> list[str]:
-        """All that hold."""
+        """The texts of all present conditions."""
         return list(self._texts.values())
 
 
@@ -144,7 +144,7 @@ class EvmConnection:
 
     @property
     def failures(self) -> int:
-        """How often a call failed: another number, and the node may be another one."""
+        """The number of failed calls: once it has changed, the node may be another one."""
         return self._failures
 
     @contextmanager
@@ -191,7 +191,7 @@ class EvmConnection:
         return self._stall_detector.height
 
     def stall(self) -> str | None:
-        """That the chain does not go on, for the operator."""
+        """A message for the operator when the chain has stalled; else None."""
         return self._stall_detector.problem(f"the node of {self.network.name}")
 
     async def has(self, point: BlockPoint) -> bool:

@@ -80,7 +80,10 @@ class ScanPass:
         return self.blocks[number]
 
     async def still_has(self, item: EvmDeposit) -> bool:
-        """Whether a deposit's block is on the chain. One that the node can't tell of unsettles."""
+        """Whether a deposit's block is on the chain.
+
+        Clears ``settled`` when the node does not know a block of that number.
+        """
         if item.block_number is None:
             return False
         block = await self.block(item.block_number)
@@ -157,7 +160,7 @@ class EvmDepositScanner:
             self.scanned_height = move.to.number
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep the deposit was at the last scan, its own block included; 0 when it is gone.
+        """The deposit's confirmations at the last scan, its own block included; 0 when it is gone.
 
         A scan that is under way counts once the removals that it found are on record.
         """
@@ -299,7 +302,7 @@ class EvmDepositScanner:
     # --- states --------------------------------------------------------------------------------
 
     async def _rise(self, scanned: ScanPass, head: Block) -> None:
-        """How high the chain is, and how high its finalized part."""
+        """Note the height of the chain, and of its finalized part where that decides."""
         self._height = head.number
         if self._network.confirmations is None and scanned.deposits:
             finalized = await self._client.block(Tag.FINALIZED)
@@ -316,7 +319,7 @@ class EvmDepositScanner:
         return self._height - number + 1 >= self._network.confirmations
 
     async def _state(self, item: EvmDeposit, scanned: ScanPass) -> DepositState:
-        """What the chain says of a deposit, as far as this pass got."""
+        """The state of a deposit by the chain, as far as this pass has read it."""
         if item.block_number is None:
             return DepositState.REMOVED
         before = scanned.stored.get(item.key, item)
@@ -352,7 +355,7 @@ class EvmDepositScanner:
         return self._height - item.block_number < self._network.tracked_blocks
 
     async def _plan_move(self, scanned: ScanPass) -> None:
-        """Where the cursor goes once all that was found is committed."""
+        """The position of the cursor once all sightings of this pass are committed."""
         to = scanned.fork
         if scanned.reached > to.number:
             block = await scanned.block(scanned.reached)

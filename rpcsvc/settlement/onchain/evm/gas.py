@@ -57,24 +57,24 @@ def with_margin(gas: int) -> int:
 
 
 def with_l1_margin(fee: int) -> int:
-    """What an OP-stack chain may take for L1, from its estimate: as for gas, and it may double."""
+    """The L1 fee of an OP-stack chain with a margin, from its estimate, which may double."""
     return with_margin(2 * fee)
 
 
 def price_of(moment: FeeData) -> GasPrice:
-    """What is offered when nothing bounds it: the base fee may double before it is mined."""
+    """The price offered without a bound: the base fee may double before it is mined."""
     return GasPrice(2 * moment.base_fee + moment.tip, moment.tip)
 
 
 def first_price(moment: FeeData, gas: int, highest_cost: int) -> GasPrice | None:
-    """What a new transaction offers; None when the moment's price costs more than the bound."""
+    """The price of a new transaction; None when the present price costs more than the bound."""
     return _bounded(moment, GasPrice(1, 0), gas, highest_cost)
 
 
 def raised_price(
     old: GasPrice, moment: FeeData, percent: int, gas: int, highest_cost: int
 ) -> GasPrice | None:
-    """What a replacement offers: both fees raised by ``percent`` and at least the moment's.
+    """The price of a replacement: both fees raised by ``percent`` and at least the present ones.
 
     When that costs more than the bound, the bound itself, if nodes would still take that for a
     rise; else None. Nodes refuse a replacement unless both rise, by 10 percent usually.
@@ -168,7 +168,7 @@ _MUCH: Final = 2**40 - 1
 
 @dataclass(frozen=True, slots=True)
 class HotBalances:
-    """What the hot wallet held at a block: wei and USDC units."""
+    """The hot wallet's balances at a block: wei and USDC units."""
 
     ether: int
     usdc: int
@@ -201,7 +201,7 @@ class EvmGas:
         return with_margin(await self._connection.client.estimate_gas(call))
 
     async def first_price(self, order: PaymentOrder) -> GasPrice:
-        """What a new transaction offers. Raises Unavailable when it would cost too much."""
+        """The price of a new transaction. Raises Unavailable when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(order)
         moment = await self._connection.client.fees()
         price = first_price(moment, order.gas, left)
@@ -217,7 +217,7 @@ class EvmGas:
         return await self._l1.of(order)
 
     async def raised_price(self, payment: EvmPayment) -> GasPrice | None:
-        """What a payment's replacement offers; None when it would cost too much."""
+        """The price of a payment's replacement; None when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(payment.order)
         return raised_price(
             _price(payment), await self._connection.client.fees(), self._network.bump_percent,

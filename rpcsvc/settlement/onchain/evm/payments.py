@@ -73,8 +73,9 @@ class Blacklist:
         self._has_none = False  # the token has no such function
 
     async def has(self, address: str) -> bool:
-        """Whether the address is on it; False, with a line in the log, when the node does not
-        answer in time.
+        """Whether the address is on the blacklist.
+
+        False, with a line in the log, when the node does not answer in time.
         """
         if self._has_none:
             return False
@@ -400,8 +401,9 @@ class EvmPayments:
         )
 
     async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
-        """What waits to be mined counts as spent; all but payouts and refunds leave the reserve to
-        them.
+        """Raise Unavailable unless the hot wallet has the ether for a payment.
+
+        Payments that wait to be mined count as spent. Only payouts and refunds may use the reserve.
         """
         needed = await self._gas.needed(order, price, await self._publisher.unmined())
         if order.purpose is not Purpose.TRANSFER or is_withdrawal(order.payment_id):
@@ -433,7 +435,7 @@ class EvmPayments:
             return await self._publisher.advance(payment.payment_id)
 
     async def cost(self, order: PaymentOrder) -> CallCost:
-        """What a call may cost now. Raises Unavailable: gas is too dear, or ether is lacking."""
+        """The most that a call may cost. Raises Unavailable: gas too dear, or ether lacking."""
         price = await self._gas.first_price(order)
         await self._require_ether(order, price)
         return CallCost(order.gas * price.max_fee, await self._gas.l1_fee(order))
@@ -448,7 +450,7 @@ class EvmPayments:
     # --- look up -------------------------------------------------------------------------------
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of a transfer's payment."""
+        """The outcome of a transfer's payment on the network."""
         return await self._publisher.verdict(await self._known(transfer))
 
     async def _known(self, transfer: Transfer) -> EvmPayment:
@@ -492,7 +494,7 @@ class EvmPayments:
         return f"{which} is signed and not mined for long, since {iso8601(late[0].prepared_at)}"
 
     async def payouts_first(self) -> bool:
-        """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
+        """Whether sweeps have to wait for a payout that is not yet signed, published or mined."""
         return self._payouts_waiting > 0 or any(map(_is_payout, await self._publisher.unmined()))
 
     async def reconcile(self) -> None:

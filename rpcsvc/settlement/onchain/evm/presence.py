@@ -39,13 +39,13 @@ class Spender:
     block: BlockPoint
 
     def is_attempt_of(self, payment: EvmPayment) -> bool:
-        """Whether it is one that is on record."""
+        """Whether it is a recorded attempt of the payment."""
         return self.made.txid in {attempt.txid for attempt in payment.attempts}
 
     def calls_as(self, payment: EvmPayment) -> bool:
-        """Whether it does what a payout was to do: its fee was raised, and that is not on record.
+        """Whether it makes the same call as a payout: a replacement that is not on record.
 
-        So it is in a database that was put back from an older copy.
+        A database that was restored from an older copy lacks replacements made since.
         """
         order, to = payment.order, self.made.to or ""
         same = (to.lower(), self.made.data) == (order.contract.lower(), order.data)
@@ -156,7 +156,7 @@ class EvmPresence:
         self._spent = SpentNonces(connection)
 
     async def judge(self, payment: EvmPayment) -> Judgement:
-        """What the network says of a payment now."""
+        """The state of a payment on the network now."""
         judged = await self._judge(payment)
         if judged.payment.conflict is None or judged.verdict.outcome is Outcome.FAILED:
             self._spent.forget(payment.payment_id)

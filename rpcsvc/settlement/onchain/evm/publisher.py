@@ -374,6 +374,6 @@ def _has_no_event(payment: EvmPayment) -> bool:
 
 
 def _is_waiting(payment: EvmPayment) -> bool:
-    """Whether it is published, and neither it nor another has been mined for its nonce."""
+    """Whether it is published, and no transaction with its nonce has been mined."""
     is_published = payment.state is PaymentState.PUBLISHED
     return is_published and payment.inclusion is None and payment.conflict is None

@@ -56,7 +56,7 @@ _RECEIPT = "eth_getTransactionReceipt"
 
 
 class Paid(NamedTuple):
-    """What one event paid to one of our addresses, in USDC units."""
+    """The payment of one event to one of our addresses, in USDC units."""
 
     address_index: int
     address: str
@@ -84,7 +84,7 @@ class EventReader:
         return [item for item, _ in await self._payments(logs, _LOGS)]
 
     async def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
-        """What a transaction pays to us, by the place of the event within it.
+        """The payments of a transaction to us, by the position of the event within it.
 
         Raises BadAnswer; ChainUnusable when the address pool was not loaded.
         """
@@ -108,10 +108,10 @@ class EventReader:
         return item.address == self._network.token and item.topics[:1] == (TRANSFER_TOPIC,)
 
     async def _payments(self, logs: Iterable[Log], method: str) -> list[tuple[Log, Paid]]:
-        """Those Transfer events that are deposits, with what each paid.
+        """The Transfer events that are deposits, each with its payment.
 
-        The service's own transfers are none, nor is one of nothing: anyone may send as many of
-        those as they like.
+        Leaves out the service's own transfers, and transfers of 0 units, which anyone may send in
+        any number.
         """
         events = [(item, self._event(item, method)) for item in logs]
         if not events:
@@ -399,7 +399,7 @@ def _target(item: JsonObject) -> str | None:
 
 
 def _is_mined(block: PendingBlock, head: Block) -> bool:
-    """Whether it is a block that the node has already, as of a network without a pool to see."""
+    """Whether the "pending" block is mined already, as on a network that shows no pool."""
     try:
         return read_quantity(block.number) <= head.number
     except ValueError:

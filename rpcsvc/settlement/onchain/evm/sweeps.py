@@ -82,7 +82,7 @@ class EvmSweeps:
         self.counts: Counter[str] = Counter()
 
     def conditions(self) -> list[str]:
-        """What keeps deposits from being swept, in words for the operator."""
+        """The obstacles to sweeping deposits, in words for the operator."""
         return self._conditions.texts()
 
     async def maintain(self) -> None:
@@ -285,7 +285,7 @@ class EvmSweeps:
         return True
 
     async def _taken(self, sweep: Sweep, at: int) -> int:
-        """What a sweep took whose payment is settled."""
+        """The units that a sweep took, given that its payment is settled."""
         if sweep.method is SweepMethod.PERMIT:
             return 0
         if sweep.authorization is None:
@@ -294,7 +294,7 @@ class EvmSweeps:
         return sweep.units if is_used else 0
 
     async def _taken_anyway(self, sweep: Sweep, at: int) -> int:
-        """What left the address though the payment failed: the same keys may be used elsewhere."""
+        """The units that left the address although the payment failed: keys were used elsewhere."""
         if sweep.authorization is not None:
             nonce = bytes.fromhex(sweep.authorization)
             if not await self._is_used(sweep.address, nonce, at):
@@ -314,7 +314,7 @@ class EvmSweeps:
         self._conditions.set(address, None)
 
     def _forget_all_but(self, unswept: set[str]) -> None:
-        """What was noted of addresses that have nothing to sweep any more."""
+        """Drop the conditions of addresses that have nothing to sweep any more."""
         for address in set(self._not_before) - unswept:
             self._forget(address)
 

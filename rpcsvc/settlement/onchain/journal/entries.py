@@ -125,7 +125,7 @@ def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[
 
 
 def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
-    """What only one payment can have: a transfer, an output, a nonce."""
+    """The resources that only one payment can claim: a transfer, an output, a nonce."""
     if isinstance(entry, MoneroEntry):
         payment = entry.payment
         if (payment.payment_id, payment.txid) in void:

@@ -44,13 +44,13 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """What it records."""
+        """The kind of entry that it records."""
         return str(self.body["kind"])
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the bytes of a journal hold, up to the first line that can't be right.
+    """The lines of a journal, up to the first one that fails its check.
 
     ``problem`` says what is wrong there; None when nothing is. ``torn`` counts bytes of unfinished
     lines: a writer was killed there, and nobody relied on them. ``size`` is where the last line of
@@ -188,7 +188,7 @@ def segments(place: Path) -> list[Path]:
 
 
 def segment_name(first_line: int) -> str:
-    """What the file is called that begins with a line."""
+    """The name of the file that begins with a line."""
     return f"{_PREFIX}{first_line:010}{_SUFFIX}"
 
 
@@ -260,7 +260,7 @@ class PlaceWriter:
 
 
 def _require_in_place(path: Path, fd: int) -> None:
-    """Whoever removes the file or mounts over it takes the journal away. Raises JournalDamaged."""
+    """Raise JournalDamaged when the file was removed, or something was mounted over it."""
     if path.stat().st_ino != os.fstat(fd).st_ino:
         raise JournalDamaged(f"{path} was replaced")
 

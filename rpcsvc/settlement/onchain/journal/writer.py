@@ -57,7 +57,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """Where the journal is kept. ``places``: further folders. ``command``: takes a line on stdin.
+    """Locations of the journal. ``places``: further folders. ``command``: takes a line on stdin.
 
     With either, one of them must take each line beside ``folder``.
     """
@@ -320,7 +320,7 @@ def _unavailable() -> Unavailable:
 
 
 def _end_of(place: Path, since: int) -> JournalPosition:
-    """Where a place ends; at the start when it can't be read."""
+    """The end of a place; its start when it can't be read."""
     try:
         return read_place(place, since).end
     except OSError:
@@ -328,7 +328,7 @@ def _end_of(place: Path, since: int) -> JournalPosition:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Whoever began it may have been cancelled: its failure is his no more."""
+    """Log a failure that the task's starter, perhaps cancelled, may never await."""
     if not task.cancelled() and (failure := task.exception()) is not None:
         log.info("journal_line_not_committed", reason=str(failure))
 

@@ -124,11 +124,11 @@ class MoneroAdapter:
         return self._addresses.take()
 
     def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """What a payment costs, in piconero. Raises errors.Unavailable before it is known."""
+        """The fee of a payment, in piconero. Raises errors.Unavailable before it is known."""
         return self._inventory.fee()
 
     def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
-        """What can be paid. Raises errors.Unavailable before it is known."""
+        """The spendable balance. Raises errors.Unavailable before it is known."""
         held = self._inventory.available
         spendable = held.max_now + self._inventory.fee() if held.max_now else 0
         return Holdings(spendable, held.locked, held.seconds_to_unlock)
@@ -138,16 +138,16 @@ class MoneroAdapter:
         return True
 
     def total(self) -> int:
-        """All that the wallet holds. Raises errors.Unavailable before the first refresh."""
+        """The whole balance, locked or not. Raises errors.Unavailable before the first refresh."""
         held = self._inventory.available
         return held.unlocked + held.locked
 
     def available(self) -> Available:
-        """What could be paid at the last refresh, open orders not counted."""
+        """The spendable balance at the last refresh; reservations are not deducted."""
         return self._inventory.available
 
     def states(self) -> Mapping[str, NetworkState]:
-        """What the last look found."""
+        """The state of the network at the last refresh."""
         found = self._connection
         is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
         return {
@@ -166,7 +166,7 @@ class MoneroAdapter:
         return NetworkNames(_NAMES[nettype], 0, None)
 
     def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - XMR is on one network
-        """How long a deposit of so many units takes to be confirmed, typically."""
+        """The typical time, in seconds, until a deposit of ``units`` is confirmed."""
         return self._options.required_confirmations(units) * _BLOCK_SECONDS
 
     def block_seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
@@ -191,11 +191,11 @@ class MoneroAdapter:
         await self._deposits.acknowledge(sightings)
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep a deposit was at the last scan; 0 in the pool or gone."""
+        """The confirmations of a deposit at the last scan; 0 in the pool or gone."""
         return await self._deposits.confirmations(key)
 
     def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - one network
-        """How many confirmations deposits of ``units`` piconero to one address need."""
+        """The confirmations that deposits of ``units`` piconero to one address need."""
         return self._options.required_confirmations(units)
 
     # --- payouts -------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class MoneroAdapter:
         return info
 
     async def health(self) -> Health:
-        """Whether XMR can be settled, and if not, what is wrong: what the rest may come from."""
+        """Whether XMR can be settled. Of several problems it names the one that causes others."""
         lag, pool, held = self._connection.lag, self._addresses, self._inventory
         checks = (
             self._connection.problem,

@@ -59,12 +59,12 @@ class AddressPool:
 
     @property
     def left(self) -> int:
-        """How many addresses are made and not handed out."""
+        """The number of addresses that are made and not handed out."""
         return len(self._pooled) + len(self._free)
 
     @property
     def ready(self) -> int:
-        """How many can be handed out at once."""
+        """The number of addresses that can be handed out at once."""
         return len(self._free)
 
     def require_scanned(self) -> None:
@@ -187,7 +187,7 @@ class AddressPool:
         await self._ledger.note_rescanned()
 
     async def _missing(self, highest: Subaddress) -> int:
-        """How many addresses the wallet lacks below the newest recorded one."""
+        """The number of addresses that the wallet lacks below the newest recorded one."""
         low, high = 0, highest.index.minor
         if await self._has(high):
             return 0
@@ -262,7 +262,7 @@ class AddressPool:
 
 
 def _note_end(rescan: asyncio.Task[None]) -> None:
-    """Whoever began it may have stopped waiting."""
+    """Log the end of a rescan: its starter may have stopped waiting for it."""
     if rescan.cancelled():
         return
     failure = rescan.exception()

@@ -101,7 +101,7 @@ class MoneroConnection:
         return self._stall_detector.problem("the Monero node")
 
     async def check_wallet(self) -> None:
-        """Whether this is the wallet of the first start. Raises RpcFailure and ChainUnusable."""
+        """Raise ChainUnusable unless this is the wallet of the first start. Raises RpcFailure."""
         await self._open()
         address = await self.wallet.primary_address()
         check = await self.wallet.validate(address)

@@ -50,7 +50,7 @@ _Mined = tuple[str, int, int | None]
 
 
 class Proof(Enum):
-    """What the wallet says of a mined deposit.
+    """The wallet's evidence for a mined deposit.
 
     VOID: it has not received all that the pool showed. LISTED: it has. COVERED: and it has outputs
     for it, besides those of what was confirmed before. MISSING: it does not list it, or has none.
@@ -173,10 +173,10 @@ class DepositProofs:
             proofs[key_of(item)] = Proof.COVERED if covered else Proof.MISSING
 
     async def _held(self, minors: Sequence[int]) -> dict[int, int]:
-        """What the wallet ever had at these addresses, spent or not, each key image once.
+        """Units that the wallet ever received at these addresses, spent or not, by address.
 
-        Nothing where that is more than can be listed: whoever sends so many outputs to one address
-        keeps its own order waiting, and no other.
+        Each key image counts once. An address with more outputs than can be listed counts as 0:
+        whoever sends so many keeps only their own order waiting.
         """
         try:
             outputs = await self._connection.wallet.outputs(OutputFilter.ALL, minors)
@@ -191,7 +191,7 @@ class DepositProofs:
         return held
 
     async def _credited(self, minor: int, besides: Set[Key]) -> int:
-        """What is confirmed at an address, besides these."""
+        """The confirmed units at an address, without the deposits in ``besides``."""
         confirmed = filter(was_confirmed, await self._ledger.deposits_to(minor))
         return sum(item.units for item in confirmed if key_of(item) not in besides)
 
@@ -218,7 +218,7 @@ class DepositProofs:
 
 
 def key_of(item: DepositRecord) -> Key:
-    """What a deposit is on record under."""
+    """The key under which a deposit is recorded."""
     return item.txid, item.minor
 
 
@@ -338,7 +338,7 @@ class DepositScanner:
             self.scanned_height = reached.height
 
     async def confirmations(self, key: DepositKey) -> int:
-        """How deep the deposit was at the last scan; 0 in the pool or gone."""
+        """The deposit's confirmations at the last scan; 0 in the pool or gone."""
         height = self._height  # read first: a deposit that is newer is never deeper
         found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None:
@@ -370,7 +370,7 @@ class DepositScanner:
     async def _records(
         self, watched: Sequence[DepositRecord], listed: Sequence[WalletTransfer]
     ) -> list[DepositRecord]:
-        """Those watched already, and those that the wallet has found."""
+        """The deposits that are watched already, and those that the wallet has found since."""
         records = {key_of(item): item for item in watched}
         now = self._clock.now_ms()
         for item in listed:
@@ -387,9 +387,10 @@ class DepositScanner:
         return await self._ledger.deposit(item.txid, item.minor) is not None
 
     async def _may_be_confirmed(self, item: DepositRecord, view: ChainView) -> bool:
-        """Whether the order layer may have it as confirmed, and the wallet can't be asked now.
+        """Whether the order layer may have it as confirmed while the wallet can't be asked.
 
-        It was shown, and nobody lived to acknowledge it. To show it as seen could take it back.
+        It was shown before a crash and never acknowledged. Showing it as seen could undo a
+        confirmation.
         """
         unasked = not view.agreed and view.height(item) is not None
         return unasked and item.acknowledged is None and await self._is_on_record(item)
@@ -439,7 +440,7 @@ class DepositScanner:
         ]
 
     def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: ChainView) -> bool:
-        """Whether it is as deep as what its address received in all asks for, and not locked."""
+        """Whether it has the confirmations that its address's total requires, and is not locked."""
         found = view.chain.get(item.txid)
         if found is None or found.height is None:
             return False
@@ -492,7 +493,7 @@ class DepositScanner:
 def _state(
     item: DepositRecord, found: NodeTransaction | None, proof: Proof | None, deep: bool
 ) -> DepositState:
-    """What node and wallet say of a deposit together."""
+    """The state of a deposit by node and wallet together."""
     if found is None or (found.height is None and found.double_spend_seen):
         return DepositState.REMOVED
     if found.height is None:

@@ -45,7 +45,7 @@ _LOOK_AGAIN_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What the wallet holds at a height. ``max_now`` can be paid now, after the fee.
+    """The wallet's balance at a height. ``max_now`` can be paid now, after the fee.
 
     ``locked`` units unlock within ``seconds_to_unlock``; ``outputs`` counts the unlocked ones,
     of the wallet's own address alone where there are too many to list.
@@ -89,17 +89,17 @@ class MoneroInventory:
 
     @property
     def available(self) -> Available:
-        """What could be paid at the last refresh. Raises errors.Unavailable before the first."""
+        """The balance at the last refresh. Raises errors.Unavailable before the first."""
         if self._available is None:
             raise Unavailable("What the XMR wallet holds is not known yet. Try again in a moment.")
         return self._available
 
     def outputs(self) -> int | None:
-        """How many outputs can be spent; None before the first refresh."""
+        """The number of spendable outputs; None before the first refresh."""
         return None if self._available is None else self._available.outputs
 
     def fee(self) -> int:
-        """What a payment costs, with a margin. Raises errors.Unavailable before it is known."""
+        """The fee of a payment, with a margin. Raises errors.Unavailable before it is known."""
         return self._fee_of(self._options.typical_weight)
 
     def _fee_of(self, weight: int) -> int:

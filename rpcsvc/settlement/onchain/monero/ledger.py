@@ -29,7 +29,7 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MoneroOptions:
-    """How the XMR adapter works. Raises ValueError for values that can't be meant.
+    """Options of the XMR adapter. Raises ValueError for impossible values.
 
     ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest). ``wallet_file`` is opened when
     the wallet daemon has none open; without it, that is a reported condition. ``thresholds`` rise;
@@ -84,16 +84,16 @@ class MoneroOptions:
 
     @property
     def address_nettype(self) -> str:
-        """What the wallet calls addresses of this network: regtest uses those of mainnet."""
+        """The wallet's name for the address type of this network: regtest uses mainnet's."""
         return "mainnet" if self.nettype == "fakechain" else self.nettype
 
     def required_confirmations(self, units: int) -> int:
-        """How deep a deposit of so many units must be."""
+        """The confirmations that a deposit of ``units`` needs."""
         return max(item.confirmations for item in self.thresholds if item.units <= units)
 
     @property
     def addresses_per_call(self) -> int:
-        """How many the wallet makes in one call."""
+        """The number of addresses that the wallet makes in one call."""
         return MOST_ADDRESSES_PER_CALL
 
 
@@ -119,7 +119,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class DepositRecord:
-    """What one transaction paid to one subaddress (``minor``), summed over its outputs.
+    """A transaction's payment to one subaddress (``minor``), summed over its outputs.
 
     ``acknowledged``: the state that the order layer committed last; None while another one is
     shown and not acknowledged. ``watched``: the chain may
@@ -165,7 +165,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Payee:
-    """What a payment pays for one transfer; ``proof`` once it was made."""
+    """The part of a payment that is for one transfer; ``proof`` once it was made."""
 
     transfer_id: str
     address: str
@@ -207,7 +207,7 @@ class MoneroPayment:
         return self.batch or (alone,)
 
     def payee(self, transfer_id: str) -> Payee:
-        """What it pays for a transfer. Raises LookupError when that is none of its own."""
+        """Its payee for a transfer. Raises LookupError when it does not pay that transfer."""
         for item in self.payees:
             if item.transfer_id == transfer_id:
                 return item
@@ -216,7 +216,7 @@ class MoneroPayment:
 
 @dataclass(frozen=True, slots=True)
 class PaymentOrder:
-    """What is to be paid. ``from_indices``: spend what these subaddresses received, nothing else.
+    """A payment to be made. ``from_indices``: spend only outputs of these subaddresses.
 
     ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
     """
@@ -333,11 +333,11 @@ class MoneroLedger(Protocol):
         ...
 
     async def live_key_images(self, images: Sequence[str]) -> set[str]:
-        """Those that a payment spends which was, or may yet be, made."""
+        """The key images that are spent by a payment that was made, or may yet be."""
         ...
 
     async def free_key_images(self) -> set[str]:
-        """Those of payments that can never be made, and of no other payment."""
+        """Key images that only payments spend which can never be made."""
         ...
 
     async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:

@@ -50,7 +50,7 @@ def _is_above_0(value: Any) -> bool:
 
 
 def _key_images(value: Any) -> tuple[str, ...]:
-    """Those of the inputs of a transaction that is JSON within the answer."""
+    """The key images of the inputs of a transaction that is JSON within the answer."""
     if not isinstance(value, str):
         raise ValueError("it is no string")  # noqa: TRY004 - pydantic wants a ValueError
     try:
@@ -115,7 +115,7 @@ class NodeBytes:
 
 
 class Spent(IntEnum):
-    """Where a key image was seen. Both SPENT states say nothing about which transaction did it."""
+    """The place where a key image was seen. The SPENT states don't say by which transaction."""
 
     UNSPENT = 0
     IN_CHAIN = 1
@@ -123,7 +123,7 @@ class Spent(IntEnum):
 
 
 class Submission(StrEnum):
-    """What monerod said to a raw transaction. None of them proves what the network will do.
+    """monerod's answer to a raw transaction. None of them proves what the network will do.
 
     ACCEPTED: new, in its pool, relayed. KNOWN: it has it already, in the pool or mined, or took it
     without relaying. BUSY: not checked, the node is syncing. DOUBLE_SPEND: an input is spent by
@@ -272,7 +272,7 @@ class MonerodClient:
         return self._field(BlockHeader, method, answer, "block_header")
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
-        """Those of ``txids`` that are in the pool or the main chain, by transaction id."""
+        """The transactions of ``txids`` in the pool or the main chain, by transaction id."""
         found: dict[str, NodeTransaction] = {}
         for some in _batches(txids):
             body = {"txs_hashes": some, "decode_as_json": False, "prune": True}
@@ -286,7 +286,7 @@ class MonerodClient:
         return items[0] if items else None
 
     async def bodies(self, txids: Sequence[str]) -> dict[str, NodeBytes]:
-        """Those of ``txids`` that are in the pool or the main chain, pruned, by transaction id."""
+        """The pruned transactions of ``txids`` in the pool or the main chain, by transaction id."""
         found: dict[str, NodeBytes] = {}
         for some in _batches(txids):
             body = {"txs_hashes": some, "decode_as_json": True, "prune": True}

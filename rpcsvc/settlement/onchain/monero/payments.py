@@ -118,7 +118,7 @@ class MoneroPayments:
             return payment
 
     async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
-        """Those that can be paid together with others and have no payment yet."""
+        """The transfers that can be paid together with others and have no payment yet."""
         fit = []
         for item in companions:
             if await self._ledger.payment(item.transfer_id) is not None:
@@ -180,7 +180,7 @@ class MoneroPayments:
                 )
 
     async def _check_destination(self, address: str) -> AddressCheck:
-        """What the wallet says of an address that can be paid. Raises TransferRejected."""
+        """The wallet's check of an address that can be paid. Raises TransferRejected."""
         check = await self._connection.wallet.validate(address)
         if not check.valid:
             raise TransferRejected("the destination is no Monero address")
@@ -283,7 +283,7 @@ class MoneroPayments:
     # --- look up -------------------------------------------------------------------------------
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of a transfer's payment."""
+        """The outcome of a transfer's payment on the network."""
         return await self._presence.verdict(await self._known(transfer))
 
     async def _known(self, transfer: Transfer) -> MoneroPayment:
@@ -321,7 +321,7 @@ class MoneroPayments:
         return None
 
     async def under_way(self) -> frozenset[tuple[str, PaymentState]]:
-        """What is not settled, and how far it is: what the wallet can spend goes by it."""
+        """The id and state of each unsettled payment: a change may change the spendable outputs."""
         live = await self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
 

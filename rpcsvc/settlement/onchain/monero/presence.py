@@ -56,9 +56,9 @@ class Spender:
 
 
 class SpentInputs:
-    """Finds what has spent an input of a payment, and remembers it, by the payment's id.
+    """Finds the transaction that spent an input of a payment, and remembers it by payment id.
 
-    What was not found is looked for again with the next block. May raise RpcFailure and
+    While nothing is found, it searches again with each new block. May raise RpcFailure and
     ChainUnusable.
     """
 
@@ -69,7 +69,7 @@ class SpentInputs:
         self._in_vain: dict[str, str] = {}
 
     async def find(self, payment: MoneroPayment, since: Cursor, top: NodeInfo) -> Spender | None:
-        """What has spent it in the block ``since``, or before it; None when nothing shows it."""
+        """The payment's spender in the block ``since`` or before; None when nothing shows it."""
         name = payment.payment_id
         known = self._found.pop(name, None)
         if known is None and self._in_vain.get(name) == top.top_hash:
@@ -237,7 +237,7 @@ class MoneroPayoutEnd:
         return await self._spend(payment, info)
 
     async def _rival(self, payment: MoneroPayment, info: NodeInfo) -> str | None:
-        """What has spent an input of it; None once that is deep. Raises NotAdopted."""
+        """The spender of one of its inputs; None once that is deep. Raises NotAdopted."""
         top = Cursor(info.height - 1, info.top_hash)
         await self._connection.check_wallet()
         found = await self._spent.find(payment, top, info)
@@ -358,7 +358,7 @@ class MoneroReorgRecovery:
     async def _publish_again(
         self, out: Sequence[MoneroPayment], waiting: Sequence[MoneroPayment]
     ) -> None:
-        """Those that are in no block; ``waiting`` ones the node has: it put them into its pool."""
+        """Publish payments that are in no block; those ``waiting`` are in the node's pool."""
         if not out:
             self.gone = None
         for item in out:

@@ -83,7 +83,7 @@ class Outgoing(Protocol):
 
 
 class MoneroOutgoing:
-    """What the operator's Monero wallet has sent since the newest block on record."""
+    """Outgoing transactions of the operator's Monero wallet since the newest block on record."""
 
     def __init__(
         self,

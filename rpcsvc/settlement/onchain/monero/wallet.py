@@ -207,7 +207,7 @@ class WalletClient:
         ]
 
     async def index_of(self, address: str) -> SubaddressIndex | None:
-        """Where an address is in the wallet; None when it is somebody else's."""
+        """The index of an address in the wallet; None when the wallet does not own it."""
         try:
             return await self._read_field(
                 SubaddressIndex, "index", "get_address_index", {"address": address}
@@ -218,7 +218,7 @@ class WalletClient:
             raise
 
     async def validate(self, address: str) -> AddressCheck:
-        """What the wallet says of an address, of whatever network."""
+        """The wallet's check of an address, of any network."""
         params = {"address": address, "any_net_type": True, "allow_openalias": False}
         answer = await self._read("validate_address", params)
         return self._model(AddressCheck, "validate_address", answer)
@@ -246,7 +246,7 @@ class WalletClient:
         return [item for some in listed for item in some]
 
     async def transfer(self, txid: str) -> list[WalletTransfer]:
-        """What the wallet knows of one transaction; empty when nothing."""
+        """The wallet's entries of one transaction; empty when it knows none."""
         params = {"txid": txid, "account_index": self.account}
         try:
             answer = await self._read("get_transfer_by_txid", params)
@@ -341,13 +341,13 @@ class WalletClient:
     async def check_proof(
         self, txid: str, address: str, signature: str, message: str = ""
     ) -> TxCheck:
-        """What ``prove_payment``'s signature shows."""
+        """Check a signature of ``prove_payment``."""
         params = {"txid": txid, "address": address, "message": message, "signature": signature}
         answer = await self._read("check_tx_proof", params)
         return self._model(TxCheck, "check_tx_proof", answer)
 
     async def check_key(self, txid: str, tx_key: str, address: str) -> TxCheck:
-        """What a transaction paid ``address``, by the transaction's key.
+        """Check a transaction's payment to ``address`` with the transaction's key.
 
         NodeError.code is WRONG_TX_KEY for what can't be a key: wallets up to 0.18.0.0 at least end
         themselves over one that is not below the order of the group.
@@ -407,7 +407,7 @@ _OWN: Final = (0,)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What can be spent, now or later. ``outputs``: not spent and not held back.
+    """The spendable balance, now or later. ``outputs``: neither spent nor frozen.
 
     ``is_whole`` is False when those are of the wallet's own address alone, and the sums are not;
     ``locked`` then counts what is still in the pool, too.
@@ -437,7 +437,7 @@ async def read_held(wallet: WalletClient, height: int) -> Held:
 
 
 async def list_unspent(wallet: WalletClient) -> tuple[list[Output], bool]:
-    """What is not spent, and whether that is all of it. Raises RpcFailure."""
+    """The unspent outputs, and whether the list is complete. Raises RpcFailure."""
     try:
         return await wallet.outputs(), True
     except TooLarge:

@@ -53,7 +53,7 @@ class Subaddress:
 
 
 class WalletTransferKind(StrEnum):
-    """Where the wallet lists a transfer. INCOMING: mined. POOL: incoming, not mined.
+    """The list in which the wallet has a transfer. INCOMING: mined. POOL: incoming, not mined.
 
     OUTGOING: mined. PENDING: sent, not seen mined. FAILED: sent, abandoned by the wallet.
     """
@@ -144,7 +144,7 @@ class SubaddressBalance:
 
     @property
     def index(self) -> SubaddressIndex:
-        """Where it is in the wallet."""
+        """Its index in the wallet."""
         return SubaddressIndex(self.account, self.minor)
 
 
@@ -185,7 +185,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class AddressCheck:
-    """What the wallet says of an address. ``nettype``: mainnet, stagenet or testnet."""
+    """The wallet's check of an address. ``nettype``: mainnet, stagenet or testnet."""
 
     valid: Flag
     integrated: Flag
@@ -195,14 +195,14 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What a refresh brought."""
+    """The result of a refresh."""
 
     blocks: Annotated[Whole, named("blocks_fetched")]
 
 
 @dataclass(frozen=True, slots=True)
 class TxCheck:
-    """What a transaction paid to an address, by its proof or key. ``valid``: the proof holds."""
+    """A transaction's payment to an address, by its proof or key. ``valid``: the proof holds."""
 
     valid: Annotated[Flag, named("good")]
     received: Annotated[Whole, Field(default=0)]
