@@ -60,7 +60,7 @@ class _Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Mined:
+class MinedTransaction:
     """A mined transaction: ``cost`` is its fee in wei, None where the node does not say it all."""
 
     block: int
@@ -75,7 +75,7 @@ class ByHand:
     ``sent`` and ``came``: wei that went along with it, from the hot wallet and to it.
     """
 
-    mined: Mined
+    mined: MinedTransaction
     nonce: int | None
     sent: int
     came: int
@@ -87,7 +87,7 @@ class EvmReceipts:
 
     network: EvmNetwork
     client: EvmClient
-    _mined: dict[str, Mined] = field(default_factory=dict)
+    _mined: dict[str, MinedTransaction] = field(default_factory=dict)
     _by_hand: dict[str, ByHand] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -101,7 +101,7 @@ class EvmReceipts:
 
     async def mined(
         self, txids: Iterable[str], head: Block
-    ) -> tuple[dict[str, Mined], frozenset[str]]:
+    ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
         """The transactions that are mined up to ``head``, and the ids of those mined later."""
         found, later = {}, set()
         unknown = []
@@ -146,7 +146,7 @@ class EvmReceipts:
     def _is_deep(self, receipt: Receipt, head: Block) -> bool:
         return head.number - receipt.block_number >= self.network.failed_after
 
-    def _read(self, receipt: Receipt) -> Mined:
+    def _read(self, receipt: Receipt) -> MinedTransaction:
         """A chain whose oracle gives a fee for L1 has it in each receipt.
 
         How the operator fee is reckoned depends on the chain's release, which no receipt says.
@@ -154,7 +154,7 @@ class EvmReceipts:
         lacks_l1 = self.network.l1_fee_oracle is not None and receipt.l1_fee is None
         cost = receipt.gas_used * receipt.gas_price + (receipt.l1_fee or 0)
         is_incomplete = lacks_l1 or receipt.has_operator_fee
-        return Mined(receipt.block_number, receipt.ok, None if is_incomplete else cost)
+        return MinedTransaction(receipt.block_number, receipt.ok, None if is_incomplete else cost)
 
 
 async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[tuple[str, T]]:
@@ -386,7 +386,7 @@ class EvmReader:
 
     async def _transactions(
         self, memory: _Memory, books: Books, head: Block
-    ) -> tuple[dict[str, Mined], frozenset[str]]:
+    ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
         """The recorded transactions that are mined, as far as asked; and those that wait."""
         mined, later = await self._receipts.mined(self._to_ask(memory, books), head)
         done = {txid for txid, _ in memory.moves} | mined.keys()
@@ -405,7 +405,7 @@ class EvmReader:
         books: Books,
         head: Block,
         balance: int,
-        mined: Mapping[str, Mined],
+        mined: Mapping[str, MinedTransaction],
         by_hand: Mapping[str, ByHand],
     ) -> Ether | None:
         """The hot wallet's ether, and what moved it since its opening balance."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.audit.check import check
-from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, Mined, each
+from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, MinedTransaction, each
 from rpcsvc.audit.records import Annotated, Annotation, AuditReport, Difference, Ether, EvmFacts
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
@@ -148,7 +148,10 @@ async def test_what_is_deep_is_asked_once_and_what_is_young_again() -> None:
     receipts = EvmReceipts(NETWORK, node)
     for _ in range(2):
         found, later = await receipts.mined(("deep", "young", "later", "nowhere"), head(100))
-        assert found == {"deep": Mined(90, True, 21), "young": Mined(91, True, 21)}
+        assert found == {
+            "deep": MinedTransaction(90, True, 21),
+            "young": MinedTransaction(91, True, 21),
+        }
         assert later == {"later"}
     assert node.asked == {"deep": 1, "young": 2, "later": 2, "nowhere": 2}
     assert receipts.knows("deep")
@@ -199,7 +202,7 @@ async def test_ether_sent_along_goes_where_the_chain_says(
     receipts = EvmReceipts(NETWORK, node)
     for _ in range(2):
         found = await receipts.by_hand(("a", "nowhere"), HOT, head(100))
-        assert found == {"a": ByHand(Mined(80, ok, 21), *wanted)}
+        assert found == {"a": ByHand(MinedTransaction(80, ok, 21), *wanted)}
     assert (node.asked["a"], node.asked["made a"]) == (1, 1)
 
 
