@@ -196,7 +196,7 @@ class SwapClient:
             required = error.details.get("paymentRequired") or {}
         due = await self._bill(swap, placed)
         offer = x402.offer_of(required, due)
-        nonce = x402.nonce_of(placed.order_id, attempt)
+        nonce = x402.nonce_of(placed.order_id, placed.session_id, attempt)
         now = int(self._trust.now().timestamp())
         data = x402.typed_data(offer, due, payer, nonce, now)
         signature = sign(data)

@@ -184,6 +184,12 @@ def payment(offer: Json, data: Json, signature: Signed) -> Json:
     }
 
 
-def nonce_of(order_id: str, attempt: int) -> bytes:
-    """The nonce of an order's payment: a token takes it once, however often it is signed anew."""
-    return hashlib.sha256(f"rpcsvc funding {order_id} {attempt}".encode()).digest()
+def nonce_of(order_id: str, session_id: str, attempt: int) -> bytes:
+    """The nonce of an order's payment: a token takes it once, however often it is signed anew.
+
+    Only the holder of the session can tell it beforehand. Who else could, might send an
+    authorization with a worthless signature under it, and a service that can't judge the signatures
+    of contract wallets would take the nonce for used.
+    """
+    text = f"rpcsvc funding {order_id} {session_id.lower()} {attempt}"
+    return hashlib.sha256(text.encode()).digest()

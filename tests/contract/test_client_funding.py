@@ -23,6 +23,7 @@ from rpcsvc.client import (
     SyncSwapClient,
     Unverified,
 )
+from rpcsvc.client.x402 import nonce_of
 from rpcsvc.operations import funding, x402
 from tests.contract.faulty_line import FaultyLine, faulty_line, lost_after, lost_before
 from tests.contract.paying import PAYER, debits
@@ -164,6 +165,13 @@ async def test_payment_signed_anew_has_the_same_nonce(served: Served, line: Faul
         await completed(client, placed)
     nonces = {each["message"]["nonce"] for each in [*wallet.signed, *anew.signed]}
     assert (len(nonces), debits(served)) == (1, PAID)
+
+
+def test_nonce_needs_the_session() -> None:
+    nonce = nonce_of("ord_1", "a", 1)
+    assert nonce == nonce_of("ord_1", "A", 1)
+    others = [nonce_of("ord_1", "b", 1), nonce_of("ord_1", "a", 2), nonce_of("ord_2", "a", 1)]
+    assert len({nonce, *others}) == 4
 
 
 async def test_payment_under_way_is_not_signed_again(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eth_account import Account
 
+from rpcsvc.client import Swap, SwapClient
 from rpcsvc.settlement.upstream.failures import NoAnswer
 from rpcsvc.settlement.upstream.transport import (
     RawReply,
@@ -237,3 +240,25 @@ async def test_funding_is_offered_where_the_upstream_offers_it(
         answer = await sidecar.post("/agent/swap/quote", priced)
         (problem,) = answer.body["validationErrors"]
         assert (answer.status, problem["field"]) == (400, "funding")
+
+
+async def test_junk_signatures_do_not_stop_the_payer(central: Served, sidecar: Served) -> None:
+    """A signature that may be a contract wallet's is recorded, and fails under its nonce alone."""
+    swap = Swap(direction="u2x", chain=SWAP["chain"], amount=SWAP["amount"], to=SWAP["to"])
+    async with SwapClient(sidecar.url, verify_answers=False) as client:
+        placed = await client.create(swap)
+        public = hashlib.sha256(f"rpcsvc funding {placed.order_id} 1".encode()).digest()
+        for nonce in (public, hashlib.sha256(placed.order_id.encode()).digest()):
+            junk = await signed(await offered(sidecar, placed.order_id))
+            junk["payload"]["authorization"]["nonce"] = f"0x{nonce.hex()}"
+            junk["payload"]["signature"] = "0x" + "ab" * 66
+            assert (await fund(sidecar, placed.order_id, **header(junk))).status == 402
+        assert [state for state, _ in states(sidecar)] == ["failed", "failed"]
+
+        def sign(data: Json) -> str:
+            return str(Account.sign_typed_data(PAYER.key, full_message=data).signature.hex())
+
+        funded = await client.fund(swap, placed, PAYER.address, sign)
+        assert funded.payment is not None
+    assert (await finished(sidecar, placed.order_id))["state"] == "completed"
+    assert debits(central) == [(PAYER.address, 150_000_000)]
