@@ -99,7 +99,11 @@ class Retries:
 
 @dataclass(slots=True)
 class Trust:
-    """The trusted signing keys. ``kid``: this key only; else the keys in ``jwks``."""
+    """The trusted signing keys. ``kid``: this key only; else the keys in ``jwks``.
+
+    Keys that are not given are fetched from the service once. The current one of them is pinned:
+    a new key counts only if the service lists the pinned one beside it, as after a rotation.
+    """
 
     slug: str = "service"
     kid: str | None = None
@@ -270,15 +274,23 @@ class Calls:
     async def with_keys(self, check: Callable[[Json], T]) -> T:
         """The result of a check with the issuer's keys, made once more if a new one was fetched.
 
-        Raises what the check raises, BadJwks, and Unreachable: the call may have been carried out.
+        Raises what the check raises, BadJwks, UnpinnedKey for keys without the pinned one, and
+        Unreachable: the call may have been carried out.
         """
+        known = self._trust.jwks or {"keys": []}
         try:
-            return check(self._trust.jwks or {"keys": []})
+            return check(known)
         except verify.UnknownKey:  # the issuer may have a new one
             try:
                 fresh = await self._fetched_keys()
             except Unreachable as error:
                 raise Unreachable(str(error), may_be_done=True) from error
+            pinned = _current_kid(known) if self._trust.kid is None else None
+            if pinned is not None and pinned not in _kids(fresh):
+                raise verify.UnpinnedKey(
+                    f"The service signs with another key and no longer lists {pinned}, which was"
+                    " seen first. Ask the operator for the new kid, and make a client with it."
+                ) from None
             found = check(fresh)
             self._trust.jwks = fresh
             return found
@@ -292,6 +304,18 @@ class Calls:
         if reply.status != 200 or not isinstance(keys, dict):
             raise verify.BadJwks(f"{self.transport.name} has no key set at {verify.JWKS_PATH}.")
         return keys
+
+
+def _kids(jwks: Json) -> dict[str, Json]:
+    """The keys of a set by kid, in their order; verify judges what they are worth."""
+    keys = jwks.get("keys")
+    found = [key for key in keys if isinstance(key, dict)] if isinstance(keys, list) else []
+    return {key["kid"]: key for key in found if isinstance(key.get("kid"), str)}
+
+
+def _current_kid(jwks: Json) -> str | None:
+    """The key of a set that signs now: the first one that is not retired."""
+    return next((kid for kid, key in _kids(jwks).items() if "retiredAt" not in key), None)
 
 
 def in_path(path: str, params: Json) -> tuple[str, Json]:

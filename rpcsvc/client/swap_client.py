@@ -36,9 +36,10 @@ _SANDBOX: Final = "sandbox"
 class SwapClient:
     """A client of the service at ``url``; ``async with`` opens and closes it.
 
-    Signatures count of the key ``kid`` only, if it is given, else of the keys that the service
-    publishes. ``issuer`` is its site address, by default ``url``: what orders are attested by.
-    With a ``token`` calls go to /rpc. ``verify_answers=False`` trusts the connection alone.
+    Signatures count of the key ``kid`` only, if it is given. Else of the keys that the service
+    publishes at first, and of later ones that it lists beside the one first seen. ``issuer`` is its
+    site address, by default ``url``: what orders are attested by. With a ``token`` calls go to
+    /rpc. ``verify_answers=False`` trusts the connection alone.
     """
 
     @staticmethod

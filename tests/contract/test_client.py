@@ -377,9 +377,39 @@ async def test_old_answer_given_again_is_not_believed(served: Served, line: Faul
             await client.status(placed.order_id)
 
 
+def rotate(served: Served, *, revoke: bool = False) -> None:
+    signer = served.up.signer
+    assert signer is not None
+    signer._ring.rotate(revoke=revoke)
+    signer._begin(signer._second)
+
+
 async def test_new_key_of_the_issuer_is_learnt(served: Served) -> None:
-    async with client_of(served.url, jwks={"keys": []}) as client:
+    async with client_of(served.url) as client:
+        await client.quote(Swap(**WANTED))
+        for _ in range(2):
+            rotate(served)
+            assert (await client.create(Swap(**WANTED))).order.status == "awaiting_deposit"
+
+
+async def test_new_key_without_the_pinned_one_is_not_believed(served: Served) -> None:
+    async with client_of(served.url) as client:
+        await client.quote(Swap(**WANTED))
+        rotate(served, revoke=True)
+        for _ in range(2):  # a refusal pins nothing
+            with pytest.raises(Unverified) as error:
+                await client.create(Swap(**WANTED))
+            assert error.value.cause.code == "unpinned_key"
+    async with client_of(served.url) as client:
         assert (await client.create(Swap(**WANTED))).order.status == "awaiting_deposit"
+
+
+async def test_client_without_keys_pins_those_that_it_fetches(served: Served) -> None:
+    async with client_of(served.url, jwks={"keys": []}) as client:
+        await client.quote(Swap(**WANTED))
+        rotate(served, revoke=True)
+        with pytest.raises(Unverified):
+            await client.quote(Swap(**WANTED))
 
 
 # --- what is refused ---
