@@ -311,6 +311,7 @@ async def test_card_and_catalogue_lead_to_the_endpoint(served: Served) -> None:
     agent = await (await served.client.get("/agent.json")).json()
     assert agent["transports"]["mcp"]["url"] == remote["url"]
     assert agent["links"]["mcpServerCard"] == entry["url"]
+    assert agent["links"]["aiCatalog"].endswith("/.well-known/ai-catalog.json")
 
 
 # --- who may call, and how much ---

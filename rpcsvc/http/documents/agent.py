@@ -169,6 +169,7 @@ def agent(site: Site) -> Json:
             "openrpc": site.absolute(links.OPENRPC),
             "apiCatalog": site.absolute(links.API_CATALOG),
             "mcpServerCard": site.absolute(links.SERVER_CARD),
+            "aiCatalog": site.absolute(links.AI_CATALOG),
         },
     }
 
