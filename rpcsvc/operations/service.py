@@ -77,9 +77,10 @@ class Example:
 class Tool:
     """An operation as agents see it over MCP.
 
-    ``description`` says what the call changes, what it needs, what a second call does and what to
-    do on failure. ``destructive``: it ends something. ``repeatable``: a second call with the same
-    arguments changes nothing more. ``has_app``: its result is an order, which hosts can show.
+    ``description`` says what the call changes, what it needs, its limits, what a second call does
+    and what to do on failure. ``destructive``: it ends something. ``repeatable``: a second call
+    with the same arguments changes nothing more. ``has_app``: its result is an order, which hosts
+    can show.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tdqs.parse_tool_definitions import parse_tool_definitions
 from rpcsvc.http.pages.rendering import qr_image
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from tests.contract.serving import EVM, MONERO, TOKEN, Served, serving
 from tests.mcp import HANDSHAKE, STATELESS, call, message, meta, stateless, swap
 
@@ -130,13 +132,46 @@ async def test_every_row_with_a_tool_is_listed_and_no_other(served: Served) -> N
     assert set(found) == set(TOOLS)
     for name, tool in found.items():
         assert tool["annotations"]["readOnlyHint"] == (TOOLS[name].effect == "read")
-        assert "second call" in tool["description"] or "Changes nothing" in tool["description"]
-        assert "On failure" in tool["description"]
         for schema in (tool["inputSchema"], tool["outputSchema"]):
             jsonschema.Draft202012Validator.check_schema(schema)
             # Claude's API refuses a tool with one of these at the root of its schema.
             assert schema["type"] == "object"
             assert not {"anyOf", "oneOf", "allOf"} & set(schema)
+
+
+ASPECTS = ("Effects", "Auth", "Limits", "Second call", "On failure")
+
+
+async def test_tool_descriptions_say_five_things_each(served: Served) -> None:
+    for name, tool in (await listed(served)).items():
+        said = _aspects(tool["description"])
+        assert tuple(said) == ASPECTS, name
+        assert all(len(text) > 10 and text.endswith(".") for text in said.values()), name
+        reads = TOOLS[name].effect == "read"
+        assert said["Effects"].startswith("changes nothing") == reads, name
+        needed = tool["inputSchema"].get("required", [])
+        for secret in {"sessionId", "orderId"} & set(needed):
+            assert secret in said["Auth"] or "of the order" in said["Auth"], (name, secret)
+        assert "error.retryable" in said["On failure"], name
+
+
+async def test_tool_descriptions_name_their_own_limits(served: Served) -> None:
+    said = {name: _aspects(tool["description"]) for name, tool in (await listed(served)).items()}
+    for name, limit in {
+        "create_swap": "orders a minute and a day",
+        "get_swap_status": f"waitSec is at most {LONGEST_WAIT_SECONDS}",
+        "list_swaps": "100 orders a page",
+        "fund_swap": "payments a day",
+        "create_support_ticket": "tickets a day",
+    }.items():
+        assert limit in said.pop(name)["Limits"], name
+    assert all("calls a minute" in each["Limits"] for each in said.values())
+
+
+def _aspects(description: str) -> dict[str, str]:
+    """What a description says after each label, in the order that it has."""
+    _, *parts = re.split(rf" ({'|'.join(ASPECTS)}): ", description)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 async def test_tool_definitions_pass_the_linter(served: Served) -> None:
