@@ -81,6 +81,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "none",
             (("rpcsvc_network_fees_day", "{{network}}"),),
         ),
+        Panel(
+            "Network fees per hour (whole coins)",
+            "none",
+            _increase("rpcsvc_network_fees", "network"),
+        ),
         Panel("Signed and in no block", "none", (("rpcsvc_payments_unmined", "{{network}}"),)),
         Panel(
             "Nonces: ahead of the service, unexplained",

@@ -86,7 +86,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_network_fees_day": Family(
         "gauge",
         "Whole coins (XMR, ether and so on) that a network took for the payments of the last"
-        " 24 hours, fees for L1 data left out.",
+        " 24 hours, fees for L1 data included.",
+        ("network",),
+    ),
+    "rpcsvc_network_fees": Family(
+        "counter",
+        "Whole coins that a network took for the payments signed since the start.",
         ("network",),
     ),
     "rpcsvc_sweeps": Family(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -31,6 +32,32 @@ _DAY_MS: Final = 86_400_000
 _WEI: Final = 10**18
 
 
+class PaidFees:
+    """Adds up network fees since the start, by network: piconero or wei.
+
+    Each reading asks for the last day only. A sum never falls: a payment that a reorganisation
+    took off the chain would make it look like a restart.
+    """
+
+    def __init__(self, books: OperatorBooks, since: int) -> None:
+        self._books = books
+        self._since = since
+        self._before: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+
+    async def total(self, now: int) -> Mapping[str, int]:
+        """The sums. Raises errors.Unavailable."""
+        until = now - _DAY_MS
+        if until > self._since:
+            self._before.update(await self._books.network_fees(self._since, until))
+            self._since = until
+        recent = await self._books.network_fees(self._since)
+        for name in self._before.keys() | recent.keys():
+            total = self._before[name] + recent.get(name, 0)
+            self._told[name] = max(total, self._told.get(name, 0))
+        return self._told
+
+
 class Readout:
     """Reads current values: open orders, checks, wallets, rate, networks, waits, the last audit."""
 
@@ -53,6 +80,7 @@ class Readout:
         self._waits = waits
         self._lease = lease
         self._clock = clock
+        self._fees = PaidFees(books, clock.now_ms())
 
     async def families(self) -> list[Metric]:
         """The families. Raises errors.Unavailable when the database can't be read."""
@@ -77,7 +105,8 @@ class Readout:
             gauge("rpcsvc_transfers_due_amount", await self._due()),
             gauge("rpcsvc_payments_unmined", await self._unmined()),
             gauge("rpcsvc_authorizations_unresolved", [((), authorizations)]),
-            gauge("rpcsvc_network_fees_day", await self._fees(now)),
+            gauge("rpcsvc_network_fees_day", _coins(await self._books.network_fees(now - _DAY_MS))),
+            counter("rpcsvc_network_fees", _coins(await self._fees.total(now))),
             counter("rpcsvc_withdrawals", list((await self._books.withdrawals_over()).items())),
             *self._authorization_gas(),
             *self._rate(now),
@@ -92,13 +121,6 @@ class Readout:
     async def _unmined(self) -> list[tuple[Labels, float]]:
         found = await self._books.unmined_payments(sorted(self._readings.networks))
         return [((network,), count) for network, count in found.items()]
-
-    async def _fees(self, now: int) -> list[tuple[Labels, float]]:
-        found = await self._books.network_fees(now - _DAY_MS)
-        return [
-            ((name,), units / (_one(name) if name == MONERO_NETWORK else _WEI))
-            for name, units in found.items()
-        ]
 
     def _states(self) -> Iterator[Metric]:
         states = self._backend.states()
@@ -181,6 +203,14 @@ class Readout:
             found.append(((network, "free"), holdings.free / one))
             found.append(((network, "locked"), holdings.locked / one))
         return found
+
+
+def _coins(fees: Mapping[str, int]) -> list[tuple[Labels, float]]:
+    """Network fees in whole coins."""
+    return [
+        ((name,), units / (_one(name) if name == MONERO_NETWORK else _WEI))
+        for name, units in fees.items()
+    ]
 
 
 def _one(network: str) -> int:

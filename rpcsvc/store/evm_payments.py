@@ -26,7 +26,7 @@ from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",
-    "log_position", "log_index", "conflict_number", "conflict_hash",
+    "l1_fee", "log_position", "log_index", "conflict_number", "conflict_hash",
 )  # fmt: skip
 _PAYMENT: Final = (
     "payment_id", "network", "sender", "nonce", "purpose", "recipient", "units", "contract",
@@ -41,7 +41,7 @@ _SELECT_ATTEMPTS: Final = (
     f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
 )
 _SELECT_GAS: Final = (
-    "SELECT p.gas, p.gas_used, p.gas_price, p.state,"
+    "SELECT p.gas, p.gas_used, p.gas_price, p.l1_fee, p.state,"
     " EXISTS (SELECT 1 FROM funding_authorizations f WHERE f.network = p.network"
     "  AND f.recipient = p.recipient AND f.is_gas_paid = 1) AS is_paid,"
     " (SELECT max(a.max_fee) FROM evm_attempts a WHERE a.payment_id = p.payment_id) AS max_fee"
@@ -246,6 +246,7 @@ def _payment_values(item: EvmPayment) -> dict[str, Any]:
         "block_hash": mined and mined.block.hash,
         "gas_used": mined and mined.gas_used,
         "gas_price": mined and mined.gas_price,
+        "l1_fee": mined and mined.l1_fee,
         "log_position": mined and mined.log_position,
         "log_index": mined and mined.log_index,
         "conflict_number": conflict and conflict.number,
@@ -281,7 +282,7 @@ def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
 def _gas_use(row: Row) -> GasUse:
     used, most = row["gas_used"], row["gas"] * row["max_fee"]
     wei = most if used is None else used * row["gas_price"]
-    return GasUse(wei, bool(row["is_paid"]), PaymentState(row["state"]))
+    return GasUse(wei, bool(row["is_paid"]), PaymentState(row["state"]), row["l1_fee"])
 
 
 def _inclusion(row: Row) -> Inclusion | None:
@@ -290,7 +291,7 @@ def _inclusion(row: Row) -> Inclusion | None:
     return Inclusion(
         txid=row["mined_txid"], block=BlockPoint(row["block_number"], row["block_hash"]),
         gas_used=row["gas_used"], gas_price=row["gas_price"],
-        log_position=row["log_position"], log_index=row["log_index"],
+        log_position=row["log_position"], log_index=row["log_index"], l1_fee=row["l1_fee"],
     )  # fmt: skip
 
 

@@ -231,13 +231,12 @@ class SqlOperatorBooks:
             found[network] = int(rows[0]["payments"])
         return found
 
-    async def network_fees(self, since: int) -> dict[str, int]:
-        """Network fees of payments prepared since a time: piconero or wei by network, without
-        zeros.
-        """
+    async def network_fees(self, since: int, before: int | None = None) -> dict[str, int]:
+        """Network fees of payments prepared in that time (ms): piconero or wei by network."""
         found: dict[str, int] = defaultdict(int)
-        for row in await self._db.fetch(_FEES_SINCE, since=since):
-            found[row["network"]] += row["units"] * row["price"]
+        end = _LATEST if before is None else before
+        for row in await self._db.fetch(_FEES_BETWEEN, since=since, before=end):
+            found[row["network"]] += row["units"] * row["price"] + row["besides"]
         return dict(found)
 
     async def withdrawals_over(self) -> dict[tuple[str, str], int]:
@@ -366,25 +365,29 @@ class SqlOperatorBooks:
         return {row["purpose"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
     async def gas_fees(self) -> dict[str, dict[str, int]]:
-        """Gas fees so far in wei, by network and purpose of the payment."""
+        """Wei that gas and data on L1 took so far, by network and purpose of the payment."""
         found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         # The products need not fit an integer of SQLite once they are added up.
         rows = await self._db.fetch(
-            "SELECT network, purpose, gas_used, gas_price FROM evm_payments"
+            "SELECT network, purpose, gas_used, gas_price, l1_fee FROM evm_payments"
             " WHERE mined_txid IS NOT NULL"
         )
         for row in rows:
-            found[row["network"]][row["purpose"]] += row["gas_used"] * row["gas_price"]
+            wei = row["gas_used"] * row["gas_price"] + (row["l1_fee"] or 0)
+            found[row["network"]][row["purpose"]] += wei
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
 
 
 # Products of gas and price need not fit an integer of SQLite once they are added up.
-_FEES_SINCE: Final = (
-    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price FROM monero_payments"
-    " WHERE prepared_at >= :since AND state IN ('published', 'settled')"
-    " UNION ALL SELECT network, gas_used AS units, gas_price AS price FROM evm_payments"
-    " WHERE prepared_at >= :since AND mined_txid IS NOT NULL"
+_FEES_BETWEEN: Final = (
+    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price, 0 AS besides"
+    " FROM monero_payments WHERE prepared_at >= :since AND prepared_at < :before"
+    " AND state IN ('published', 'settled')"
+    " UNION ALL SELECT network, gas_used AS units, gas_price AS price,"
+    " coalesce(l1_fee, 0) AS besides FROM evm_payments"
+    " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
 )
+_LATEST: Final = 2**63 - 1
 _WITHDRAWALS_OVER: Final = (
     "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
     " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp.test_utils import TestClient
@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.http.metrics import FAMILIES, Histogram
+from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
@@ -197,6 +198,27 @@ async def test_metrics_show_the_last_audit_and_gas_for_authorizations(served: Se
     series = await shown(LastAudit(steady_ms() - 30_000, 2))
     assert series[differences] == 2
     assert 30 <= series[age] < 90
+
+
+async def test_paid_fees_add_up_since_the_start_and_never_fall() -> None:
+    paid: dict[int, int] = {-1: 100, 5: 7}  # before the start, and after it
+
+    class Books:
+        async def network_fees(self, since: int, before: int = 10**12) -> dict[str, int]:
+            found = sum(units for at, units in paid.items() if since <= at < before)
+            return {"base": found} if found else {}
+
+    fees = PaidFees(cast("Any", Books()), 0)
+    assert await fees.total(10) == {"base": 7}
+    paid[20] = 3
+    day = 86_400_000
+    assert await fees.total(day + 10) == {"base": 10}
+    paid[day] = 5
+    assert await fees.total(3 * day) == {"base": 15}
+    paid[3 * day] = 1
+    assert await fees.total(3 * day + 1) == {"base": 16}
+    del paid[3 * day]  # a reorganisation
+    assert await fees.total(3 * day + 2) == {"base": 16}, "what was counted stays"
 
 
 async def test_metrics_have_bounded_labels_and_no_secrets(served: Served) -> None:

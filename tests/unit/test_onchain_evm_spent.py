@@ -246,3 +246,11 @@ def test_of_a_block_only_what_the_account_sent_is_read() -> None:
 def test_a_block_without_whole_transactions_is_refused() -> None:
     with pytest.raises(BadAnswer):
         read_sent_in("node", answer(["0x" + "cd" * 32]), HOT)
+
+
+async def test_fee_of_a_mined_payment_has_its_data_on_l1() -> None:
+    rig = Rig(Node(OURS[0], 5_000, 5_000))
+    rig.node.receipts[OURS[0]] = Receipt(OURS[0], False, 5_000, "0x5000", 3, 5, (), l1_fee=7)
+    mined = (await rig.judge()).payment.inclusion
+    assert mined is not None
+    assert (mined.l1_fee, mined.fee) == (7, 3 * 5 + 7)

@@ -127,8 +127,11 @@ class OperatorBooks(Protocol):
         """How many signed payments are in no block, by network."""
         ...
 
-    async def network_fees(self, since: int) -> dict[str, int]:
-        """Piconero or wei, by network, that payments prepared since then took; none: left out."""
+    async def network_fees(self, since: int, before: int | None = None) -> dict[str, int]:
+        """Piconero or wei, by network, that payments prepared in that time (ms) took.
+
+        A network that took nothing is left out. Fees for data on L1 are included.
+        """
         ...
 
     async def withdrawals_over(self) -> dict[tuple[str, str], int]:

@@ -940,6 +940,8 @@ CREATE TABLE evm_payments (
     block_hash      TEXT,
     gas_used        INTEGER CHECK (gas_used >= 0),
     gas_price       INTEGER CHECK (gas_price >= 0),
+    -- wei that an OP-stack chain took for data on L1; NULL where the receipt tells none
+    l1_fee          INTEGER CHECK (l1_fee >= 0),
     log_position    INTEGER CHECK (log_position >= 0),
     log_index       INTEGER CHECK (log_index >= 0),
     -- a block by which another transaction had spent its nonce
@@ -950,7 +952,8 @@ CREATE TABLE evm_payments (
     CHECK ((mined_txid IS NULL) = (block_number IS NULL)
         AND (mined_txid IS NULL) = (block_hash IS NULL)
         AND (mined_txid IS NULL) = (gas_used IS NULL)
-        AND (mined_txid IS NULL) = (gas_price IS NULL)),
+        AND (mined_txid IS NULL) = (gas_price IS NULL)
+        AND (mined_txid IS NOT NULL OR l1_fee IS NULL)),
     CHECK ((log_position IS NULL) = (log_index IS NULL)),
     CHECK ((conflict_number IS NULL) = (conflict_hash IS NULL))
 ) STRICT;

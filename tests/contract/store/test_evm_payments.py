@@ -67,7 +67,9 @@ def payment(
 
 
 def mined(item: EvmPayment, number: int = 9) -> EvmPayment:
-    where = Inclusion(item.attempts[0].txid, BlockPoint(number, digest("b")), 50_000, 2**62, 1, 2)
+    where = Inclusion(
+        item.attempts[0].txid, BlockPoint(number, digest("b")), 50_000, 2**62, 1, 2, 7
+    )
     return replace(item, state=PaymentState.SETTLED, published_at=1500, inclusion=where)
 
 
@@ -133,7 +135,7 @@ async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPayment
     waiting = GasUse(most, False, PaymentState.PREPARED)
     assert await ledger.authorization_gas(NET, 1000) == [waiting, waiting]
     await ledger.put_payment(mined(payment("a1", 0, kind)))
-    cost = GasUse(50_000 * 2**62, False, PaymentState.SETTLED)
+    cost = GasUse(50_000 * 2**62, False, PaymentState.SETTLED, 7)
     assert await ledger.authorization_gas(NET, 1000) == [cost, waiting]
     assert await ledger.authorization_gas(NET, 2000) == [waiting]
     assert await ledger.authorization_gas("base", 0) == []

@@ -81,10 +81,19 @@ async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
     assert await books.monero_fees() == {"transfer": 3, "upkeep": 3}
     assert await books.network_fees(1000) == {"arbitrum": 8 * PRICE, "monero": 6}
     assert await books.network_fees(1001) == {}
+    assert await books.network_fees(0, 1000) == {}
+    assert await books.network_fees(0, 1001) == await books.network_fees(1000)
     sent = OnchainBooks(filled)
     assert (await sent.sent_since(XMR, 1000), await sent.sent_since(XMR, 1001)) == (5, 0)
     assert await sent.sent_since(USDC, 0) == 14
     assert all(type(value) is int for value in (await books.swept()).values())
+
+
+async def test_fees_for_data_on_l1_are_paid_too(filled: Tables) -> None:
+    await filled.write([statement("UPDATE evm_payments SET l1_fee = 2 WHERE payment_id = 't1'")])
+    books = SqlOperatorBooks(filled)
+    assert await books.network_fees(1000) == {"arbitrum": 8 * PRICE + 2, "monero": 6}
+    assert await books.gas_fees() == {"arbitrum": {"transfer": 8 * PRICE + 2}}
 
 
 async def test_a_transfer_lists_its_transactions(filled: Tables) -> None:

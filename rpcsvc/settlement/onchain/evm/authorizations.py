@@ -36,6 +36,7 @@ from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.ledger import (
     EvmPaymentLedger,
+    GasUse,
     PaymentOrder,
     PaymentState,
     Purpose,
@@ -88,7 +89,7 @@ class GasBudget:
         self._coin_prices = coin_prices
         self._ledger = ledger
         self._clock = clock
-        # No receipt's fee for L1 is kept: each payment counts with what the last one may have cost.
+        # What counts for a payment whose fee for L1 is not known: what the last one may have cost.
         self._l1_fees: dict[str, int] = {}
         self.spent: int | None = None
         self._deciding = asyncio.Lock()
@@ -104,11 +105,12 @@ class GasBudget:
             uses = await self._ledger.authorization_gas(network, since)
             l1_fee = self._l1_fees.get(network, 0)
 
-            def cost(costs: list[int], price: int = price, l1_fee: int = l1_fee) -> int:
-                return mul_div_ceil(sum(costs) + len(costs) * l1_fee, price, _WEI)
+            def cost(costs: list[GasUse], price: int = price, l1_fee: int = l1_fee) -> int:
+                wei = sum(u.wei + (l1_fee if u.l1_fee is None else u.l1_fee) for u in costs)
+                return mul_div_ceil(wei, price, _WEI)
 
-            given += cost([u.wei for u in uses if not u.is_paid or u.state is _FAILED])
-            at_risk += cost([u.wei for u in uses if u.is_paid and u.state not in _FINAL])
+            given += cost([u for u in uses if not u.is_paid or u.state is _FAILED])
+            at_risk += cost([u for u in uses if u.is_paid and u.state not in _FINAL])
         self.spent = given
         return _Spent(given, at_risk)
 

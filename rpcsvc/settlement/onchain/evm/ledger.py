@@ -255,10 +255,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
-    """Where an attempt was mined, and what that cost: ``gas_used`` times ``gas_price`` wei.
+    """Where an attempt was mined, and what that cost.
 
-    ``log_position`` and ``log_index`` place the token's Transfer event within the transaction and
-    within the block; None when the transaction was not to make one.
+    ``l1_fee``: wei for data on L1 (OP stack); None where the receipt tells none. ``log_position``
+    and ``log_index`` place the token's Transfer event within the transaction and within the block;
+    None when the transaction was not to make one.
     """
 
     txid: str
@@ -267,6 +268,12 @@ class Inclusion:
     gas_price: int
     log_position: int | None = None
     log_index: int | None = None
+    l1_fee: int | None = None
+
+    @property
+    def fee(self) -> int:
+        """Wei that it cost."""
+        return self.gas_used * self.gas_price + (self.l1_fee or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +295,14 @@ class PaymentOrder:
 class GasUse(NamedTuple):
     """Gas of one payment: the wei that it cost, or may while it is not mined.
 
-    ``is_paid``: its order bears it.
+    ``is_paid``: its order bears it. ``l1_fee``: what it cost besides for data on L1; None where
+    that is not known.
     """
 
     wei: int
     is_paid: bool
     state: PaymentState
+    l1_fee: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +390,8 @@ class Unswept:
 class EvmReceipt:
     """Proof of a settled payout: any node of the network shows this event of the token.
 
-    ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei of
-    gas that the service paid.
+    ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei
+    that the service paid for gas and for data on L1.
     """
 
     transfer_id: str

@@ -548,7 +548,7 @@ class EvmPayments:
         return EvmReceipt(
             transfer.transfer_id, self._network.name, self._network.chain_id, self._network.token,
             mined.txid, mined.log_position, mined.log_index, payment.order.recipient,
-            payment.order.units, mined.block.number, mined.gas_used * mined.gas_price,
+            payment.order.units, mined.block.number, mined.fee,
         )  # fmt: skip
 
 

@@ -340,6 +340,7 @@ def _inclusion(receipt: Receipt, event: Log | None) -> Inclusion:
         receipt.gas_price,
         None if event is None else receipt.position_of(event.log_index),
         None if event is None else event.log_index,
+        receipt.l1_fee,
     )
 
 
