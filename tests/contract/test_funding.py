@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eth_account import Account
+from x402.client import x402Client
+from x402.http.clients.httpx import x402HttpxClient
 from x402.mcp.types import MCPToolResult
 from x402.mcp.utils import (
     extract_payment_required_from_result,
     extract_payment_response_from_meta,
 )
+from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
 from rpcsvc.operations.webhooks import event_body
@@ -36,6 +41,30 @@ from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.mcp import call, meta
 
 Json = dict[str, Any]
+
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "x402.md").read_text(), re.DOTALL | re.M)
+
+
+async def test_x402_http_client_pays_as_documented(served: Served) -> None:
+    """The block of docs/x402.md as it stands: the package's client over its own HTTP."""
+    (block,) = BLOCKS
+    names: dict[str, Any] = {
+        "Account": Account,
+        "register_exact_evm_client": register_exact_evm_client,
+        "x402Client": x402Client,
+        "x402HttpxClient": x402HttpxClient,
+    }
+    body = textwrap.indent(f"{block}\nreturn paid", "    ")
+    exec(f"async def run(key, site, order_id):\n{body}", names)
+    order_id = await new_order(served)
+    paid = await names["run"](PAYER.key, served.url, order_id)
+    assert paid.status_code == 200
+    settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
+    assert paid.json()["data"]["paymentResponse"]["transaction"] == settled.transaction
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
 async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
@@ -77,7 +106,7 @@ async def test_x402_client_pays_an_order_over_http(served: Served) -> None:
     sent = X402_CLIENT.encode_payment_signature_header(payment)
     paid = await fund(served, order_id, **sent)
     assert paid.status == 200
-    settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
+    settled = X402_X402_CLIENT.get_payment_settle_response(paid.headers.get)
     assert (settled.success, settled.payer) == (True, PAYER.address)
     assert paid.body["data"]["paymentResponse"]["transaction"] == settled.transaction
     order = await finished(served, order_id)

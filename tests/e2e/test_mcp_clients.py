@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import ElicitRequestParams, ElicitResult
 
 from tests.contract.serving import serving
+from tests.e2e.processes import call, server
 from tests.mcp import swap, whole_swap
 
 MODES: tuple[Literal["auto", "legacy"], ...] = ("auto", "legacy")
@@ -45,6 +46,20 @@ async def test_stdio_reaches_a_service_at_its_url(tmp_path: Path) -> None:
             assert made.structured_content["state"] == "waiting_for_funding"
         assert served.count("orders") == 1
     assert not (tmp_path / "mine").exists()
+
+
+async def test_stdio_reaches_a_server_over_its_socket(tmp_path: Path) -> None:
+    async with server(tmp_path) as at, Client(stdio(tmp_path)) as client:
+        arguments = swap()
+        made = await client.call_tool("create_swap", arguments)
+        order_id = made.structured_content["data"]["order"]["orderId"]
+        seen = await call(at, "swap.list", {"sessionId": arguments["sessionId"]})
+        assert [order["orderId"] for order in seen["data"]["orders"]] == [order_id]
+        for direction in ("x2u", "u2x"):
+            assert (await whole_swap(client, direction))["state"] == "completed"
+        at.kill()
+        with pytest.raises(MCPError, match="No service answers"):
+            await client.call_tool("get_capabilities", {})
 
 
 @pytest.mark.parametrize("agreed", [True, False])
