@@ -353,7 +353,7 @@ class Bench:
         more = {}
         if kind == POSTGRES:
             say("copying them to PostgreSQL")
-            asyncio.run(to_server(data_dir, self._postgres.url, lambda _table, _rows: None))
+            asyncio.run(to_server(data_dir, self._postgres.url, lambda _what, _rows, _total: None))
             more["RPCSVC_DATABASE_URL"] = self._postgres.url
         return seeding.service(name, data_dir, log, signs=signs, more=more)
 

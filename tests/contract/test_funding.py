@@ -106,7 +106,7 @@ async def test_x402_client_pays_an_order_over_http(served: Served) -> None:
     sent = X402_CLIENT.encode_payment_signature_header(payment)
     paid = await fund(served, order_id, **sent)
     assert paid.status == 200
-    settled = X402_X402_CLIENT.get_payment_settle_response(paid.headers.get)
+    settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
     assert (settled.success, settled.payer) == (True, PAYER.address)
     assert paid.body["data"]["paymentResponse"]["transaction"] == settled.transaction
     order = await finished(served, order_id)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from rpcsvc.settlement.onchain import address_skip
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -16,6 +19,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -44,8 +48,9 @@ class ConnectionStub:
         self.wallet = wallet
         self.checks = 0
 
-    async def check_node(self) -> None:
+    async def check_node(self) -> NodeInfo:
         self.checks += 1
+        return NodeInfo(900, "top", "mainnet", True, False, False, 900, 0, "0.18")
 
     async def check_wallet(self) -> None:
         self.checks += 1
@@ -193,12 +198,34 @@ async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Databas
     assert await ledger.highest_address() == before
 
 
-async def test_a_person_sees_how_far_the_wallet_is(databases: tuple[Database, Database]) -> None:
+async def test_a_person_sees_how_far_the_wallet_is(
+    databases: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, copy = await ledgers(databases)
     said: list[str] = []
-    connection = cast("MoneroConnection", ConnectionStub(Wallet()))
+    wallet, now, ticked = Wallet(), itertools.count(0, 61_000), asyncio.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "3:03 min" in text:
+            ticked.set()
+
+    async def rescan() -> None:
+        async with asyncio.timeout(60):
+            await ticked.wait()
+
+    monkeypatch.setattr(wallet, "rescan_blockchain", rescan)
+    monkeypatch.setattr(address_skip, "_TICK_SECONDS", 0)
+    monkeypatch.setattr(address_skip, "steady_ms", lambda: next(now))
+    connection = cast("MoneroConnection", ConnectionStub(wallet))
     count = 2 * OPTIONS.addresses_per_call + 1
-    await skip_monero(connection, copy, OPTIONS, count, rescan=True, progress=said.append)
+    await skip_monero(connection, copy, OPTIONS, count, rescan=True, progress=say)
     steps = range(0, count, OPTIONS.addresses_per_call)
-    assert said[:-1] == [f"XMR subaddresses: {done} of {count}" for done in steps]
-    assert "scans the chain again" in said[-1]
+    assert said[: len(steps)] == [f"XMR subaddresses: {done} of {count}" for done in steps]
+    ticks = said[len(steps) :]
+    assert [text.partition(";")[0] for text in ticks[:3]] == [
+        f"the wallet scans 900 blocks again, for {minutes}:0{minutes} min so far"
+        for minutes in (1, 2, 3)
+    ]
+    await asyncio.sleep(0)
+    assert said[len(steps) :] == ticks, "nothing more is said once it is done"

@@ -192,8 +192,8 @@ def _copy(context: Context) -> int:
     return OK
 
 
-def _progress(table: str, rows: int) -> None:
-    show_progress(f"{table}: {rows} rows")
+def _progress(what: str, rows: int, total: int) -> None:
+    show_progress(f"{what}: {rows} of {total} rows")
 
 
 def _tell_problems(problems: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
@@ -22,6 +23,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
 Progress = Callable[[str], None]
 
 _EVM_AT_ONCE = 500
+_TICK_SECONDS = 1.0
 
 
 async def skip_monero(
@@ -39,7 +41,7 @@ async def skip_monero(
     it look for money that came to them when it did not know them. Raises RpcFailure and
     ChainUnusable.
     """
-    await connection.check_node()
+    node = await connection.check_node()
     await connection.check_wallet()
     # First the wallet gets back those that only the database knows.
     await AddressPool(connection.wallet, ledger, options).reconcile()
@@ -61,11 +63,26 @@ async def skip_monero(
         await ledger.reserve_addresses(last)
         after = last
     if rescan:
-        progress("the wallet scans the chain again and answers nothing until that is done")
-        await connection.wallet.rescan_blockchain()
+        ticking = asyncio.create_task(_tick(progress, node.height))
+        try:
+            await connection.wallet.rescan_blockchain()
+        finally:
+            ticking.cancel()
         await connection.wallet.store()
         await ledger.note_rescanned()
     return after
+
+
+async def _tick(progress: Progress, height: int) -> None:
+    """Show how long the scan has lasted: the wallet does not tell how far it is."""
+    began = steady_ms()
+    while True:
+        minutes, seconds = divmod((steady_ms() - began) // 1000, 60)
+        progress(
+            f"the wallet scans {height} blocks again, for {minutes}:{seconds:02} min so far;"
+            " it answers nothing until that is done"
+        )
+        await asyncio.sleep(_TICK_SECONDS)
 
 
 async def _record_known(

@@ -26,8 +26,8 @@ from rpcsvc.store.schema import APPLICATION_ID, scripts
 BATCH: Final = 2_000
 
 Row = tuple[Any, ...]
-# Called with a table's name and how many of its rows are done.
-Progress = Callable[[str, int], None]
+# Called with what is done with which table, and how many rows of how many in all are done with.
+Progress = Callable[[str, int, int], None]
 
 
 class NotCopied(Exception):
@@ -53,6 +53,10 @@ class Source(Protocol):
 
     def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
         """The rows of a table in key order, in chunks."""
+        ...
+
+    async def count(self, table: Table) -> int:
+        """How many rows a table has."""
         ...
 
 
@@ -85,22 +89,31 @@ def tables() -> list[Table]:
 
 async def copy(source: Source, target: Target, progress: Progress) -> dict[str, int]:
     """Copy all rows and compare them; returns how many each table has. Raises NotCopied."""
-    counts = {}
+    counts: dict[str, int] = {}
     every = tables()
+    total = sum([await source.count(table) for table in every])
     for table in every:
-        done = 0
+        before, done = sum(counts.values()), 0
         async for rows in source.rows(table):
             await target.add(table, rows)
             done += len(rows)
-            progress(table.name, done)
+            progress(f"copying {table.name}", before + done, total)
         counts[table.name] = done
+    compared = 0
     for table in every:
-        await _compare(source, target, table, counts[table.name])
+
+        def tell(seen: int, table: Table = table, before: int = compared) -> None:
+            progress(f"comparing {table.name}", before + seen, total)
+
+        await _compare(source, target, table, counts[table.name], tell)
+        compared += counts[table.name]
     await target.finish(every)
     return counts
 
 
-async def _compare(source: Source, target: Target, table: Table, expected: int) -> None:
+async def _compare(
+    source: Source, target: Target, table: Table, expected: int, tell: Callable[[int], None]
+) -> None:
     """Raises NotCopied at the first row that is not the same in both."""
     theirs = target.rows(table)
     seen = 0
@@ -108,6 +121,7 @@ async def _compare(source: Source, target: Target, table: Table, expected: int) 
         if list(rows) != list(await anext(theirs, ())):
             raise NotCopied(f"after row {seen} of {table.name} the copy differs from its source")
         seen += len(rows)
+        tell(seen)
     if seen != expected or [rows async for rows in theirs]:
         raise NotCopied(f"the copy of {table.name} does not have {expected} rows")
 
@@ -138,6 +152,9 @@ class _Server:
             yield [tuple(row) for row in rows]
         await self._connection.execute(f"CLOSE {name}")
 
+    async def count(self, table: Table) -> int:
+        return int(await self._connection.fetchval(f"SELECT count(*) FROM {table.name}"))
+
     async def add(self, table: Table, rows: Sequence[Row]) -> None:
         await self._connection.copy_records_to_table(
             table.name, records=rows, columns=table.columns
@@ -164,6 +181,10 @@ class _File:
         cursor = self._connection.execute(table.query)
         while rows := cursor.fetchmany(BATCH):
             yield rows
+
+    async def count(self, table: Table) -> int:
+        (rows,) = self._connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()
+        return int(rows)
 
     async def add(self, table: Table, rows: Sequence[Row]) -> None:
         places = ", ".join("?" * len(table.columns))

@@ -41,7 +41,7 @@ async def url(postgres: Callable[[], str]) -> AsyncIterator[str]:
         yield made
 
 
-def silent(_table: str, _rows: int) -> None:
+def silent(_what: str, _rows: int, _total: int) -> None:
     """No progress."""
 
 
@@ -81,11 +81,20 @@ async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> 
     database = await Database.open(tmp_path)
     await fill(database)
     await database.close()
-    seen: list[str] = []
-    counts = await to_server(tmp_path, url, lambda table, _: seen.append(table))
+    seen: list[tuple[str, int, int]] = []
+    counts = await to_server(tmp_path, url, lambda *step: seen.append(step))
     before = content(tmp_path)
     assert counts == {name: len(rows) for name, rows in before.items()}
-    assert seen.count("sandbox_settings") == 3
+    steps = [what for what, _, _ in seen]
+    assert steps.count("copying sandbox_settings") == 3
+    assert steps.count("comparing sandbox_settings") == 3
+    total = sum(counts.values())
+    assert {of for _, _, of in seen} == {total}
+    done = [rows for _, rows, _ in seen]
+    half = done.index(total) + 1
+    assert done[:half] == sorted(done[:half])
+    assert done[half:] == sorted(done[half:])
+    assert done[-1] == total
     assert await check_server(url) == []
 
     there = await PostgresDatabase.open(url)
