@@ -3,8 +3,9 @@
     python -m tests.bench.profile [--only NAME]... [--requests N] [--seconds S]
 
 Prints user instructions per request, counted by callgrind, which the load of the machine does not
-change, and shares of the CPU time by part of the service, sampled by py-spy. Needs valgrind and
-leave to trace processes of the same user. Answers are signed and orders attested, as by default.
+change; what counting for /metrics takes of a status; and shares of the CPU time by part of the
+service, sampled by py-spy. Needs valgrind and leave to trace processes of the same user. Answers
+are signed and orders attested, as by default.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -32,6 +34,8 @@ WARM_UP: Final = 256
 ORDERS: Final = 1_000
 START_SECONDS: Final = 120.0
 RATE: Final = 1_000
+COUNTED: Final = 20_000
+MOST_OF_STATUS: Final = 0.02
 Requests = Callable[[list[str]], Iterator[bytes]]
 WORK: Final[dict[str, Requests]] = {
     "create-x2u": lambda _: itertools.islice(seeding.create_requests(), 0, None, 2),
@@ -95,11 +99,14 @@ class Tracing:
         self.control("--dump")
         self.control("--instr=off")
         self._dumps += 1
-        dump = self._out.with_name(f"{self._out.name}.{self._dumps}").read_text()
-        found = re.search(r"^(?:totals|summary): (\d+)", dump, re.MULTILINE)
-        if found is None:
-            raise RuntimeError("callgrind's dump has no totals")
-        return int(found[1]), seconds
+        return _total(self._out.with_name(f"{self._out.name}.{self._dumps}")), seconds
+
+
+def _total(dump: Path) -> int:
+    found = re.search(r"^(?:totals|summary): (\d+)", dump.read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError("callgrind's dump has no totals")
+    return int(found[1])
 
 
 def _load(port: int, requests: Iterator[bytes], count: int) -> None:
@@ -141,6 +148,21 @@ def instructions(directory: Path, names: list[str], count: int) -> dict[str, flo
     finally:
         server.stop()
     return found
+
+
+def metrics_instructions(directory: Path) -> float:
+    """User instructions that /metrics costs a call: its two clock readings and its counts."""
+
+    def used(calls: int) -> int:
+        out = directory / f"counting.{calls}"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        command += [sys.executable, "-m", "tests.bench.counting", str(calls)]
+        # Set and dictionary orders, and with them the cost of the imports, would differ.
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        return _total(out)
+
+    return (used(COUNTED) - used(0)) / COUNTED
 
 
 def shares(directory: Path, names: list[str], seconds: float) -> dict[str, Counter[str]]:
@@ -213,8 +235,13 @@ def main() -> None:
     try:
         if shutil.which("valgrind"):
             print("user instructions per request, one at a time (callgrind)")
-            for name, each in instructions(directory, names, args.requests).items():
+            counted = instructions(directory, names, args.requests)
+            for name, each in counted.items():
                 print(f"  {name:26}{each / 1e6:8.3f} M", flush=True)
+            if status := counted.get("status"):
+                each = metrics_instructions(directory)
+                share = f"{each / status:.1%} of a status (bound: {MOST_OF_STATUS:.0%})"
+                print(f"  {'metrics':26}{each / 1e6:8.3f} M, {share}", flush=True)
         else:
             print("valgrind is not installed: instructions are not counted")
         if args.seconds:
