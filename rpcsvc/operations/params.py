@@ -361,7 +361,7 @@ class CheckParams(Params):
         Annotated[str, Field(description="A monero: or an EIP-681 URI.", max_length=1024)] | None
     ) = None
     address: (
-        Annotated[str, Field(description="Where the money is to go.", max_length=256)] | None
+        Annotated[str, Field(description="Where the money is to go.", max_length=128)] | None
     ) = None
     amount: (
         Annotated[
@@ -391,7 +391,7 @@ class CheckParams(Params):
             str,
             Field(
                 description="The token's contract that is called. Calldata needs it.",
-                max_length=256,
+                max_length=128,
             ),
         ]
         | None
