@@ -1,7 +1,7 @@
-"""An accountant who keeps books of his own beside the order machine, for random order scenarios.
+"""An accountant that keeps its own books beside the order machine, for random order scenarios.
 
-He is given what the chain shows (``sees``) and which signed transfers fail (``fails``). Whatever is
-wrong with an order is raised as ``Unsound``.
+``sees`` records a deposit of the chain, ``fails`` a signed transfer that fails. Any error in an
+order raises ``Unsound``.
 
 After each event (``looks_at``):
   - a transfer is worth something; one that is planned is called for, and its deposits are there;
