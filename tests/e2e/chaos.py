@@ -359,11 +359,11 @@ class Caller:
 
 
 async def fault_schedule(
-    service: KillableService, faults: Sequence[Mapping[str, Any]], seed: int, end: float
+    service: KillableService, faults: Sequence[Mapping[str, Any]], seed: int, over: asyncio.Event
 ) -> None:
-    """Inject faults into the sandbox until ``end`` of the monotonic clock."""
+    """Inject faults into the sandbox until ``over`` is set."""
     drawn = random.Random(f"{seed} faults")
-    while time.monotonic() < end:
+    while not over.is_set():
         await service.up.wait()
         with suppress(Gone):
             await service.rpc("sandbox.fault", **drawn.choice(faults))
