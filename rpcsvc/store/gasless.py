@@ -31,7 +31,7 @@ _COUNT: Final = (
     " SET authorizations = authorization_counts.authorizations + 1"
     " WHERE authorization_counts.authorizations < :most"
 )
-_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day"
+_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
 class SqlFundingStore:

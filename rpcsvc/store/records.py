@@ -187,7 +187,7 @@ _COUNT_BYTES: Final = (
     " bytes = ticket_counts.bytes + excluded.bytes"
     " WHERE ticket_counts.bytes + excluded.bytes <= :most_bytes"
 )
-_FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day"
+_FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day - 1"
 # Rows are numbered as they come: only the oldest thousand are looked at.
 _OLD_TICKETS: Final = (
     "SELECT seq FROM (SELECT seq, created_at FROM tickets ORDER BY seq LIMIT 1000) AS oldest"
@@ -227,7 +227,7 @@ def ticket_statement(ticket: Ticket) -> Statement:
 
 
 def charge_statements(charge: TicketCharge) -> list[Statement]:
-    """Count a ticket and forget earlier days. The transaction is refused above the limit."""
+    """Count a ticket, unless that exceeds a limit; counts of days before yesterday are deleted."""
     values = charge._asdict()
     return [
         Statement(_FORGET_TICKET_COUNTS, values),

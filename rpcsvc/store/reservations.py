@@ -45,7 +45,7 @@ _COUNT_ORDER: Final = (
     " ON CONFLICT (day, client) DO UPDATE SET orders = order_counts.orders + 1"
     " WHERE order_counts.orders < :most"
 )
-_FORGET_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day"
+_FORGET_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day - 1"
 _UNBOUNDED: Final = 2**62
 
 _SELECT_SUMS: Final = (

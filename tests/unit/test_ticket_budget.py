@@ -70,15 +70,15 @@ async def status(served: Served) -> int:
     return answer.status
 
 
-async def test_counts_of_days_before_are_deleted(tmp_path: Path) -> None:
+async def test_counts_of_days_before_yesterday_are_deleted(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
-        for _ in range(3):
+        for _ in range(4):
             assert (await box.call("support.create", client=ADDRESS, **TICKET))["ok"]
             await box.jump(DAY)
         days = all_rows(
             box.up.database, "SELECT client <> '', tickets FROM ticket_counts ORDER BY client"
         )
-        assert days == [(0, 1), (1, 1)]
+        assert days == [(0, 1), (0, 1), (1, 1), (1, 1)]
 
 
 async def test_ticket_with_the_awaited_refund_address_is_accepted(tmp_path: Path) -> None:

@@ -330,8 +330,8 @@ BEGIN
     DELETE FROM reservation_sums WHERE scope = OLD.client AND number = 0;
 END;
 
--- Orders that each client made on a day (UTC, counted from the epoch). A day's orders delete the
--- days before.
+-- Orders that each client made on a day (UTC, counted from the epoch). A day's orders delete
+-- the days before yesterday: a replica whose clock is a day ahead leaves today's counts.
 CREATE TABLE order_counts (
     day    INTEGER NOT NULL,
     client TEXT    NOT NULL,
@@ -500,7 +500,7 @@ CREATE TABLE tickets (
 ) STRICT;
 
 -- Tickets and bytes that each client was charged on a day (UTC, counted from the epoch), and all
--- clients together (''). A day's first ticket deletes the days before.
+-- clients together (''). A day's first ticket deletes the days before yesterday.
 CREATE TABLE ticket_counts (
     day     INTEGER NOT NULL,
     client  TEXT    NOT NULL,
@@ -556,7 +556,7 @@ CREATE TRIGGER authorizations_are_never_deleted BEFORE DELETE ON funding_authori
 BEGIN SELECT RAISE(ABORT, 'an authorization stays'); END;
 
 -- Authorizations that each client's gas was spent on, or may be, on a day (UTC, counted from the
--- epoch). A day's first deletes the days before.
+-- epoch). A day's first deletes the days before yesterday.
 CREATE TABLE authorization_counts (
     day            INTEGER NOT NULL,
     client         TEXT    NOT NULL,

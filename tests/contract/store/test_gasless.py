@@ -149,11 +149,14 @@ async def test_record_that_is_resolved_can_not_be_changed(
         await database.write([statement(sql)])
 
 
-async def test_authorizations_of_a_client_are_counted_by_day(store: SqlFundingStore) -> None:
+@pytest.mark.parametrize(("later", "kept"), [(8, 1), (9, 0)])
+async def test_authorizations_of_a_client_are_counted_by_day(
+    store: SqlFundingStore, later: int, kept: int
+) -> None:
     await store.add(record(), 1, ClientDay("address:1", 7, 1))
     assert await store.sent_on("address:1", 7) == 1
     with pytest.raises(StaleWrite):
         await store.add(record(2, "ord_2"), 1, ClientDay("address:1", 7, 1))
     assert await store.find(record(2).key) is None
-    await store.add(record(2, "ord_2"), 1, ClientDay("address:1", 8, 1))
-    assert [await store.sent_on("address:1", day) for day in (7, 8)] == [0, 1]
+    await store.add(record(2, "ord_2"), 1, ClientDay("address:1", later, 1))
+    assert [await store.sent_on("address:1", day) for day in (7, later)] == [kept, 1]

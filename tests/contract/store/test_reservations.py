@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,19 @@ async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Ta
     for client in (ONE, TOKEN, ""):
         assert (await keeper.store.reserved("arbitrum", client)).orders == 0
     assert await wrong_sums(database) == []
+
+
+@pytest.mark.parametrize(("ahead", "kept"), [(1, 1), (2, 0)])
+async def test_counts_of_today_outlive_an_order_of_a_clock_a_day_ahead(
+    keeper: Keeper, ahead: int, kept: int
+) -> None:
+    """Replicas that disagree about the day must not set each other's limits back."""
+    await keeper.open(numbered(1), Admission(ONE))
+    later = numbered(2)
+    dated = replace(later.terms, created_at=NOW + ahead * 24 * HOUR)
+    await keeper.open(replace(later, terms=dated), Admission(OTHER))
+    assert await keeper.store.orders_made(ONE, DAY) == kept
+    assert await keeper.store.orders_made(OTHER, DAY + ahead) == 1
 
 
 async def test_sums_are_by_client_and_by_how_it_is_known(keeper: Keeper) -> None:
