@@ -41,8 +41,9 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: install ## the quick tests; those of real daemons too, where these are installed
 	$(BIN)/python -m pytest -m 'not slow' --ignore tests/browser --ignore tests/container -n 4 --dist loadfile --no-loadscope-reorder -rs
 
+# They wait for restarts for a third of their time: more of them run than there are cores.
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest --ignore tests/browser --ignore tests/container -n 3 --dist worksteal
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
