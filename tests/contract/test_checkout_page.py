@@ -241,6 +241,15 @@ async def test_refund_form_takes_an_address_in_two_steps(served: Served) -> None
     assert served.count("tickets") == 0
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_address_of_the_form_leads_back_to_the_order(served: Served, method: str) -> None:
+    order = await make_order(served, X2U)
+    path = f"{order.path}/refund"
+    response = await served.client.request(method, path, allow_redirects=False)
+    assert (response.status, response.headers["location"]) == (303, order.path)
+    assert (await page(served, f"/orders/ord_{'0' * 26}/refund"))[0] == 404
+
+
 async def test_refund_form_needs_the_orders_own_secret(served: Served) -> None:
     order = await awaiting_refund_address(served)
     tickets = served.count("tickets")

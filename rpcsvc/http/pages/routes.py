@@ -87,6 +87,7 @@ class PagesHttp:
             web.get(HOME, self._around(self._home), allow_head=True),
             web.get("/status", self._around(self._status_page), allow_head=True),
             web.get(ORDER_PATH, self._around(self._order), allow_head=True),
+            web.get(f"{ORDER_PATH}/refund", self._around(self._back_to_order), allow_head=True),
             web.post(f"{ORDER_PATH}/refund", self._around(self._refund)),
             web.get(f"{ORDER_PATH}/attestation", self._around(self._attestation)),
             web.get(f"{ORDER_PATH}/receipt", self._around(self._receipt)),
@@ -234,6 +235,10 @@ class PagesHttp:
 
     # --- the form for a refund ---
 
+    async def _back_to_order(self, visit: Visit) -> web.Response:
+        """The form's address as a page: a reader who opens it again means the order's."""
+        return _see_order(await self._find(visit))
+
     async def _refund(self, visit: Visit) -> web.Response:
         """Two steps: the address is shown once more, then taken."""
         order = await self._find(visit)
@@ -292,9 +297,7 @@ class PagesHttp:
             raise reply.error
         if not orjson.loads(reply.body)["data"]["refundAddress"]["accepted"]:
             return self._unchanged(visit, "refund.taken", 409)
-        where = f"/orders/{order.order_id}"
-        headers = {"location": where, "cache-control": "no-store"}
-        return web.Response(body=b"", status=303, headers=headers)
+        return _see_order(order)
 
 
 async def _read_form(request: web.Request) -> RefundForm | None:
@@ -309,6 +312,11 @@ async def _read_form(request: web.Request) -> RefundForm | None:
     if any(name not in _FIELDS or len(values) > 1 for name, values in fields.items()):
         return None
     return RefundForm(*(fields.get(name, [""])[0] for name in _FIELDS))
+
+
+def _see_order(order: Order) -> web.Response:
+    headers = {"location": f"/orders/{order.order_id}", "cache-control": "no-store"}
+    return web.Response(body=b"", status=303, headers=headers)
 
 
 def _file(name: str, media_type: str, body: bytes) -> web.Response:
