@@ -53,11 +53,12 @@ async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:
     assert "165 USDC" not in text
 
 
-async def test_home_page_tells_which_networks_are_down(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("path", ["/", "/status"])
+async def test_page_tells_which_networks_are_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     await fault(served, "engine_down")
-    _, text = await page(served, "/")
+    _, text = await page(served, path, x_forwarded_for="192.0.2.7")
     down = f'<strong class="down">{SAY("home.network_down")}</strong>'
     assert text.count(down) == 7
     assert SAY("home.network_up") not in text
@@ -68,7 +69,7 @@ async def test_home_page_tells_which_networks_are_down(
         return {"monero": Health(False, "http://127.0.0.1:18081 is down"), "base": Health(True)}
 
     monkeypatch.setattr(LocalVenue, "networks", networks)
-    _, text = await page(served, "/")
+    _, text = await page(served, path, x_forwarded_for="192.0.2.7")
     assert f"Monero: {down}" in text
     assert f"Base: <strong>{SAY('home.network_up')}</strong>" in text
     assert f"Ethereum: <strong>{SAY('home.network_unknown')}</strong>" in text

@@ -66,15 +66,17 @@ async def home_values(
     }
 
 
-def status_values(
-    texts: Texts, checks: Mapping[str, Health], now: int, *, is_insider: bool
+async def status_values(
+    service: Service, texts: Texts, checks: Mapping[str, Health], *, is_insider: bool
 ) -> dict[str, Any]:
     """Values of the status page. Details name orders and balances, so only insiders get them."""
+    now = service.clock.now_ms()
     is_well = all(health.ok for health in checks.values())
     return {
         "is_well": is_well,
         "heading": texts.say("status.well" if is_well else "status.unwell"),
         "now": moment(now, now),
+        "networks": await _networks(service, texts),
         "checks": [
             CheckLine(
                 texts.entries.get(f"status.check_{name}", name),

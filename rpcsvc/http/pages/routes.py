@@ -124,8 +124,7 @@ class PagesHttp:
         """The answer of /health for whoever may see it, its status code included."""
         checks = await self._health.checks()
         is_insider = self._gate.is_insider(visit.request, visit.context)
-        now = self._service.clock.now_ms()
-        values = status_values(visit.texts, checks, now, is_insider=is_insider)
+        values = await status_values(self._service, visit.texts, checks, is_insider=is_insider)
         status = 200 if values["is_well"] else 503
         return self._renderer.page("status.html", visit.texts, values, status=status)
 
