@@ -135,6 +135,22 @@ async def test_page_of_each_state_is_accessible(
             await check_screens(browser, served, order.path, name)
 
 
+async def test_removed_deposit_is_told_at_the_top(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served,
+        reading(browser, served.url) as page,
+    ):
+        order = await make_order(served, U2X)
+        await page.goto(served.url + order.path)
+        await fund(served, order, amount="50")
+        await heading(page, "partial")
+        says = SAY("checkout.removed", amount="50 USDC")
+        await expect(page.locator("#state")).not_to_contain_text(says)
+        await fault(served, "drop_deposit", orderId=order.order_id)
+        await heading(page, "awaiting_deposit")
+        await expect(page.locator("#state")).to_contain_text(says)
+
+
 @pytest.mark.parametrize("path", ["/", "/status", "/orders/none"])
 async def test_front_page_is_accessible(browser: Browser, served: Served, path: str) -> None:
     await check_screens(browser, served, path, path)

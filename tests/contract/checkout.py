@@ -54,6 +54,15 @@ async def until(served: Served, order: Ordered, **wanted: Any) -> Json:
             await asyncio.sleep(0.02)
 
 
+async def until_paid_out(served: Served, order: Ordered) -> None:
+    """Return once the order has a payout, whatever its state."""
+    async with asyncio.timeout(60):
+        while True:
+            if (await status_of(served, order))["transfers"]:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def awaiting_refund_address(served: Served) -> Ordered:
     """An order for USDC whose XMR deposit was too small, and that has no refund address."""
     order = await make_order(served, X2U)

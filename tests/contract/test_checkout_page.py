@@ -33,6 +33,7 @@ from tests.contract.checkout import (
     make_order,
     status_of,
     until,
+    until_paid_out,
 )
 from tests.contract.serving import EVM, MONERO, Served, serving
 from tests.contract.signatures import jwks
@@ -323,6 +324,39 @@ async def test_page_counts_confirmations_while_they_are_awaited(tmp_path: Path) 
         assert (
             SAY("checkout.confirmations_of", have=0, need=2) in (await page(served, order.path))[1]
         )
+
+
+async def test_page_says_that_a_deposit_has_left_the_chain(tmp_path: Path) -> None:
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        order = await make_order(served, U2X)
+        await fund(served, order, amount="50")
+        await until(served, order, amountDue="100")
+        says = SAY("checkout.removed", amount="50 USDC")
+        assert says not in (await page(served, order.path))[1]
+        await fault(served, "drop_deposit", orderId=order.order_id)
+        await until(served, order, amountDue="150")
+        _, text = await page(served, order.path)
+        assert text.index('id="state"') < text.index(says) < text.index('id="pay"')
+        await fault(served, "restore_deposit", orderId=order.order_id)
+        await until(served, order, amountDue="100")
+        assert says not in (await page(served, order.path))[1]
+
+
+async def test_page_tells_swapping_parts_from_paying_out(tmp_path: Path) -> None:
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        parts = {"fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 60_000}}
+        made = (await bff.post(served, "/orders", {**bff.ORDER, **parts})).body
+        order = Ordered(made["orderId"], bff.SESSION)
+        await fund(served, order)
+        await until(served, order, status="executing_swap")
+        _, text = await page(served, order.path)
+        assert f"<h1>{SAY('checkout.heading_swapping_chunks')}</h1>" in text
+        says = [SAY("checkout.says_swapping_chunks", done=done, total=2) for done in (0, 1)]
+        assert any(each in text for each in says)
+        await fault(served, "advance_clock", seconds=61)
+        await until_paid_out(served, order)
+        _, text = await page(served, order.path)
+        assert f"<h1>{SAY('checkout.heading_executing_swap')}</h1>" in text
 
 
 async def test_page_is_shown_while_no_node_tells_confirmations(

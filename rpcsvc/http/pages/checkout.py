@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import orjson
 from markupsafe import Markup
 
 from rpcsvc.clock import iso8601
@@ -19,6 +20,7 @@ from rpcsvc.domain.order import (
     REFUND_ADDRESS,
     REFUND_BLOCKED,
     Deposit,
+    DepositState,
     Order,
     OrderStatus,
     Transfer,
@@ -102,6 +104,7 @@ class Checkout:
     heading: str
     says: str
     reason: str | None
+    removed: str
     steps: tuple[ProgressStep, ...]
     send: str
     receive: str
@@ -172,8 +175,10 @@ class CheckoutWriter:
                 f"checkout.says_{key}",
                 **_only(key, "partial", arrived=self._arrived(), missing=self._missing()),
                 **_only(key, "completed", amount=self._paid_out()),
+                **_only(key, "swapping_chunks", **self._chunk_counts()),
             ),
             reason=None if order.status in AWAITS_DEPOSIT else order.error_message,
+            removed=self._removed(),
             steps=self._steps(),
             send=terms.deposit_asset.symbol,
             receive=terms.payout_asset.symbol,
@@ -221,6 +226,11 @@ class CheckoutWriter:
             if self._status["fundingInstructions"] is None:
                 return "window_over"
             return "partial" if order.pending_units else OrderStatus.AWAITING_DEPOSIT.value
+        if (
+            order.status is OrderStatus.EXECUTING_SWAP
+            and self._progress().get("status") == "active"
+        ):
+            return "swapping_chunks"
         action = self._status["actionRequired"]
         return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
 
@@ -313,12 +323,30 @@ class CheckoutWriter:
             return self._say("checkout.rate_unlocked")
         return self._say("checkout.rate_locked", time=moment(lock_end, self._now).text)
 
+    def _progress(self) -> Json:
+        """The chunks as swap.status has them: an upstream's report, else our own; or nothing."""
+        report = self._order.report
+        if report is not None and report.extra is not None:
+            return dict(orjson.loads(report.extra))
+        return twap_view(self._order, self._now) or {}
+
     def _chunks(self) -> str:
-        progress = twap_view(self._order, self._now)
-        if progress is None or not progress["enabled"]:
+        is_chunked = self._progress().get("enabled", False)
+        return self._say("checkout.chunks", **self._chunk_counts()) if is_chunked else ""
+
+    def _chunk_counts(self) -> dict[str, int]:
+        progress = self._progress()
+        return {
+            "done": progress.get("chunksCompleted", 0),
+            "total": progress.get("chunksTotal", 0),
+        }
+
+    def _removed(self) -> str:
+        """What has left the chain again, for a payer who may have to send it once more."""
+        gone = sum(d.units for d in self._order.deposits if d.state is DepositState.REMOVED)
+        if not gone or self._order.status is OrderStatus.COMPLETED:
             return ""
-        done, total = progress["chunksCompleted"], progress["chunksTotal"]
-        return self._say("checkout.chunks", total=total, done=done)
+        return self._say("checkout.removed", amount=_amount(gone, self._terms.deposit_asset))
 
     def _received(self, deposit: Deposit) -> DepositLine:
         view = deposit_view(self._order, deposit)
@@ -411,6 +439,7 @@ _MOODS: Final = {
     "deposit_detected": "going",
     "deposit_confirmed": "going",
     "executing_swap": "going",
+    "swapping_chunks": "going",
     "completed": "good",
     "refunding": "going",
     REFUND_ADDRESS: "needs",
