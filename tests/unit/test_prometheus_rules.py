@@ -56,8 +56,16 @@ def test_rules_are_on_metrics_that_exist() -> None:
 
 def test_every_rule_links_to_its_section() -> None:
     for rule in RULES.split("- alert: ")[1:]:
-        anchors = re.findall(r"runbook_url: docs/alerts\.md#(\S+)", rule)
+        anchors = re.findall(
+            r'runbook_url: "{{ \$externalLabels\.rpcsvc_docs }}/alerts\.md#(\w+)"', rule
+        )
         assert anchors == [rule.split()[0].lower()]
+
+
+def test_prometheus_of_compose_says_where_the_docs_are() -> None:
+    """Links to runbooks begin with this label; without it they lead nowhere."""
+    settings = (FOLDER / "prometheus.yaml").read_text()
+    assert re.search(r"external_labels: {rpcsvc_docs: https://\S+[^/]}", settings)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
