@@ -40,6 +40,7 @@ from rpcsvc.domain.order import (
     Deposit,
     DepositState,
     Order,
+    OrderReason,
     OrderStatus,
     Terms,
     Transfer,
@@ -106,10 +107,6 @@ def lock_broken(order: Order, _event: ev.LockBroken, now: int) -> Transition:
     return Transition(replace(order, lock_broken_at=now))
 
 
-_UNCONFIRMED = "The deposit was never confirmed by its network."
-_ABOVE_MAXIMUM = "The deposits are above the maximum."
-
-
 def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition:
     """Swap, refund, wait or expire: the rules of the module's docstring, top to bottom."""
     if not any(d.is_active for d in order.deposits):
@@ -125,8 +122,10 @@ def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition
     if total >= order.terms.min_deposit:
         return _swap(order, total)
     if total == 0:
-        return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_UNCONFIRMED))
-    return refund(order, "The deposits stayed below the minimum until the order expired.")
+        return Transition(
+            replace(order, status=OrderStatus.EXPIRED, error_message=OrderReason.UNCONFIRMED.text)
+        )
+    return refund(order, OrderReason.BELOW_MINIMUM)
 
 
 def cancel_planned(order: Order) -> Order:
@@ -144,7 +143,7 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
     terms = order.terms
     total = sum(d.units for d in order.unspent)
     if total > terms.max_deposit:
-        return refund(order, _ABOVE_MAXIMUM)  # more came while the price was awaited
+        return refund(order, OrderReason.ABOVE_MAXIMUM)  # more came while the price was awaited
     output, _fee = _output(order, event.rate)
     fair = keeps_proportion(
         output=output,
@@ -153,9 +152,9 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
         deposit_amount=terms.deposit_amount,
     )
     if not fair:
-        return refund(order, "The deposit came late and the rate has moved too far since.")
+        return refund(order, OrderReason.LATE_RATE_MOVED)
     if event.payable is not None and output + terms.price.payout_fee > event.payable:
-        return refund(order, "The deposit came late, when the service could not pay for it.")
+        return refund(order, OrderReason.LATE_NOT_PAYABLE)
     return _plan_payout(order, event.rate)
 
 
@@ -178,7 +177,7 @@ def pay(order: Order, units: int, integrator_fee: int) -> Transition:
 
 def _swap(order: Order, total: int) -> Transition:
     if total > order.terms.max_deposit:
-        return refund(order, _ABOVE_MAXIMUM)
+        return refund(order, OrderReason.ABOVE_MAXIMUM)
     if twap.is_cut(order, total):
         filling = replace(twap.assign_to_payout(order), status=OrderStatus.EXECUTING_SWAP)
         return Transition(filling, (FillChunk(0),))
@@ -187,7 +186,7 @@ def _swap(order: Order, total: int) -> Transition:
         return Transition(confirmed, (PriceLateDeposit(),))
     output, _fee = _output(order, order.terms.price.rate)
     if output == 0:
-        return refund(order, "The deposits are worth no more than the fees of paying them out.")
+        return refund(order, OrderReason.BELOW_FEES)
     return _plan_payout(confirmed, order.terms.price.rate)
 
 
@@ -210,10 +209,6 @@ def confirmation_deadline(order: Order) -> int:
     """The deadline (ms) for the confirmation of the order's deposits."""
     last_seen = max((d.first_seen_at for d in order.deposits if d.is_active), default=0)
     return last_seen + order.terms.timeouts.confirm
-
-
-_NO_DEPOSIT = "No deposit came before the order expired."
-_CANCELLED = "The order was cancelled before a deposit came."
 
 
 # --- seen ------------------------------------------------------------------------------------
@@ -322,7 +317,9 @@ def _withhold_leftover(order: Order) -> Order:
 
 def expire(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
     """Expire the order: no deposit came until the end of the late window."""
-    return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_NO_DEPOSIT))
+    return Transition(
+        replace(order, status=OrderStatus.EXPIRED, error_message=OrderReason.NO_DEPOSIT.text)
+    )
 
 
 def cancel_unfunded(order: Order, _event: ev.Cancelled, _now: int) -> Transition:
@@ -332,7 +329,9 @@ def cancel_unfunded(order: Order, _event: ev.Cancelled, _now: int) -> Transition
     """
     if order.deposits:
         raise ImpossibleTransition("a deposit was seen")
-    return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_CANCELLED))
+    return Transition(
+        replace(order, status=OrderStatus.EXPIRED, error_message=OrderReason.CANCELLED.text)
+    )
 
 
 def deadline_in_detected(order: Order, _event: ev.DeadlinePassed, now: int) -> Transition:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.pricing import Direction, Price, deposit_asset, payout_asset
@@ -46,6 +46,56 @@ class DepositState(StrEnum):
     SEEN = "seen"
     CONFIRMED = "confirmed"
     REMOVED = "removed"
+
+
+class OrderReason(StrEnum):
+    """Why an order was refunded or ended without a payout, by its stable code."""
+
+    UNCONFIRMED = "unconfirmed"
+    ABOVE_MAXIMUM = "above_maximum"
+    BELOW_MINIMUM = "below_minimum"
+    LATE_RATE_MOVED = "late_rate_moved"
+    LATE_NOT_PAYABLE = "late_not_payable"
+    BELOW_FEES = "below_fees"
+    NO_DEPOSIT = "no_deposit"
+    CANCELLED = "cancelled"
+    RATE_FELL = "rate_fell"
+    RATE_FELL_MIDWAY = "rate_fell_midway"
+    PAYOUT_FAILED = "payout_failed"
+    PAYOUT_NOT_PREPARED = "payout_not_prepared"
+    DUST = "dust"
+
+    @property
+    def text(self) -> str:
+        """The sentence that callers read, in English."""
+        return _REASON_TEXTS[self]
+
+
+_REASON_TEXTS: Final = {
+    OrderReason.UNCONFIRMED: "The deposit was never confirmed by its network.",
+    OrderReason.ABOVE_MAXIMUM: "The deposits are above the maximum.",
+    OrderReason.BELOW_MINIMUM: "The deposits stayed below the minimum until the order expired.",
+    OrderReason.LATE_RATE_MOVED: "The deposit came late and the rate has moved too far since.",
+    OrderReason.LATE_NOT_PAYABLE: "The deposit came late, when the service could not pay for it.",
+    OrderReason.BELOW_FEES: "The deposits are worth no more than the fees of paying them out.",
+    OrderReason.NO_DEPOSIT: "No deposit came before the order expired.",
+    OrderReason.CANCELLED: "The order was cancelled before a deposit came.",
+    OrderReason.RATE_FELL: (
+        "The rate fell below the order's minimum before the first chunk was swapped."
+    ),
+    OrderReason.RATE_FELL_MIDWAY: (
+        "The rate fell below the order's minimum; what was swapped is paid out, the rest refunded."
+    ),
+    OrderReason.PAYOUT_FAILED: "The payout failed on its network.",
+    OrderReason.PAYOUT_NOT_PREPARED: "The payout could not be prepared in time.",
+    OrderReason.DUST: "They are worth no more than the fee of sending them back, and are held.",
+}
+
+
+def reasons_in(message: str) -> list[OrderReason]:
+    """The reasons that an order's error message tells; none if the words are an upstream's."""
+    found = [reason for reason in OrderReason if reason.text in message]
+    return found if " ".join(reason.text for reason in found) == message else []
 
 
 class TransferKind(StrEnum):

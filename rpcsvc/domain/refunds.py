@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import (
@@ -28,6 +27,7 @@ from rpcsvc.domain.order import (
     Deposit,
     DepositState,
     Order,
+    OrderReason,
     OrderStatus,
     Transfer,
     TransferKind,
@@ -169,12 +169,9 @@ def _refund(order: Order, recipient: str, units: int) -> Transfer:
     )
 
 
-_DUST: Final = "They are worth no more than the fee of sending them back, and are held."
-
-
-def refund(order: Order, reason: str) -> Transition:
+def refund(order: Order, reason: OrderReason) -> Transition:
     """Refund everything unspent, and end the order when that is settled."""
-    order = replace(order, status=OrderStatus.REFUNDING, error_message=reason)
+    order = replace(order, status=OrderStatus.REFUNDING, error_message=reason.text)
     order, effects = plan_refunds(order)
     return Transition(finish_refunding(order), effects)
 
@@ -192,7 +189,8 @@ def finish_refunding(order: Order) -> Order:
     if any(t.state is TransferState.SETTLED for t in order.refunds):
         return replace(order, status=OrderStatus.REFUNDED)
     if any(d.is_dust for d in order.deposits):
-        order = replace(order, error_message=f"{order.error_message or ''} {_DUST}".lstrip())
+        reasons = f"{order.error_message or ''} {OrderReason.DUST.text}".lstrip()
+        order = replace(order, error_message=reasons)
     return replace(order, status=OrderStatus.FAILED)
 
 

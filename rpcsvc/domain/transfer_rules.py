@@ -27,7 +27,7 @@ from rpcsvc.domain.events import (
     remove_deposit,
     transfer_in,
 )
-from rpcsvc.domain.order import Order, OrderStatus, TransferKind, TransferState
+from rpcsvc.domain.order import Order, OrderReason, OrderStatus, TransferKind, TransferState
 from rpcsvc.domain.refunds import finish_refunding, refund, refund_extra
 
 _MAY_END = (
@@ -77,7 +77,7 @@ def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
     """A transfer failed for good: its deposits are refunded by a new one."""
     order, kind = _record_failed(order, event)
     if kind is TransferKind.PAYOUT:
-        return refund(replace(order, leftover=0), "The payout failed on its network.")
+        return refund(replace(order, leftover=0), OrderReason.PAYOUT_FAILED)
     return refund_extra(order)
 
 
@@ -133,7 +133,7 @@ def cancel_and_refund(order: Order, _event: ev.DeadlinePassed, _now: int) -> Tra
     payout = planned_payout(order)
     if payout is not None:
         order = cancel(order, payout)
-    return refund(replace(order, leftover=0), "The payout could not be prepared in time.")
+    return refund(replace(order, leftover=0), OrderReason.PAYOUT_NOT_PREPARED)
 
 
 def look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
@@ -142,12 +142,6 @@ def look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition
     if twap.is_filling(order):
         effects.append(FillChunk(len(order.fills)))
     return Transition(order, tuple(effects))
-
-
-_RATE_FELL = "The rate fell below the order's minimum before the first chunk was swapped."
-_RATE_FELL_MIDWAY = (
-    "The rate fell below the order's minimum; what was swapped is paid out, the rest refunded."
-)
 
 
 def chunk_filled(order: Order, event: ev.ChunkFilled, now: int) -> Transition:
@@ -167,9 +161,11 @@ def filling_stopped(order: Order, event: ev.FillingStopped, _now: int) -> Transi
     _require_next_chunk(order, event.index)
     if not order.fills:
         order = release(order, next_transfer_id(order, TransferKind.PAYOUT))
-        return refund(order, _RATE_FELL)
+        return refund(order, OrderReason.RATE_FELL)
     leftover = twap.total_of(order) - twap.swapped_units(order)
-    return _pay_fills(replace(order, leftover=leftover, error_message=_RATE_FELL_MIDWAY))
+    return _pay_fills(
+        replace(order, leftover=leftover, error_message=OrderReason.RATE_FELL_MIDWAY.text)
+    )
 
 
 def removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> Transition:

@@ -15,6 +15,7 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
+from rpcsvc.http.pages import checkout
 from rpcsvc.http.pages.rendering import qr_svg
 from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.orders.local_venue import LocalVenue
@@ -88,7 +89,20 @@ async def test_page_codes_the_bare_address_of_usdc(served: Served) -> None:
     assert text.index("<details") < warning < link < text.index("</details>")
 
 
-async def test_reason_is_marked_as_english(served: Served) -> None:
+async def test_reason_is_told_in_the_words_of_the_catalogue(served: Served) -> None:
+    order = await make_order(served, X2U)
+    session = {"sessionId": order.session_id}
+    assert (await served.post(f"/agent/swap/cancel/{order.order_id}", session)).status == 200
+    reason = html.escape(SAY("checkout.reason_cancelled"))
+    _, text = await page(served, order.path)
+    assert f'<p class="reason">{reason}</p>' in text
+
+
+async def test_reason_of_an_upstream_is_marked_as_english(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of an upstream are in no catalogue: here those of a cancelled order."""
+    monkeypatch.setattr(checkout, "reasons_in", lambda _: [])
     order = await make_order(served, X2U)
     session = {"sessionId": order.session_id}
     assert (await served.post(f"/agent/swap/cancel/{order.order_id}", session)).status == 200

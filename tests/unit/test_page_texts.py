@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import rpcsvc
+from rpcsvc.domain.order import OrderReason, reasons_in
 from rpcsvc.http.pages.texts import Catalogues
 
 PACKAGE = Path(rpcsvc.__file__).parent
@@ -32,6 +35,26 @@ def test_every_text_of_the_catalogue_is_used() -> None:
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("templates/*.html")]
     sources = "\n".join(file.read_text(encoding="utf-8") for file in files)
     assert unused(set(Catalogues().choose("en").entries), sources) == set()
+
+
+@pytest.mark.parametrize("reason", OrderReason)
+def test_every_reason_has_a_text_in_the_catalogue(reason: OrderReason) -> None:
+    """In English it is what machine answers say; with the fee's reason behind it as well."""
+    assert Catalogues().choose("en").say(f"checkout.reason_{reason.value}") == reason.text
+    assert reasons_in(reason.text) == [reason]
+    if reason is not OrderReason.DUST:
+        both = f"{reason.text} {OrderReason.DUST.text}"
+        assert reasons_in(both) == [reason, OrderReason.DUST]
+        assert reasons_in(f"{both} And more.") == []
+
+
+def test_rules_give_no_reason_without_a_code() -> None:
+    """What ends an order names a reason; only an upstream's report brings words of its own."""
+    sources = "".join(path.read_text() for path in (PACKAGE / "domain").glob("*.py"))
+    given = set(re.findall(r"error_message=([^,)\n]+)", sources))
+    assert {each for each in given if not each.startswith("OrderReason.")} == {
+        "None", "reason.text", "reasons", "event.report.error",
+    }  # fmt: skip
 
 
 def test_text_that_no_source_names_is_found() -> None:

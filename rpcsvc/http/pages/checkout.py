@@ -26,6 +26,7 @@ from rpcsvc.domain.order import (
     Transfer,
     TransferKind,
     TransferState,
+    reasons_in,
 )
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.http.pages.rendering import qr_svg
@@ -104,6 +105,7 @@ class Checkout:
     heading: str
     says: str
     reason: str | None
+    is_reason_english: bool
     removed: str
     steps: tuple[ProgressStep, ...]
     send: str
@@ -167,6 +169,7 @@ class CheckoutWriter:
         order, terms, key = self._order, self._terms, self._key()
         needs_address = self._status["actionRequired"] == REFUND_ADDRESS
         is_live = self._is_live()
+        reason, is_reason_english = self._reason()
         return Checkout(
             order_id=order.order_id,
             mood=_MOODS[key],
@@ -177,7 +180,8 @@ class CheckoutWriter:
                 **_only(key, "completed", amount=self._paid_out()),
                 **_only(key, "swapping_chunks", **self._chunk_counts()),
             ),
-            reason=None if order.status in AWAITS_DEPOSIT else order.error_message,
+            reason=reason,
+            is_reason_english=is_reason_english,
             removed=self._removed(),
             steps=self._steps(),
             send=terms.deposit_asset.symbol,
@@ -340,6 +344,14 @@ class CheckoutWriter:
             "done": progress.get("chunksCompleted", 0),
             "total": progress.get("chunksTotal", 0),
         }
+
+    def _reason(self) -> tuple[str | None, bool]:
+        """Why there was no payout, and whether it is told in English whatever the page is in."""
+        message = self._order.error_message
+        if message is None or self._order.status in AWAITS_DEPOSIT:
+            return None, False
+        texts = [self._say(f"checkout.reason_{reason.value}") for reason in reasons_in(message)]
+        return (" ".join(texts), False) if texts else (message, True)
 
     def _removed(self) -> str:
         """What has left the chain again, for a payer who may have to send it once more."""
