@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,20 @@ async def until(
             if data["state"] in states and as_wanted:
                 return dict(data)
             await asyncio.sleep(0.02)
+
+
+async def test_checkout_url_is_of_the_sidecars_own_page(central: Served, tmp_path: Path) -> None:
+    """The user was given the order's id here; the upstream knows no such order."""
+    async with beside(central, tmp_path / "own", site_url="https://side.example") as sidecar:
+        made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]["order"]
+        flat = (await post(sidecar, "/orders", ORDER)).body
+        for order in (made, flat):
+            path = f"/orders/{order['orderId']}"
+            assert order["checkoutUrl"] == f"https://side.example{path}"
+            shown = await sidecar.client.get(path)
+            assert shown.status == 200
+            assert order["depositAddress"] in re.sub(r"<[^>]*>", "", await shown.text())
+            assert (await central.client.get(path)).status == 404
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
