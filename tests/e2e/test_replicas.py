@@ -218,7 +218,10 @@ async def test_standby_refuses_to_write_and_says_where_it_stands(
             data, _ = await call_for_data(first, "swap.execute", SWAPS["x2u"])
             second = up.start()
             await until(lambda: reads(second))
-            await require_standby(up, second, data["order"]["orderId"])
+            order = data["order"]
+            await require_standby(up, second, order["orderId"])
+            seen, _ = await call_for_data(second, "swap.status", {"orderId": order["orderId"]})
+            assert seen["order"]["checkoutUrl"] == order["checkoutUrl"]
     finally:
         exchange.kill()
 
@@ -240,7 +243,13 @@ async def require_standby(up: Replicas, second: Server, order_id: str) -> None:
     assert "standby" in health["checks"]["lease"]["detail"]
     status, retry_after, _ = await get(second, "/api/v1/health")
     assert (status, retry_after) == (503, "5")
-    for path in ("/api/v1/agent/capabilities", "/openapi.json", f"/orders/{order_id}", "/"):
+    for path in (
+        "/api/v1/agent/capabilities",
+        "/openapi.json",
+        f"/orders/{order_id}",
+        "/",
+        "/status",
+    ):
         assert (await get(second, path))[0] == 200, path
     _, _, metrics = await get(second, "/metrics")
     assert b"rpcsvc_lease_held 0.0" in metrics
