@@ -75,7 +75,7 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
     try:
-        paid = await gasless.pay(order, payment.signed, call.client)
+        paid = await gasless.pay(order, payment.signed, call.client, service.waits)
     except AuthorizationRefused as error:
         raise _refused(service.views, order, offer, error.refusal) from None
     service.wake()
@@ -104,11 +104,12 @@ async def _outcome(
     service: Service, gasless: GaslessFunding, order: Order, record: FundingRecord
 ) -> Answer:
     """The answer to a payment on record. Raises PaymentRefused for one that failed."""
+    order = await find_order(service, order.order_id)
     if record.state is FundingState.FAILED:
         wrong = Refusal(Reason.FAILED, f"{record.reason} Nothing was taken: sign a new payment.")
         offer = _offer(service, order, await _due(service, gasless, order))
         raise _refused(service.views, order, offer, wrong)
-    return _answer(service, await find_order(service, order.order_id), record)
+    return _answer(service, order, record)
 
 
 def _answer(service: Service, order: Order, record: FundingRecord) -> Answer:

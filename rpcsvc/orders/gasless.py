@@ -7,9 +7,10 @@ for good, whoever crashes meanwhile; so long the order takes no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -31,8 +32,12 @@ from rpcsvc.orders.ports.gasless import (
 from rpcsvc.orders.ports.store import OrderStore, StaleWrite
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.unfunded import Client, is_known
+from rpcsvc.orders.waits import Waits
 
 log = structlog.get_logger(__name__)
+
+# How long a payment waits to be in a block. A sidecar gives up on its upstream after 15 s.
+OUTCOME_SECONDS: Final = 12
 
 
 class ClientLimit(NamedTuple):
@@ -71,6 +76,11 @@ class GaslessFunding:
         self._poll_ms = poll_ms
         self._lease = lease
         self._in_hand: set[AuthorizationKey] = set()
+        self._observers: list[Callable[[str], None]] = []
+
+    def on_outcome(self, observer: Callable[[str], None]) -> None:
+        """Have the id of an order told when this process commits what became of its payment."""
+        self._observers.append(observer)
 
     async def token(self, order: Order) -> Domain:
         """What authorizations for an order are signed for.
@@ -100,12 +110,29 @@ class GaslessFunding:
         """The record of an authorization with this payer and nonce, of whichever order."""
         return await self._store.find(self._key(order, signed))
 
-    async def pay(self, order: Order, signed: SignedAuthorization, client: Client) -> FundingRecord:
+    async def pay(
+        self, order: Order, signed: SignedAuthorization, client: Client, waits: Waits
+    ) -> FundingRecord:
         """Put an authorization of what is due on record, and send it if this replica settles.
 
-        Returns how far it came. Raises AuthorizationRefused, errors.RateLimited and
-        errors.Unavailable: then nothing is on record.
+        Returns how far it came within OUTCOME_SECONDS, or at once when the network's answer is not
+        known. Raises AuthorizationRefused, errors.RateLimited and errors.Unavailable: then nothing
+        is on record.
         """
+        now = asyncio.get_running_loop().time
+        deadline = now() + OUTCOME_SECONDS
+        record, carried = await self._send(order, signed, client)
+        if carried is None or carried.state is not FundingState.RECORDED:
+            return carried or record
+        # Whoever settles carries on with it meanwhile, here or in another process.
+        look = partial(self._outcome, record.key)
+        left = max(0, deadline - now())
+        return await waits.until(order.order_id, look, left, client) or record
+
+    async def _send(
+        self, order: Order, signed: SignedAuthorization, client: Client
+    ) -> tuple[FundingRecord, FundingRecord | None]:
+        """The authorization as it was recorded, and as ``_carry_on`` gives it."""
         key = self._key(order, signed)
         if key in self._in_hand:
             raise Unavailable("The same payment is being carried out. Ask for the order's status.")
@@ -126,9 +153,14 @@ class GaslessFunding:
                     retry_after=1,
                 ) from None
             log.info("authorization_recorded", order_id=order.order_id, payer=key.payer)
-            return await self._carry_on(record)
+            return record, await self._carry_on(record)
         finally:
             self._in_hand.discard(key)
+
+    async def _outcome(self, key: AuthorizationKey) -> FundingRecord | None:
+        """The authorization once the network has it, or it has failed."""
+        record = await self._store.find(key)
+        return None if record is None or record.state is FundingState.RECORDED else record
 
     async def _counted(self, client: Client) -> ClientDay | None:
         """How the client is counted; None: it is known by a token, a key or the socket.
@@ -173,15 +205,15 @@ class GaslessFunding:
             if record.key not in self._in_hand and not await self._credit(record):
                 await self._carry_on(record)
 
-    async def _carry_on(self, record: FundingRecord) -> FundingRecord:
-        """The record after another look at, or try with, the network."""
+    async def _carry_on(self, record: FundingRecord) -> FundingRecord | None:
+        """The record after another look at, or try with, the network; None for no known answer."""
         if not self._lease.has_time():
             return record
         try:
             carried = await self._wallets.carry_out(record)
         except Exception as error:  # noqa: BLE001 - the outcome is not known, whatever it is
             log.warning("authorization_unknown", order_id=record.order_id, reason=str(error))
-            return record
+            return None
         match carried.outcome:
             case Outcome.SETTLED:
                 after = replace(record, state=FundingState.SENT, txid=carried.txid)
@@ -191,6 +223,8 @@ class GaslessFunding:
                 return record
         if after != record:
             await self._store.resolve(after)
+            for observe in self._observers:
+                observe(after.order_id)
             log.info("authorization_" + after.state, order_id=after.order_id, txid=after.txid)
         return after
 

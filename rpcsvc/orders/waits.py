@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, TypeVar
 
 import structlog
 
@@ -27,6 +27,10 @@ MOST_WAITS_OF_ADDRESS: Final = 200
 _RETRY_SECONDS: Final = 5
 # How soon events are seen that another process on the same database has committed.
 POLL_SECONDS: Final = 1.0
+# A wait for something that is in no event is woken with each look at the log.
+_BEFORE_ALL: Final = -1
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +128,27 @@ class Waits:
             if found or self._is_over:
                 return found
         return []
+
+    async def until(
+        self, order_id: str, look: Callable[[], Awaitable[T | None]], seconds: float, client: Client
+    ) -> T | None:
+        """What ``look`` finds, once a wake of the order lets it find something.
+
+        None after so many seconds, when the service stops, and at once where no more may wait.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        with ExitStack() as waiting:
+            try:
+                waiting.enter_context(self._calls.taken(client))
+            except RateLimited:
+                return None
+            woken = waiting.enter_context(self._watching(order_id, _BEFORE_ALL))
+            while await _is_woken(woken, deadline):
+                woken.clear()
+                found = await look()
+                if found is not None or self._is_over:
+                    return found
+        return None
 
     @contextmanager
     def _watching(self, order_id: str, after: int) -> Iterator[asyncio.Event]:

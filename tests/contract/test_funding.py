@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import textwrap
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from x402.mcp.utils import (
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
+from rpcsvc.errors import RateLimited
 from rpcsvc.operations.webhooks import event_body
+from rpcsvc.orders import gasless
+from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.waits import Room
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from tests.contract.paying import (
     PAYER,
@@ -38,6 +44,7 @@ from tests.contract.paying import (
     x402_client,
 )
 from tests.contract.serving import BACK, SWAP, Served, serving
+from tests.e2e.processes import until
 from tests.mcp import call, meta
 
 Json = dict[str, Any]
@@ -259,6 +266,105 @@ async def test_engine_that_is_down_takes_no_payment(served: Served) -> None:
     await served.rpc("sandbox.fault", {"fault": "engine_down"})
     assert (await fund(served, order_id, **payment)).status == 503
     assert served.count("funding_authorizations") == 0
+
+
+class SlowNetwork:
+    """A network that has the payment in its pool, and mines it when told to."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.mined = asyncio.Event()
+        self.pooled = asyncio.Event()
+        really = SimulatedAuthorizations.carry_out
+
+        async def carry_out(own: SimulatedAuthorizations, record: FundingRecord) -> Carried:
+            self.pooled.set()
+            return await really(own, record) if self.mined.is_set() else Carried(Outcome.PENDING)
+
+        patch.setattr(SimulatedAuthorizations, "carry_out", carry_out)
+
+
+@pytest.mark.parametrize(("fault", "status"), [(None, 200), ("funding_fails", 402)])
+async def test_payment_in_the_pool_is_answered_when_it_is_mined(
+    served: Served, monkeypatch: pytest.MonkeyPatch, fault: str | None, status: int
+) -> None:
+    network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+    if fault:
+        await served.rpc("sandbox.fault", {"fault": fault, "orderId": order_id})
+    payment = header(await signed(await offered(served, order_id)))
+    paying = asyncio.create_task(fund(served, order_id, **payment))
+    await network.pooled.wait()
+    same = await fund(served, order_id, **payment)
+    assert (same.status, paying.done()) == (202, False), "told how it stands, beside the wait"
+    network.mined.set()
+    assert (await paying).status == status
+    assert (await paying).headers.get("PAYMENT-RESPONSE") == (
+        (await fund(served, order_id, **payment)).headers.get("PAYMENT-RESPONSE")
+    )
+    assert served.count("funding_authorizations") == 1
+
+
+async def test_payment_that_is_mined_late_is_202_then_200(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
+    network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    answer = await fund(served, order_id, **payment)
+    assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)
+    network.mined.set()
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert (await fund(served, order_id, **payment)).status == 200
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payer_that_hangs_up_changes_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+    paying = asyncio.create_task(fund(served, order_id, **payment))
+    await network.pooled.wait()
+    paying.cancel()
+    await asyncio.gather(paying, return_exceptions=True)
+    network.mined.set()
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_wait_for_a_payment_ends_with_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as served:
+        network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+        payment = header(await signed(await offered(served, order_id)))
+        paying = asyncio.create_task(fund(served, order_id, **payment))
+        await network.pooled.wait()
+        await until(waits_of(served))
+        served.up.service.waits.end()
+        async with asyncio.timeout(gasless.OUTCOME_SECONDS / 2):
+            assert (await paying).status == 202
+
+
+async def test_payment_is_not_refused_where_no_more_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Room, "require", _no_room)
+    async with serving(tmp_path) as served:
+        SlowNetwork(monkeypatch)
+        order_id = await new_order(served)
+        payment = header(await signed(await offered(served, order_id)))
+        assert (await fund(served, order_id, **payment)).status == 202
+
+
+def _no_room(*_: Any) -> None:
+    raise RateLimited("full", retry_after=5)
+
+
+def waits_of(served: Served) -> Callable[[], Awaitable[int]]:
+    async def count() -> int:
+        return served.up.service.waits.count
+
+    return count
 
 
 async def test_order_with_a_payment_under_way_is_not_cancelled(

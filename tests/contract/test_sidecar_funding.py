@@ -165,11 +165,11 @@ async def test_payment_that_is_refused_there_frees_the_order(
     assert (await finished(sidecar, order_id))["state"] == "completed"
 
 
-async def test_unknown_outcome_there_is_unknown_here(central: Served, sidecar: Served) -> None:
+async def test_unknown_outcome_there_is_asked_for_again(central: Served, sidecar: Served) -> None:
     order_id = await new_order(sidecar, SWAP)
     await provoke(central, sidecar, order_id, "funding_unknown")
     payment = await signed(await offered(sidecar, order_id))
-    assert (await fund(sidecar, order_id, **header(payment))).status == 202
+    assert (await fund(sidecar, order_id, **header(payment))).status == 200
     assert (await finished(sidecar, order_id))["state"] == "completed"
     assert debits(central) == [(PAYER.address, 150_000_000)]
 

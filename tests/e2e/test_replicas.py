@@ -21,6 +21,7 @@ import pytest
 from rpcsvc.app import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
+from tests.contract.paying import signed
 from tests.contract.store.cutting import COMMIT, Proxy, proxied
 from tests.e2e.cluster import Replicas, is_ready, reads, replicas
 from tests.e2e.processes import (
@@ -143,6 +144,23 @@ async def test_replica_reads_what_the_other_has_committed(
         events = (await waiting)["data"]["events"]
         assert events[0]["type"] == "deposit.seen", "a long poll hears of the other's commits"
         assert (await until_over(second, made["orderId"]))["state"] == "completed"
+
+
+async def test_payment_signed_at_a_standby_is_answered_once_it_is_made(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        await up.start_ready()
+        standby = await up.start_ready()
+        made, _ = await call_for_data(standby, "swap.execute", SWAPS["u2x"])
+        to = {"orderId": made["order"]["orderId"]}
+        asked = await call(standby, "swap.fund", to)
+        required = asked["error"]["details"]["paymentRequired"]
+        payment = await signed(required)
+        paid, _ = await call_for_data(standby, "swap.fund", {**to, "payment": payment})
+        assert paid["paymentResponse"]["success"], "the settler has sent it meanwhile"
+        assert (await until_over(standby, to["orderId"]))["state"] == "completed"
+        assert await up.value(_DEPOSITS) == 1
 
 
 async def test_every_replica_takes_orders_and_the_settler_settles_them(
