@@ -232,10 +232,10 @@ class SwapClient:
     async def _bill(self, swap: Swap, placed: Placed) -> x402.Bill:
         """The payment due on the order, checked against the swap. Raises Unverified."""
         chain_id = _chain_id(swap.chain)
-        is_sandbox = placed.funding.chain_id != chain_id
+        network = x402.MAINNET if placed.funding.chain_id == chain_id else _SANDBOX
         expected = self._expected(swap)
         if expected is not None:
-            is_sandbox = (await self._check(placed, expected)).network == _SANDBOX
+            network = (await self._check(placed, expected)).network
         status = await self.status(placed.order_id)
         units = x402.units_of(status.amount_due or "0")
         if units > x402.units_of(swap.amount):
@@ -243,7 +243,7 @@ class SwapClient:
                 verify.TermsMismatch("More is due than the swap's amount.", ("amountDue",))
             )
         to = placed.funding.deposit_address
-        return x402.bill(chain_id, to, units, is_sandbox=is_sandbox)
+        return x402.bill(chain_id, to, units, network)
 
     def _expected(self, swap: Swap) -> verify.Expected | None:
         """The order that the caller expects from the swap. Raises BadInput."""

@@ -20,6 +20,7 @@ Signer = Callable[[Json], Signed | Awaitable[Signed]]
 
 VERSION: Final = 2
 MOST_SECONDS: Final = 3_600
+MAINNET: Final = "mainnet"
 
 
 class ChainContracts(NamedTuple):
@@ -71,6 +72,10 @@ CHAINS: Final[Mapping[str, ChainContracts]] = {
 }
 
 
+# The networks of an order (as attested) that have its USDC on test chains.
+TEST_NETWORKS: Final = frozenset({"sandbox", "stagenet", "testnet"})
+
+
 class Bill(NamedTuple):
     """The payment that the caller accepts: USDC units with a token of a chain, to an address."""
 
@@ -80,12 +85,19 @@ class Bill(NamedTuple):
     units: int
 
 
-def bill(chain_id: int, to: str, units: int, *, is_sandbox: bool) -> Bill:
-    """The bill of an order on a chain; in a sandbox on its test network. Raises BadInput."""
+def bill(chain_id: int, to: str, units: int, network: str) -> Bill:
+    """The bill of an order on a chain, or on its test chain where ``network`` is a test network.
+
+    Raises BadInput for a chain that is not known, and Unverified for a network that is not: which
+    of the two chains it means must not be guessed.
+    """
     for chain in CHAINS.values():
         if chain.chain_id == chain_id:
-            if is_sandbox:
+            if network in TEST_NETWORKS:
                 return Bill(chain.test_chain_id, chain.test_usdc, to, units)
+            if network != MAINNET:
+                wrong = f"Which chain the network {network} means is not known here."
+                raise Unverified(verify.TermsMismatch(wrong, ("network",)))
             return Bill(chain_id, chain.usdc, to, units)
     raise verify.BadInput(f"The USDC contract of chain {chain_id} is not known here.")
 
