@@ -1,4 +1,4 @@
-"""kill -9 of the service at every step of a USDC order that is paid by x402: one debit, one credit.
+"""A USDC order paid by x402, with kill -9 of the service at every step: one debit, one credit.
 
 The payer is the client of the package x402, holds no ether, and survives each crash of the service.
 What was moved is counted on the chains.
@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from eth_account import Account
-from x402.client import x402ClientSync
+from x402.client import x402Client, x402ClientSync
+from x402.http.clients.httpx import x402HttpxClient
+from x402.http.x402_http_client import x402HTTPClient
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
@@ -121,6 +123,33 @@ async def test_a_killed_service_takes_a_signed_payment_once(
     assert await token.balance(payer.account.address) == VALUE
     assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]
     books.deposit_addresses.add(payer.deposit_address)
+    books.usdc_in += VALUE
+    await trader.check()
+    await trader.audit()
+
+
+async def test_x402_http_client_pays_an_order_in_one_call(trader: Trader) -> None:
+    """The package's own HTTP client: its one call ends with the transaction that paid."""
+    token, books = trader.stack.token, trader.books
+    payer = Account.from_key(system_random(32))
+    await token.mint(payer.address, 2 * VALUE)
+    client = x402Client()
+    client.set_spend_controls(False)
+    register_exact_evm_client(client, payer)
+    async with trader.stack.serving() as at:
+        deal, deposit_address = await trader.order(at, "u2x")
+        async with x402HttpxClient(client, timeout=30) as http:
+            paid = await http.post(f"{at.url}/api/v1/agent/swap/fund/{deal.order_id}")
+        assert paid.status_code == 200, paid.text
+        settled = x402HTTPClient(client).get_payment_settle_response(paid.headers.get)
+        receipt = await token.client.receipt(settled.transaction)
+        assert receipt is not None
+        assert receipt.ok
+        await reaches(trader.stack, at, deal.order_id, "completed")
+        assert await asyncio.to_thread(at.stop) == 0
+    assert await token.balance(payer.address) == VALUE
+    assert await usdc_received(trader.stack, deposit_address) == [VALUE]
+    books.deposit_addresses.add(deposit_address)
     books.usdc_in += VALUE
     await trader.check()
     await trader.audit()
