@@ -100,6 +100,8 @@ lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
 	$(PINS) --extra onchain --extra otel --extra postgres --extra top --extra tor --output-file config/requirements.txt pyproject.toml
 	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
+# Without bytecode, which pip writes at an installation, each start would compile every module.
+bench profile: export PYTHONDONTWRITEBYTECODE =
 bench: install ## measure speed against the yardsticks (about a quarter of an hour)
 	$(BIN)/python -m tests.bench
 

@@ -17,8 +17,10 @@ import argparse
 import asyncio
 import os
 import platform
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +51,9 @@ BEFORE = "-before"
 # With --against: no row may be slower by more than 3 %.
 NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
+CREATE = (Ratio(RAW, 0.15), Ratio(NAIVE, 3.0))
+COMMANDS = "commands"
+COMMAND_RUNS = 10
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ QUICK = Plan(
 def side_by_side(plan: Plan) -> list[Scenario]:
     """The work that is compared with the yardsticks. New rows go here.
 
-    Raw and naive sign nothing, so what is compared with them does not either; what signing costs
-    is a row of its own.
+    Raw and naive sign nothing. Creating is held against them signed, attested and without either;
+    what signing costs a status is a row of its own.
     """
     base, signing = f"ours-{plan.base}", f"signing-{plan.base}"
     return [
@@ -103,7 +108,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             f"swap.status, random of {plan.base:,}",
             base,
             seeding.status_requests,
-            (Ratio(RAW, 0.45),),
+            (Ratio(RAW, 0.55),),
             "swap.status",
         ),
         Scenario(
@@ -111,7 +116,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             "swap.plan, all inputs",
             base,
             lambda _: seeding.plan_requests(),
-            (Ratio(RAW, 0.30),),
+            (Ratio(RAW, 0.45),),
             "swap.plan",
         ),
         Scenario(
@@ -119,7 +124,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             "swap.create, durable, fresh key",
             base,
             lambda _: seeding.create_requests(),
-            (Ratio(RAW, 0.20), Ratio(NAIVE, 4.0), Tail(5.0, connections=64)),
+            (*CREATE, Tail(5.0, connections=64)),
             "swap.create",
             unique_orders=True,
         ),
@@ -136,7 +141,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             "swap.create, signed and attested",
             signing,
             lambda _: seeding.create_requests(),
-            (),
+            CREATE,
             "swap.create",
             unique_orders=True,
         ),
@@ -286,8 +291,27 @@ class Bench:
                 server.stop()
         title = "process start to first /health, new data directory"
         self._report.readings += [
-            Reading("startup", title, "s", tuple(seconds), under=1.0),
-            Reading("memory", "resident memory, idle", "MB", tuple(megabytes), under=90.0),
+            Reading("startup", title, "s", tuple(seconds), under=0.40),
+            Reading("memory", "resident memory, idle", "MB", tuple(megabytes), under=60.0),
+        ]
+
+    def commands(self) -> None:
+        """Run ``rpcsvc health`` and ``rpcsvc agent:swap:plan`` over the socket of a service."""
+        data_dir = self._dir / COMMANDS
+        server = seeding.service(COMMANDS, data_dir, data_dir.with_suffix(".log"), signs=True)
+        plan = [f"--{name}={value}" for name, value in seeding.swap_params(0).items()]
+        try:
+            server.wait_for("/readyz", START_SECONDS)
+            say("rpcsvc health, rpcsvc agent:swap:plan")
+            probes = [_command("health", data_dir) for _ in range(COMMAND_RUNS)]
+            plans = [_command("agent:swap:plan", data_dir, *plan) for _ in range(COMMAND_RUNS)]
+        finally:
+            server.stop()
+        cpu = tuple(1000 * cpu for _, cpu in probes)
+        elapsed = tuple(seconds for seconds, _ in plans)
+        self._report.readings += [
+            Reading("health", "rpcsvc health, CPU", "ms", cpu, under=60.0),
+            Reading("plan-command", "rpcsvc agent:swap:plan", "s", elapsed, under=0.3),
         ]
 
     @contextmanager
@@ -390,6 +414,24 @@ def _fsync_seconds(work_dir: Path) -> float:
     return sorted(times)[25]
 
 
+def _command(name: str, data_dir: Path, *options: str) -> tuple[float, float]:
+    """Run a command over the socket: elapsed seconds, and seconds of CPU. Raises SeedingFailed."""
+    rpcsvc = Path(sys.executable).with_name("rpcsvc")
+    command = [str(rpcsvc), name, *options, "--data-dir", str(data_dir)]
+    before, began = _children_cpu_seconds(), time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    elapsed, after = time.perf_counter() - began, _children_cpu_seconds()
+    if done.returncode:
+        raise seeding.SeedingFailed(f"{name} ended with {done.returncode}: {done.stderr}")
+    return elapsed, after - before
+
+
+def _children_cpu_seconds() -> float:
+    """User and system time of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def say(what: str) -> None:
     """Progress, apart from the report on stdout."""
     print(f"bench: {what}", file=sys.stderr, flush=True)
@@ -417,6 +459,8 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
         bench.load(chosen(rows, only))
         if not only or STARTUP in only:
             bench.starts()
+        if not only or COMMANDS in only:
+            bench.commands()
         bench.load(chosen(at_scale(plan), only))
         bench.on_chains(only)
     except (driver.ServerFailed, seeding.SeedingFailed, OSError, *onchain.FAILURES) as error:
@@ -445,7 +489,8 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
         if not 0.2 <= args.seconds <= 30:
             parser.error(f"--seconds must be from 0.2 to 30, not {args.seconds:g}")
         plan = replace(plan, seconds=args.seconds)
-    names = [s.name for s in side_by_side(plan) + at_scale(plan)] + [STARTUP, *onchain.NAMES]
+    names = [s.name for s in side_by_side(plan) + at_scale(plan)]
+    names += [STARTUP, COMMANDS, *onchain.NAMES]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")
