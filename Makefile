@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIGHT := $(VENV)/.installed-light
+BENCH := $(VENV)/.installed-bench
 PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
@@ -25,6 +26,11 @@ $(STAMP): pyproject.toml | $(BIN)/python
 # The program alone: a sandbox needs no more.
 $(LIGHT): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# The libraries that the benchmark compares with, needed by nothing else.
+$(BENCH): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything that the other targets need
@@ -102,7 +108,7 @@ lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
 
 # Without bytecode, which pip writes at an installation, each start would compile every module.
 bench profile: export PYTHONDONTWRITEBYTECODE =
-bench: install ## measure speed against the yardsticks (about a quarter of an hour)
+bench: $(BENCH) ## measure speed against the yardsticks (about a quarter of an hour)
 	$(BIN)/python -m tests.bench
 
 profile: install ## print where a create, a status and a plan spend their CPU (needs valgrind)

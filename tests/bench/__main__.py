@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rpcsvc.store.backends.copying import to_server
-from tests.bench import driver, onchain, report, seeding, sidecar
+from tests.bench import driver, onchain, peers, report, seeding, sidecar
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
@@ -52,6 +52,7 @@ BEFORE = "-before"
 NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
 CREATE = (Ratio(RAW, 0.15), Ratio(NAIVE, 3.0))
+PEERS = tuple(Ratio(name) for name in peers.SERVERS)
 COMMANDS = "commands"
 COMMAND_RUNS = 10
 
@@ -141,7 +142,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             "swap.create, signed and attested",
             signing,
             lambda _: seeding.create_requests(),
-            CREATE,
+            (*CREATE, *PEERS),
             "swap.create",
             unique_orders=True,
         ),
@@ -171,6 +172,10 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             unique_orders=True,
         ),
         Scenario(NAIVE, "naive: create", NAIVE, lambda _: seeding.create_requests()),
+        *(
+            Scenario(name, f"{name}: echo", name, lambda _: seeding.echo_requests(peers.METHOD))
+            for name in peers.SERVERS
+        ),
     ]
 
 
@@ -359,7 +364,7 @@ class Bench:
 
     def _start(self, name: str) -> driver.Server:
         log = self._dir / f"{name}.log"
-        if name in (RAW, NAIVE):
+        if name in (RAW, NAIVE, *peers.SERVERS):
             arguments = ["tests.bench.yardsticks", name, "--db", str(self._dir / "naive.db")]
             return driver.Server(name, arguments, os.environ, log)
         data_dir = self._dir / name
@@ -455,6 +460,9 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
     rows = side_by_side(plan)
     if against is not None:
         rows = compared(rows, at_least=NOT_SLOWER)
+    if absent := peers.missing():
+        found.remarks.append(f"not measured: {', '.join(absent)} (not installed, see make bench)")
+        rows = [row for row in rows if row.name not in absent]
     try:
         bench.load(chosen(rows, only))
         if not only or STARTUP in only:

@@ -23,12 +23,17 @@ _FEWEST_ROUNDS = 4
 
 @dataclass(frozen=True)
 class Ratio:
-    """At least ``at_least`` times the throughput of another scenario at as many connections."""
+    """At least ``at_least`` times the throughput of another scenario at as many connections.
+
+    None: nothing is to be reached, the ratio is shown in the notes.
+    """
 
     against: str
-    at_least: float
+    at_least: float | None = None
 
     def __str__(self) -> str:
+        if self.at_least is None:
+            return f"x {self.against}"
         return f">= {self.at_least:.2f} x {self.against}"
 
 
@@ -119,6 +124,20 @@ class Report:
             return None
         return own.rate / other.rate
 
+    def cpu_ratio(self, name: str, against: str, connections: int) -> float | None:
+        """CPU per request of another scenario over one's own; None when it was not measured.
+
+        The load of the machine changes it less than it changes throughput.
+        """
+        own = self.measured.get((name, connections))
+        other = self.measured.get((against, connections))
+        if own is None or other is None or name == against:
+            return None
+        theirs, spent = other.server_cpu_seconds, own.server_cpu_seconds
+        if not spent or not theirs:
+            return None
+        return (own.requests / spent) / (other.requests / theirs)
+
     def standard_error(self, name: str, against: str, connections: int) -> float | None:
         """How far off the ratio may be by chance, from the ratios of the rounds; None: can't tell.
 
@@ -135,7 +154,9 @@ class Report:
         """Whether a target is met; None when it does not apply or can't be told."""
         if isinstance(target, Ratio):
             ratio = self.ratio(name, target.against, connections)
-            return None if ratio is None else ratio >= target.at_least
+            if ratio is None or target.at_least is None:
+                return None
+            return ratio >= target.at_least
         if connections != target.connections:
             return None
         measurement = self.measured[name, connections]
@@ -175,6 +196,7 @@ _HEAD = [
     "p99 ms",
     "max ms",
     "x raw",
+    "x raw by CPU",
     "x naive",
     "server CPU",
     "driver CPU",
@@ -198,6 +220,7 @@ def _load_rows(report: Report) -> Iterator[list[str]]:
             f"{measurement.rate:,.0f}",
             *(f"{measurement.percentile(p) * 1000:.2f}" for p in (0.5, 0.99, 1.0)),
             _times(report.ratio(name, RAW, connections)),
+            _times(report.cpu_ratio(name, RAW, connections)),
             _times(report.ratio(name, NAIVE, connections) if scenario.unique_orders else None),
             _share(measurement.server_cpu_seconds, measurement.seconds),
             _share(measurement.driver_cpu_seconds, measurement.seconds),
@@ -281,6 +304,7 @@ def _row_document(report: Report, key: Key, measurement: Measurement) -> dict[st
         if measurement.seconds
         else None,
         "ratioToRaw": report.ratio(name, RAW, connections),
+        "cpuRatioToRaw": report.cpu_ratio(name, RAW, connections),
         "targets": [
             {
                 "target": str(target),

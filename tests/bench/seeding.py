@@ -118,6 +118,11 @@ def plan_requests() -> Iterator[bytes]:
     )
 
 
+def echo_requests(method: str) -> Iterator[bytes]:
+    """The params of a swap to an echo server, for ever."""
+    return itertools.cycle([http_request(method, swap_params(n), f"e{n}") for n in range(_VARIETY)])
+
+
 def create_requests() -> Iterator[bytes]:
     """Creates of both directions, for ever, each with an idempotency key never used before."""
     mark = secrets.token_hex(16)
