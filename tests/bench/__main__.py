@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rpcsvc.store.backends.copying import to_server
-from tests.bench import driver, onchain, peers, report, seeding, sidecar
+from tests.bench import driver, onchain, overload, peers, report, seeding, sidecar
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
@@ -53,7 +53,7 @@ NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
 CREATE = (Ratio(RAW, 0.15), Ratio(NAIVE, 3.0))
 PEERS = tuple(Ratio(name) for name in peers.SERVERS)
-COMMANDS = "commands"
+COMMANDS, OVERLOAD = "commands", "overload"
 COMMAND_RUNS = 10
 
 
@@ -67,6 +67,7 @@ class Plan:
     base: int
     large: int
     starts: int
+    overload_seconds: float
     onchain: onchain.Size
 
     @property
@@ -82,6 +83,7 @@ FULL = Plan(
     base=100_000,
     large=1_000_000,
     starts=5,
+    overload_seconds=60.0,
     onchain=onchain.FULL,
 )
 QUICK = Plan(
@@ -91,6 +93,7 @@ QUICK = Plan(
     base=5_000,
     large=20_000,
     starts=3,
+    overload_seconds=12.0,
     onchain=onchain.QUICK,
 )
 
@@ -319,6 +322,15 @@ class Bench:
             Reading("plan-command", "rpcsvc agent:swap:plan", "s", elapsed, under=0.3),
         ]
 
+    def overload(self) -> None:
+        """Offer a signing service twice the rate that it carries."""
+        seconds = self._plan.overload_seconds
+        name = f"signing-{self._plan.small}"
+        with self._servers([name]) as servers:
+            say(f"overload, {overload.CONNECTIONS} connections, {seconds:g} s")
+            run = overload.Overload(servers[name], self._order_ids[name], self._report)
+            asyncio.run(run.run(seconds))
+
     @contextmanager
     def _servers(self, names: Iterable[str]) -> Iterator[dict[str, driver.Server]]:
         with ExitStack() as stack:
@@ -469,6 +481,8 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.starts()
         if not only or COMMANDS in only:
             bench.commands()
+        if not only or OVERLOAD in only:
+            bench.overload()
         bench.load(chosen(at_scale(plan), only))
         bench.on_chains(only)
     except (driver.ServerFailed, seeding.SeedingFailed, OSError, *onchain.FAILURES) as error:
@@ -483,6 +497,7 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--quick", action="store_true", help="small stores, short periods")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--seconds", type=float, help="measured seconds per row, 0.2 to 30")
+    parser.add_argument("--overload-seconds", type=float, help="how long overload lasts, 2 to 60")
     parser.add_argument("--work-dir", type=Path, default=RESULTS, help="where stores are made")
     parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout"
@@ -497,8 +512,12 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
         if not 0.2 <= args.seconds <= 30:
             parser.error(f"--seconds must be from 0.2 to 30, not {args.seconds:g}")
         plan = replace(plan, seconds=args.seconds)
+    if args.overload_seconds is not None:
+        if not 2 <= args.overload_seconds <= 60:
+            parser.error(f"--overload-seconds must be from 2 to 60, not {args.overload_seconds:g}")
+        plan = replace(plan, overload_seconds=args.overload_seconds)
     names = [s.name for s in side_by_side(plan) + at_scale(plan)]
-    names += [STARTUP, COMMANDS, *onchain.NAMES]
+    names += [STARTUP, COMMANDS, OVERLOAD, *onchain.NAMES]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")
