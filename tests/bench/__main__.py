@@ -53,7 +53,8 @@ NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
 CREATE = (Ratio(RAW, 0.15), Ratio(NAIVE, 3.0))
 PEERS = tuple(Ratio(name) for name in peers.SERVERS)
-COMMANDS, OVERLOAD = "commands", "overload"
+COMMANDS, OVERLOAD, OPEN = "commands", "overload", "open"
+IDLE_CPU_SECONDS = 10.0
 COMMAND_RUNS = 10
 
 
@@ -68,6 +69,7 @@ class Plan:
     large: int
     starts: int
     overload_seconds: float
+    open_orders: tuple[int, int]
     onchain: onchain.Size
 
     @property
@@ -84,6 +86,7 @@ FULL = Plan(
     large=1_000_000,
     starts=5,
     overload_seconds=60.0,
+    open_orders=(100, 100_000),
     onchain=onchain.FULL,
 )
 QUICK = Plan(
@@ -94,6 +97,7 @@ QUICK = Plan(
     large=20_000,
     starts=3,
     overload_seconds=12.0,
+    open_orders=(100, 10_000),
     onchain=onchain.QUICK,
 )
 
@@ -179,6 +183,23 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             Scenario(name, f"{name}: echo", name, lambda _: seeding.echo_requests(peers.METHOD))
             for name in peers.SERVERS
         ),
+    ]
+
+
+def with_open_orders(plan: Plan) -> list[Scenario]:
+    """Creating an order while few and while many wait for their deposit."""
+    few, many = (f"{OPEN}-{count}" for count in plan.open_orders)
+    return [
+        Scenario(
+            f"create-{server}",
+            f"swap.create beside {count:,} open orders",
+            server,
+            lambda _: seeding.create_requests(),
+            (Ratio(f"create-{few}", 0.95),) if server == many else (),
+            "swap.create",
+            unique_orders=True,
+        )
+        for server, count in zip((few, many), plan.open_orders, strict=True)
     ]
 
 
@@ -322,6 +343,23 @@ class Bench:
             Reading("plan-command", "rpcsvc agent:swap:plan", "s", elapsed, under=0.3),
         ]
 
+    def idle(self) -> None:
+        """The CPU of services that have open orders and nothing to answer."""
+        names = [f"{OPEN}-{count}" for count in self._plan.open_orders]
+        with self._servers(names) as servers:
+            say("idle, with few and with many open orders")
+            time.sleep(IDLE_SECONDS)
+            before = [servers[name].cpu_seconds() for name in names]
+            time.sleep(IDLE_CPU_SECONDS)
+            shares = [
+                (servers[name].cpu_seconds() - used) / IDLE_CPU_SECONDS * 100
+                for name, used in zip(names, before, strict=True)
+            ]
+        self._report.readings += [
+            Reading(name, f"idle CPU, {count:,} open orders", "%", (share,), under=2.0)
+            for name, count, share in zip(names, self._plan.open_orders, shares, strict=True)
+        ]
+
     def overload(self) -> None:
         """Offer a signing service twice the rate that it carries."""
         seconds = self._plan.overload_seconds
@@ -384,13 +422,16 @@ class Bench:
             return self._start_sidecar(data_dir, log)
         kind, _, count = name.removesuffix(BEFORE).partition("-")
         say(f"seeding {int(count):,} orders")
-        signs = kind == "signing"
+        signs = kind in ("signing", OPEN)
         if name.endswith(BEFORE) and self._against is not None:
             made = seeding.seed_with(self._against, data_dir, int(count), signs=signs)
             self._order_ids[name] = made
             return seeding.service(name, data_dir, log, signs=signs, checkout=self._against)
+        if data_dir.exists():  # as an earlier part of the run left it
+            shutil.rmtree(data_dir)
         shutil.copytree(self._template(signs), data_dir, ignore=shutil.ignore_patterns("*.sock"))
-        self._order_ids[name] = seeding.clone_orders(data_dir, int(count))
+        open_in = {"open_in": 1} if kind == OPEN else {}
+        self._order_ids[name] = seeding.clone_orders(data_dir, int(count), **open_in)
         more = {}
         if kind == POSTGRES:
             say("copying them to PostgreSQL")
@@ -481,6 +522,9 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.starts()
         if not only or COMMANDS in only:
             bench.commands()
+        bench.load(chosen(with_open_orders(plan), only))
+        if not only or OPEN in only:
+            bench.idle()
         if not only or OVERLOAD in only:
             bench.overload()
         bench.load(chosen(at_scale(plan), only))
@@ -516,8 +560,8 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
         if not 2 <= args.overload_seconds <= 60:
             parser.error(f"--overload-seconds must be from 2 to 60, not {args.overload_seconds:g}")
         plan = replace(plan, overload_seconds=args.overload_seconds)
-    names = [s.name for s in side_by_side(plan) + at_scale(plan)]
-    names += [STARTUP, COMMANDS, OVERLOAD, *onchain.NAMES]
+    names = [s.name for s in side_by_side(plan) + with_open_orders(plan) + at_scale(plan)]
+    names += [STARTUP, COMMANDS, OVERLOAD, OPEN, *onchain.NAMES]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")

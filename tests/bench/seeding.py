@@ -252,10 +252,10 @@ _COPY_HISTORY = """
 """
 
 
-def clone_orders(data_dir: Path, count: int) -> list[str]:
+def clone_orders(data_dir: Path, count: int, *, open_in: int = _OPEN_IN) -> list[str]:
     """Copy the orders that ``data_dir`` holds under fresh ids until there are ``count`` more.
 
-    Nine of ten are completed, the tenth waits for its deposit; both directions.
+    One in ``open_in`` waits for its deposit, the others are completed; both directions.
     The service must not run on it. Returns a random sample of the new ids.
     """
     with closing(sqlite3.connect(find_database(data_dir), isolation_level=None)) as db:
@@ -265,7 +265,7 @@ def clone_orders(data_dir: Path, count: int) -> list[str]:
         ids: list[str] = []
         for first in range(0, count, _BATCH):
             numbers = range(first, min(first + _BATCH, count))
-            ids += _write_batch(db, finished, waiting, numbers)
+            ids += _write_batch(db, finished, waiting, numbers, open_in)
         db.execute(_COPY_HISTORY)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return random.sample(ids, min(SAMPLE, count))
@@ -311,12 +311,13 @@ def _write_batch(
     finished: list[_OrderTemplate],
     waiting: list[_OrderTemplate],
     numbers: range,
+    open_in: int,
 ) -> list[str]:
     ids = []
     by_statement: dict[str, list[list[Any]]] = {}
     for number in numbers:
-        kind = finished if number % _OPEN_IN else waiting
-        template = kind[number // _OPEN_IN % len(kind)]
+        kind = finished if number % open_in else waiting
+        template = kind[number // open_in % len(kind)]
         fresh = [_fresh(token, number) for token in template.tokens]
         ids.append(fresh[0])
         for row in template.rows:
