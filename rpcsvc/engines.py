@@ -36,7 +36,9 @@ class EngineFacts(NamedTuple):
 ENGINES: Final[Mapping[str, EngineFacts]] = {
     "sandbox": EngineFacts("rpcsvc.app_sandbox", lambda _settings: "sandbox", is_shared=True),
     "upstream": EngineFacts(
-        "rpcsvc.app_upstream", lambda settings: settings.upstream.monero_network
+        "rpcsvc.app_upstream",
+        lambda settings: settings.upstream.monero_network,
+        is_shared=True,
     ),
     "onchain": EngineFacts(
         "rpcsvc.app_onchain", lambda settings: settings.onchain.monero_network, signs=True

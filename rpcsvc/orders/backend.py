@@ -283,36 +283,51 @@ def upstream_backend(
 
     async def open_(core: Core) -> Settlement:
         await upstream.start()
-        return await _upstream(core, profile, upstream, funding_of(core))
+        funding = _funding(
+            core, Gasless(authorizations, RelayedAuthorizations(core.store, upstream), POLL_MS)
+        )
+        return await _upstream(core, profile, upstream, funding)
 
-    async def join(core: Core) -> Settlement:
-        return _waiting(StandbyVenue(profile, gasless=funding_of(core)))
-
-    def funding_of(core: Core) -> GaslessFunding | None:
-        wallets = RelayedAuthorizations(core.store, upstream)
-        return _funding(core, Gasless(authorizations, wallets, POLL_MS))
-
-    return Backend(profile, upstream, clock, open_, join, counted)
+    return Backend(profile, upstream, clock, open_, open_, counted)
 
 
 async def _upstream(
     core: Core, profile: VenueProfile, upstream: UpstreamPort, funding: GaslessFunding | None
 ) -> Settlement:
-    store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
-    unwatched = ScanProgress((), clock)
-    follower = Follower(store, processor, upstream, clock)
-    relay = Relay(store, upstream, clock, follower)
-    await relay.recover()
-    await follower.recover()
-    quarantine = Quarantine()
-    deadlines = Deadlines(store, processor, unwatched, quarantine, clock)
-    worker = Worker(
-        (ExpiredReservations(store, unwatched, clock).end, core.retention.clean, deadlines.keep),
-        quarantine,
-        loops=(relay.run, follower.run, *((funding.run,) if funding else ())),
-    )
+    store, clock, policy, lease = core.store, core.clock, core.policy, core.lease
+    follower = Follower(store, core.processor, upstream, clock)
+    follow = follower.follow if lease.is_held else _followed_elsewhere
+    relay = Relay(store, upstream, clock, follow)
+    await relay.recover(is_alone=lease.is_alone)
+    if lease.is_held:
+        await follower.recover()
+        worker = _upstream_settler(core, relay, follower, funding)
+    else:
+        worker = Worker((), Quarantine(), loops=(relay.run,))
     limits = ClientLimits(
         store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, core.secret
     )
     venue = UpstreamVenue(core, profile, upstream, relay, follower, limits, funding)
     return Settlement(venue, worker)
+
+
+def _upstream_settler(
+    core: Core, relay: Relay, follower: Follower, funding: GaslessFunding | None
+) -> Worker:
+    store, clock, quarantine = core.store, core.clock, Quarantine()
+    unwatched = ScanProgress((), clock)
+    return Worker(
+        (
+            *(() if core.lease.is_alone else (follower.find,)),
+            relay.find,
+            ExpiredReservations(store, unwatched, clock).end,
+            core.retention.clean,
+            Deadlines(store, core.processor, unwatched, quarantine, clock).keep,
+        ),
+        quarantine,
+        loops=(relay.run, follower.run, *((funding.run,) if funding else ())),
+    )
+
+
+def _followed_elsewhere(_order_id: str) -> None:
+    """The replica that settles finds new orders by itself."""

@@ -21,7 +21,6 @@ from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,
-    RelayState,
     StaleWrite,
 )
 from rpcsvc.store.database import (
@@ -62,7 +61,7 @@ from rpcsvc.store.records import (
     SqlRelays,
     SqlTickets,
     charge_statements,
-    relay_statement,
+    relay_statements,
     report_from,
     report_statement,
     response_statement,
@@ -72,7 +71,6 @@ from rpcsvc.store.reservations import (
     SqlReservations,
     admission_statements,
     count_statements,
-    end_statement,
     reservation_statements,
     scanned_until,
 )
@@ -341,16 +339,26 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         """Commit all of the changes, or none.
 
         Raises errors.Unavailable; StaleWrite if an order has moved past the version that its change
-        is based on, exceeds its admission, or has a key that is taken; StoreConflict if another
-        constraint is violated.
+        is based on, exceeds its admission, or has a key that is taken or that another open claim
+        stands for; StoreConflict if another constraint is violated.
         """
         try:
             await self._db.write(self.rows(*changes))
         except StoreConflict:
-            for response in (change.response for change in changes if change.response):
-                if await self.response(response.namespace, response.key) is not None:
+            for change in changes:
+                if await self._is_key_taken(change):
                     raise StaleWrite from None
             raise
+
+    async def _is_key_taken(self, change: Change) -> bool:
+        """Whether another call was first with the idempotency key of a change."""
+        response, relay = change.response, change.relay
+        if response and await self.response(response.namespace, response.key) is not None:
+            return True
+        if relay is None or relay.namespace is None or relay.key is None:
+            return False
+        other = await self.relay_of_key(relay.namespace, relay.key)
+        return other is not None and other.order_id != relay.order_id
 
     def rows(self, *changes: Change) -> list[Statement]:
         """The statements that ``commit`` writes for these changes."""
@@ -399,9 +407,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         if change.admission is not None:
             found += count_statements(change.admission, day_of(order.terms.created_at))
     if change.relay is not None:
-        found.append(relay_statement(change.relay))
-        if change.relay.state in (RelayState.REFUSED, RelayState.RECONCILING):
-            found.append(end_statement(change.relay.order_id))
+        found += relay_statements(change.relay)
     if change.reservation is not None:
         found += reservation_statements(change.reservation)
         if change.admission is not None:

@@ -17,7 +17,7 @@ from rpcsvc.orders.ports.store import (
     TicketCharge,
     TicketsTaken,
 )
-from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update, upsert
+from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update
 
 _RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
 _SELECT_RESPONSE: Final = (
@@ -97,10 +97,31 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
 _RELAY_COLUMNS: Final = tuple(
     "idempotency_key" if field.name == "key" else field.name for field in fields(RelayRecord)
 )
-# A claim that became an order stays so. The operator's note is not among the columns: a call that
-# was under way when the operator closed its claim must not change it (operator_books.py).
+_OUTCOME: Final = tuple(name for name in _RELAY_COLUMNS if name != "order_id")
+# A claim that became an order stays so, and an order that was made is recorded whatever became of
+# its claim. Any other outcome counts only while nobody has made the call again since; and of those
+# who want to make it again, one may. The operator's note is not among the columns: a call that was
+# under way when the operator closed its claim must not change it (operator_books.py).
 _UPSERT_RELAY: Final = (
-    f"{upsert('relays', _RELAY_COLUMNS, ('order_id',))} WHERE relays.state <> 'created'"
+    f"INSERT INTO relays ({', '.join(_RELAY_COLUMNS)}, written_at)"
+    f" VALUES ({', '.join(f':{name}' for name in _RELAY_COLUMNS)}, now_ms())"
+    " ON CONFLICT (order_id) DO UPDATE SET written_at = excluded.written_at,"
+    f" {', '.join(f'{name} = excluded.{name}' for name in _OUTCOME)}"
+    " WHERE relays.state <> 'created' AND CASE excluded.state WHEN 'created' THEN true"
+    " WHEN 'claimed' THEN relays.state = 'reconciling' AND relays.attempt = excluded.attempt - 1"
+    " ELSE relays.attempt = excluded.attempt END"
+)
+# What a claim reserved. An order that another call has made of it keeps what it reserves.
+_END_RESERVATION: Final = (
+    "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'unfunded' AND NOT EXISTS"
+    " (SELECT 1 FROM relays WHERE order_id = :order_id AND state IN ({open}))"
+)
+_END_OF_CLAIM: Final = _END_RESERVATION.format(open="'created'")
+_END_OF_ABANDONED: Final = _END_RESERVATION.format(open="'created', 'claimed'")
+_IS_ABANDONED: Final = "state = 'claimed' AND written_at <= now_ms() - :older_ms"
+_DOUBT_ABANDONED: Final = (
+    "UPDATE relays SET state = 'reconciling', reason = :reason"
+    f" WHERE order_id = :order_id AND {_IS_ABANDONED}"
 )
 _SELECT_RELAY: Final = f"SELECT {', '.join(_RELAY_COLUMNS)} FROM relays"
 _SELECT_OPEN: Final = (
@@ -122,10 +143,10 @@ class SqlRelays:
         self._db = database
 
     async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
-        """The latest claim on an upstream order that an idempotency key stands for."""
+        """The claim of an idempotency key: the one whose outcome is not known, or the latest."""
         sql = (
             f"{_SELECT_RELAY} WHERE namespace = :namespace AND idempotency_key = :key"
-            " ORDER BY seq DESC LIMIT 1"
+            " ORDER BY state IN ('claimed', 'reconciling') DESC, seq DESC LIMIT 1"
         )
         row = await self._db.fetch_one(sql, namespace=namespace, key=key)
         return _relay_from(row) if row else None
@@ -136,6 +157,18 @@ class SqlRelays:
             f"{_SELECT_RELAY} WHERE state = :state ORDER BY seq", state=state.value
         )
         return [_relay_from(row) for row in rows]
+
+    async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
+        """Put in doubt what has been claimed for so long, by the database's clock."""
+        sql = f"SELECT order_id FROM relays WHERE {_IS_ABANDONED} ORDER BY seq"
+        found = [row["order_id"] for row in await self._db.fetch(sql, older_ms=older_ms)]
+        values = {"older_ms": older_ms, "reason": reason}
+        if found:
+            await self._db.write(
+                [Statement(_DOUBT_ABANDONED, {**values, "order_id": each}) for each in found]
+                + [Statement(_END_OF_ABANDONED, {"order_id": each}) for each in found]
+            )
+        return found
 
     async def relays_since(self, at: int) -> list[int]:
         """Creation times of the claims younger than ``at``."""
@@ -152,13 +185,19 @@ def report_from(rows: Sequence[Row]) -> Report | None:
     return Report(**rows[0]) if rows else None
 
 
-def relay_statement(record: RelayRecord) -> Statement:
-    """Store a claim."""
+def relay_statements(record: RelayRecord) -> list[Statement]:
+    """Store a claim, and end what it reserves once it has no order.
+
+    The transaction is refused where somebody else makes the call.
+    """
     values: dict[str, Any] = asdict(record)
     values["idempotency_key"] = values.pop("key")
     values["state"] = record.state.value
     values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
-    return Statement(_UPSERT_RELAY, values)
+    stored = Statement(_UPSERT_RELAY, values, finds=record.state is RelayState.CLAIMED)
+    if record.state in (RelayState.CLAIMED, RelayState.CREATED):
+        return [stored]
+    return [stored, Statement(_END_OF_CLAIM, {"order_id": record.order_id})]
 
 
 def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:

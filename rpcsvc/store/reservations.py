@@ -138,16 +138,11 @@ def reservation_statements(change: ReservationChange) -> Iterator[Statement]:
         yield Statement(_FUNDED if units else _NOT_FUNDED, values)
     if unfunded is None:
         if not change.begins:
-            yield end_statement(order_id)
+            yield Statement(_END, {"order_id": order_id})
     elif change.begins:
         yield Statement(_BEGIN, {**unfunded._asdict(), "order_id": order_id, "kind": "unfunded"})
     else:
         yield Statement(_CHANGE, {"order_id": order_id, "units": unfunded.units})
-
-
-def end_statement(order_id: str) -> Statement:
-    """Statement that ends an order's unfunded reservation."""
-    return Statement(_END, {"order_id": order_id})
 
 
 def within_statement(scope: str, network: str, most: int) -> Statement:

@@ -9,13 +9,13 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import asyncpg
 import pytest
 
 from rpcsvc.app import running
@@ -23,7 +23,9 @@ from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
 from tests.contract.paying import signed
 from tests.contract.store.cutting import COMMIT, Proxy, proxied
-from tests.e2e.cluster import Replicas, is_ready, reads, replicas
+from tests.e2e.audit import count
+from tests.e2e.bad_line import bad_line
+from tests.e2e.cluster import Replicas, replicas
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
     Gone,
@@ -32,6 +34,7 @@ from tests.e2e.processes import (
     call_for_data,
     message,
     send,
+    server,
     until,
     until_over,
 )
@@ -110,19 +113,6 @@ async def test_standby_tells_systemd_that_it_is_ready(
 
 async def said(at: Server, event: str) -> bool:
     return event in at.log.read_text()
-
-
-async def get(at: Server, path: str) -> tuple[int, str | None, bytes]:
-    """Status, retry-after and body of a GET."""
-    async with aiohttp.ClientSession() as session, session.get(f"{at.url}{path}") as response:
-        return response.status, response.headers.get("retry-after"), await response.read()
-
-
-async def refused(at: Server, method: str, params: dict[str, Any]) -> str:
-    """The code with which a call is refused that may be sent again."""
-    error = (await call(at, method, params))["error"]
-    assert error["retryable"]
-    return str(error["code"])
 
 
 async def test_replica_reads_what_the_other_has_committed(
@@ -224,53 +214,131 @@ async def test_one_deposit_is_sent_by_many_calls_for_what_is_due(
         assert await up.value(_DEPOSITS) == 1
 
 
-async def test_standby_refuses_to_write_and_says_where_it_stands(
+@asynccontextmanager
+async def behind(
+    postgres: Callable[[], str], folder: Path
+) -> AsyncIterator[tuple[Replicas, Server]]:
+    """Replicas of the engine upstream, and the exchange that settles their orders."""
+    async with (
+        server(folder / "exchange") as exchange,
+        replicas(postgres(), folder, environ(exchange.port)) as up,
+    ):
+        await up.start_ready()
+        yield up, exchange
+
+
+async def test_every_replica_orders_at_the_upstream_and_one_follows(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
-    """Of the engine upstream, only the replica that settles takes orders."""
-    exchange = Server(tmp_path / "exchange")
+    async with behind(postgres, tmp_path) as (up, exchange):
+        second, third = await up.start_ready(), await up.start_ready()
+        data, _ = await call_for_data(second, "swap.execute", SWAPS["x2u"])
+        made = {"orderId": data["order"]["orderId"]}
+        theirs = await up.value("SELECT upstream_id FROM orders")
+        await call_for_data(exchange, "sandbox.fund", {"orderId": theirs})
+        seen, _ = await call_for_data(third, "swap.status", made)
+        assert seen["order"]["checkoutUrl"] == data["order"]["checkoutUrl"]
+        assert (await until_over(third, made["orderId"]))["state"] == "completed"
+        cancelled, _ = await call_for_data(third, "swap.execute", SWAPS["x2u"])
+        ending = {"orderId": cancelled["order"]["orderId"], "sessionId": cancelled["sessionId"]}
+        await call_for_data(second, "swap.cancel", ending)
+        ended = await call(up.all[0], "swap.status", {"orderId": ending["orderId"]})
+        assert ended["data"]["outcome"] == "expired"
+        for each in (second, third):
+            assert not await said(each, "lease_taken")
+
+
+async def test_one_key_on_all_replicas_asks_the_upstream_once(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with behind(postgres, tmp_path) as (up, exchange):
+        for _ in range(2):
+            await up.start_ready()
+        answers = await asyncio.gather(*(keyed(up.all[n % 3], "x2u") for n in range(200)))
+        assert len(set(answers)) == 1
+        assert await up.value("SELECT count(*) FROM orders") == 1
+        assert await up.value("SELECT count(*) FROM relays") == 1
+        assert count(exchange.data_dir, "orders") == 1
+
+
+async def test_order_made_for_a_caller_that_was_killed_is_found_again(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with behind(postgres, tmp_path) as (up, exchange):
+        caller = await up.start_ready()
+        async with locked(up.url, "orders"):
+            asking = asyncio.create_task(keyed(caller, "x2u"))
+            await until(partial(has_made, exchange))
+            caller.kill()  # the upstream has made the order, and nothing is recorded of it
+            with pytest.raises(Gone):
+                await asking
+        assert await up.value("SELECT state FROM relays") == "claimed"
+        await up.value("UPDATE relays SET written_at = written_at - 150000")
+        await until(lambda: up.value("SELECT 1 FROM relays WHERE state = 'reconciling'"))
+        await keyed(up.all[0], "x2u")
+        assert await up.value("SELECT count(*) FROM orders") == 1
+        assert count(exchange.data_dir, "orders") == 1
+
+
+@asynccontextmanager
+async def locked(url: str, table: str) -> AsyncIterator[None]:
+    """Nobody adds to the table within this; it can be read."""
+    connection = await asyncpg.connect(url)
     try:
-        assert await exchange.ready()
-        async with replicas(postgres(), tmp_path, environ(exchange.port)) as up:
-            first = await up.start_ready()
-            data, _ = await call_for_data(first, "swap.execute", SWAPS["x2u"])
-            second = up.start()
-            await until(lambda: reads(second))
-            order = data["order"]
-            await require_standby(up, second, order["orderId"])
-            seen, _ = await call_for_data(second, "swap.status", {"orderId": order["orderId"]})
-            assert seen["order"]["checkoutUrl"] == order["checkoutUrl"]
+        await connection.execute(f"BEGIN; LOCK TABLE {table} IN SHARE MODE")
+        yield
     finally:
-        exchange.kill()
+        await connection.close()
 
 
-async def require_standby(up: Replicas, second: Server, order_id: str) -> None:
-    assert not await is_ready(second)
-    for method, params in {
-        "swap.quote": {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")},
-        "swap.execute": {**SWAPS["x2u"], "idempotency-key": "another key of sixteen"},
-        "support.create": {"message": "Where is it?"},
-    }.items():
-        assert await refused(second, method, params) == "unavailable", method
-    assert await up.value("SELECT count(*) FROM orders") == 1
-    assert await up.value("SELECT count(*) FROM tickets") == 0
-    plan = await call(second, "swap.plan", SWAPS["x2u"])
-    assert plan["state"] == "ready"
-    health = await second.health()
-    assert (health["http"], health["status"]) == (200, "ok"), "a standby is well"
-    assert "standby" in health["checks"]["lease"]["detail"]
-    status, retry_after, _ = await get(second, "/api/v1/health")
-    assert (status, retry_after) == (503, "5")
-    for path in (
-        "/api/v1/agent/capabilities",
-        "/openapi.json",
-        f"/orders/{order_id}",
-        "/",
-        "/status",
+async def has_made(exchange: Server) -> bool:
+    return count(exchange.data_dir, "orders") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_replicas_killed_while_they_ask_make_no_order_twice(
+    postgres: Callable[[], str], tmp_path: Path, seed: int
+) -> None:
+    """Callers and the settler are killed between a claim and its outcome, on a bad line."""
+    dice = random.Random(seed)
+    async with (
+        server(tmp_path / "exchange") as exchange,
+        bad_line(exchange.port, seed=seed, rate=0.2) as line,
+        replicas(postgres(), tmp_path, environ(line.port)) as up,
     ):
-        assert (await get(second, path))[0] == 200, path
-    _, _, metrics = await get(second, "/metrics")
-    assert b"rpcsvc_lease_held 0.0" in metrics
+        up.start()
+        up.supervised = 3
+        asking = [asyncio.create_task(placed(up, f"client {n} of sixteen")) for n in range(12)]
+        struck_asking = 0
+        for _ in range(4):
+            holder = await up.holder()
+            with suppress(TimeoutError):
+                struck_asking += await until(lambda: up.value(_UNDER_WAY), seconds=5) > 0
+            dice.choice([holder, *up.alive]).kill()
+            await asyncio.sleep(dice.uniform(0, 2))
+        line.rate = 0
+        orders = await asyncio.gather(*asking)
+        assert struck_asking
+        assert len(set(orders)) == len(asking)
+        assert await up.value("SELECT count(*) FROM orders") == len(asking)
+        assert await up.value("SELECT count(*) FROM relays WHERE state = 'created'") == len(asking)
+        assert count(exchange.data_dir, "orders") == len(asking)
+
+
+_UNDER_WAY = "SELECT count(*) FROM relays WHERE state = 'claimed'"
+
+
+async def placed(up: Replicas, key: str) -> str:
+    """Ask any replica for one order until it is made; its id."""
+    dice = random.Random(key)
+    swap = {**SWAPS["x2u"], "idempotency-key": key}
+    while True:
+        with suppress(Gone, AssertionError, TimeoutError):
+            async with asyncio.timeout(15):
+                data, _ = await call_for_data(dice.choice(up.alive), "swap.execute", swap)
+                return str(data["order"]["orderId"])
+        await asyncio.sleep(0.2)
 
 
 async def test_process_paused_past_its_lease_writes_nothing_and_ends(
@@ -397,9 +465,9 @@ async def test_one_key_on_all_replicas_makes_one_order(
         assert await up.value("SELECT count(*) FROM orders") == 1
 
 
-async def keyed(at: Server) -> bytes:
+async def keyed(at: Server, direction: str = "u2x") -> bytes:
     """The answer to the one keyed call."""
-    swap = {**SWAPS["u2x"], "idempotency-key": "a key of sixteen or more"}
+    swap = {**SWAPS[direction], "idempotency-key": "a key of sixteen or more"}
     body = await send(at, message("swap.execute", swap))
     assert json.loads(body)["result"]["ok"], body
     return body.rpartition(b'"requestId"')[0]

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,14 @@ from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import Change, Health, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import (
+    Change,
+    Health,
+    RelayRecord,
+    RelayState,
+    StaleWrite,
+    StoredResponse,
+)
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -37,6 +45,7 @@ from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
+from rpcsvc.store.database import Statement
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.processes import until
@@ -46,6 +55,7 @@ from tests.unit.orders import terms
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = UpstreamRequest(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
 CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "session"})
+ANSWER = StoredResponse(CLAIM.namespace, CLAIM.key, CLAIM.operation, CLAIM.params, b"{}", 1)
 MADE = Created("up-1", "an address", 2**53, b'{"orderId": "up-1"}', expected_output=1)
 
 
@@ -96,11 +106,18 @@ class World:
         self.processor = processor
         upstream = cast("Any", self.upstream)
         self.follower = Follower(self.store, processor, upstream, self.clock)
-        self.relay = Relay(self.store, upstream, self.clock, self.follower)
+        self.relay = Relay(self.store, upstream, self.clock, self.follower.follow)
+        # that of another replica on the same database
+        self.other = Relay(self.store, upstream, self.clock, self.follower.follow)
+        self.database = database
 
     async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
         self.upstream.answers.append(answer)
         return (await self.relay.create(ASKED, CLAIM, asking(fresh_id)))[0]
+
+    async def other_create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
+        self.upstream.answers.append(answer)
+        return (await self.other.create(ASKED, CLAIM, asking(fresh_id)))[0]
 
     async def follow(self, *names: str) -> None:
         """Orders that are open there, each under its name."""
@@ -227,7 +244,7 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
             await world.store.commit(Change(relay=made))
     assert (await world.record()).state is RelayState.CLAIMED
 
-    await world.relay.recover()
+    await world.relay.recover(is_alone=True)
 
     assert (await world.record()).state is RelayState.RECONCILING
 
@@ -246,21 +263,168 @@ class Failing:
         await self._commit(*changes)
 
 
-@pytest.mark.parametrize("ends", [CreationUnknown("no answer again"), MADE], ids=["doubt", "order"])
-async def test_the_operators_note_outlives_a_call_that_was_under_way(
-    world: World, tmp_path: Path, ends: Created | Exception
-) -> None:
+async def test_claim_whose_call_is_made_again_can_not_be_closed(world: World) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
-    world.upstream.meanwhile = lambda: world.books.close_claim("ord_1", "looked up, not there")
+    closed = []
 
+    async def close() -> None:
+        closed.append(await world.books.close_claim("ord_1", "looked up, not there"))
+
+    world.upstream.meanwhile = close
+    await world.create("ord_2", MADE)
+
+    assert closed == [False]
+
+
+@pytest.mark.parametrize("ends", [CreationUnknown("no answer again"), MADE], ids=["doubt", "order"])
+async def test_the_operators_note_outlives_a_call_that_was_under_way(
+    world: World, ends: Created | Exception
+) -> None:
+    """The call lasts for longer than any should, is held for lost, and its claim closed."""
+
+    async def close() -> None:
+        await world.relay.recover(is_alone=True)
+        assert await world.books.close_claim("ord_1", "looked up, not there")
+
+    world.upstream.meanwhile = close
     with suppress(Unavailable):
-        made = await world.create("ord_2", ends)
+        made = await world.create("ord_1", ends)
         await world.store.commit(Change(relay=made))
 
     state = RelayState.CREATED if ends is MADE else RelayState.RECONCILING
     assert ((await world.record()).order_id, (await world.record()).state) == ("ord_1", state)
     assert world.note() == "looked up, not there"
+
+
+async def age(world: World, by_ms: int) -> None:
+    await world.database.write(
+        [Statement("UPDATE relays SET written_at = written_at - :by_ms", {"by_ms": by_ms})]
+    )
+
+
+async def test_only_a_claim_older_than_any_call_is_in_doubt(world: World) -> None:
+    claimed = RelayRecord("ord_1", RelayState.CLAIMED, 1, "session", CLAIM.namespace, CLAIM.key)
+    await world.store.commit(Change(relay=claimed))
+    await age(world, relay_module.ABANDONED_MS - 60_000)
+    await world.relay.find()
+    assert (await world.record()).state is RelayState.CLAIMED
+
+    await age(world, 60_000)
+    await world.other.find()
+    assert (await world.record()).state is RelayState.RECONCILING
+
+
+async def test_call_that_another_replica_makes_is_waited_for(world: World) -> None:
+    """Of two replicas with one key, one asks the upstream, and both have its order."""
+    calls: list[str] = []
+    second: list[asyncio.Task[Any]] = []
+
+    async def meanwhile() -> None:
+        calls.append("asked")
+        second.append(asyncio.create_task(world.other.create(ASKED, CLAIM, asking("ord_2"))))
+        await asyncio.sleep(0.1)
+        assert not second[0].done()
+
+    world.upstream.meanwhile = meanwhile
+    made = await world.create("ord_1", MADE)
+    async with world.relay.recording(made):
+        await world.store.commit(Change(relay=made))
+    with pytest.raises(StaleWrite):
+        await second[0]
+    assert calls == ["asked"]
+
+
+async def test_two_claims_at_once_for_one_key_ask_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have read that there is none before either is committed."""
+    both = asyncio.Barrier(2)
+    commit = world.store.commit
+
+    async def together(*changes: Change) -> None:
+        if changes[0].relay is not None and changes[0].relay.state is RelayState.CLAIMED:
+            await both.wait()
+        await commit(*changes)
+
+    monkeypatch.setattr(world.store, "commit", together)
+    world.upstream.answers.append(MADE)
+    ended = await asyncio.gather(
+        world.relay.create(ASKED, CLAIM, asking("ord_1")),
+        world.other.create(ASKED, CLAIM, asking("ord_2")),
+        return_exceptions=True,
+    )
+    assert sorted(type(each).__name__ for each in ended) == ["StaleWrite", "tuple"]
+
+
+async def test_late_refusal_leaves_a_claim_that_is_called_again(world: World) -> None:
+    """The first caller was paused, and held for lost; another one is making its call again."""
+    late = RelayRecord("ord_1", RelayState.CLAIMED, 1, "session", CLAIM.namespace, CLAIM.key)
+    await world.store.commit(Change(relay=late))
+    await world.relay.recover(is_alone=True)
+
+    async def refuse() -> None:
+        for state in (RelayState.REFUSED, RelayState.RECONCILING):
+            await world.store.commit(Change(relay=replace(late, state=state)))
+            assert (await world.record()).state is RelayState.CLAIMED
+
+    world.upstream.meanwhile = refuse
+    assert (await world.create("ord_2", MADE)).order_id == "ord_1"
+
+
+async def test_late_order_is_recorded_and_keeps_what_it_reserves(world: World) -> None:
+    """Its caller was held for lost, and another replica made the same order once more."""
+    late = await world.create("ord_1", MADE)
+    await world.relay.recover(is_alone=True)
+    world.upstream.answers.append(MADE)
+    again, _ = await world.other.create(ASKED, CLAIM, asking("ord_2"))
+    order = open_order(replace(terms(), order_id="ord_1", upstream_id="up-1"))
+    async with world.relay.recording(late):
+        await world.processor.open(order, None, ANSWER, relay=late)
+    with pytest.raises(StaleWrite):
+        async with world.other.recording(again):
+            await world.processor.open(order, None, ANSWER, relay=again)
+
+    await world.store.commit(Change(relay=replace(again, state=RelayState.RECONCILING)))
+    assert (await world.record()).state is RelayState.CREATED
+    assert await world.store.reserved_by("ord_1", UPSTREAM) > 0
+
+
+async def test_doubt_of_a_closed_claim_stays_beside_the_next_call(world: World) -> None:
+    first = await world.create("ord_1", MADE)
+    await world.relay.recover(is_alone=True)
+    assert await world.books.close_claim("ord_1", "not there")
+    await world.other_create("ord_2", MADE)
+
+    with pytest.raises(Unavailable):
+        async with world.relay.recording(first):
+            raise KeyError("another order has that address")
+
+    assert (await world.record()).order_id == "ord_2"
+    (doubt,) = await world.store.relays_in(RelayState.RECONCILING)
+    assert (doubt.order_id, doubt.upstream_id, doubt.key) == ("ord_1", "up-1", None)
+
+
+async def test_call_that_is_cut_off_is_in_doubt_at_once(world: World) -> None:
+    world.upstream.meanwhile = partial(asyncio.sleep, 60)
+    calling = asyncio.create_task(world.create("ord_1", MADE))
+    await until(partial(world.store.relay_of_key, CLAIM.namespace, CLAIM.key))
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert (await world.record()).state is RelayState.RECONCILING
+
+
+async def test_orders_that_another_replica_made_are_followed(world: World) -> None:
+    await world.follow("here")
+    agreed = replace(terms(), order_id="there", upstream_id="there", deposit_address="of there")
+    await world.processor.open(open_order(agreed), None, None)
+    await world.follower.find()
+
+    asked = await world.ask_for(10_000)
+
+    assert min(asked[name] for name in ("here", "there")) >= 8
+    assert max(asked.values()) <= 11
 
 
 async def test_every_note_of_the_operator_stays(world: World, tmp_path: Path) -> None:
@@ -399,16 +563,16 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
     await world.follow("lost")
     world.upstream.unreadable = {"lost": Unavailable("HTTP 500")}
     assert (await world.ask_for(HOUR_MS))["lost"] <= 25
-    assert (await world.relay.health()).detail is None
+    assert world.follower.health().detail is None
 
     world.clock.now += 2_000
-    assert await world.relay.health() == Health(
+    assert world.follower.health() == Health(
         True, "1 upstream orders could not be read for an hour"
     )
 
     world.upstream.unreadable.clear()
     await world.ask_for(LONGEST_PAUSE_MS)
-    assert await world.relay.health() == Health(True)
+    assert world.follower.health() == Health(True)
     assert (await world.ask_for(60_000))["lost"] >= 40
 
 

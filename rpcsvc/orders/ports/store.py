@@ -134,7 +134,8 @@ class RelayRecord:
     """A claim on an order at the upstream. ``raw`` is its answer, for audit.
 
     ``operation`` and ``params`` are what its idempotency key was used for, as in StoredResponse;
-    None without a key, and of a claim from before they were kept.
+    None without a key, and of a claim from before they were kept. ``attempt``: how often the
+    upstream was called for it; it says whose call a CLAIMED one is.
     """
 
     order_id: str
@@ -148,6 +149,12 @@ class RelayRecord:
     raw: bytes = b""
     operation: str | None = None
     params: dict[str, Any] | None = None
+    attempt: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its outcome is not known."""
+        return self.state in (RelayState.CLAIMED, RelayState.RECONCILING)
 
 
 Projection = Callable[[Order], StatusView | None]
@@ -313,11 +320,20 @@ class OrderStore(Protocol):
         ...
 
     async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
-        """The latest claim on an upstream order that an idempotency key stands for."""
+        """The claim on an upstream order that an idempotency key stands for: the one whose outcome
+        is not known, or else the latest.
+        """
         ...
 
     async def relays_in(self, state: RelayState) -> list[RelayRecord]:
         """All claims in a state, oldest first."""
+        ...
+
+    async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
+        """Make RECONCILING what has been CLAIMED for so long by the database's clock, or longer.
+
+        Returns the ids of those orders.
+        """
         ...
 
     async def relays_since(self, at: int) -> list[int]:

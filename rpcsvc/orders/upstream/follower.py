@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
@@ -22,6 +22,8 @@ from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
 
+# How often orders that other replicas made are looked for.
+FIND_MS: Final = 1_000
 # How long the first poll of a new order may take.
 FIRST_ANSWER_MS: Final = 2_000
 # An order is not asked for more often than this.
@@ -57,16 +59,25 @@ class Follower:
         self._open: dict[str, int] = {}  # when each open order was last asked for
         self._watched: set[str] = set()
         self._unread: dict[str, _Unread] = {}
+        self._find_at = 0
         self._calls = 0
         self._is_failing = False  # the last order that was asked for could not be read
         self._wake = asyncio.Event()
         self._first_asks: set[asyncio.Task[None]] = set()
 
     async def recover(self) -> None:
-        """Follow the open orders of an earlier process."""
+        """Follow the open orders of others; one that ended since is left once it is read."""
         for order_id in await self._store.open_relayed():
             self._open.setdefault(order_id, 0)
         self._wake.set()
+
+    async def find(self) -> int:
+        """Follow what other replicas have made, looked for once a second; returns 0: not work."""
+        now = steady_ms()
+        if now >= self._find_at:
+            self._find_at = now + FIND_MS
+            await self.recover()
+        return 0
 
     def follow(self, order_id: str) -> None:
         """Follow a new order."""
@@ -116,8 +127,7 @@ class Follower:
 
     async def ask_now(self, order_id: str) -> None:
         """Poll an open order once, where ``run`` does not. Failures are logged."""
-        if order_id in self._open:
-            await self._ask_safely(order_id, is_watched=True)
+        await self._ask_safely(order_id, is_watched=True)
 
     def _turn(self) -> Set[str]:
         """Of whom one is asked for next. After one that could not be read, one that could be.
@@ -181,7 +191,8 @@ class Follower:
             raise
         except Exception:
             self._is_failing = True
-            self._leave_alone(order.order_id)
+            if order.order_id in self._open:
+                self._leave_alone(order.order_id)
             raise
         self._unread.pop(order.order_id, None)
         return found

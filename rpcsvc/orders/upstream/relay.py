@@ -1,23 +1,24 @@
 """Makes orders at the upstream, each at most once.
 
-A claim is committed before the call; its outcome is committed with the order. When the outcome is
-unknown the claim is ``reconciling``: the caller gets ``unavailable``, and the call is repeated only
-where the upstream honours our key. An order that is over, or brings less than was quoted, is not
-taken. An outcome that can't be written is remembered; a stop before that is found at the next
-start.
+A claim is committed before the call; its outcome is committed with the order. A key has one claim
+at a time: while the call is made, here or by another replica, the same call waits for its outcome.
+When that is unknown the claim is ``reconciling``: the caller gets ``unavailable``, and the call is
+repeated only where the upstream honours our key. An order that is over, or brings less than was
+quoted, is not taken. An outcome that can't be written is remembered. A claim whose caller is gone
+is older than any call lasts, and then in doubt.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.clock import Clock, iso8601
+from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.store import (
@@ -27,6 +28,7 @@ from rpcsvc.orders.ports.store import (
     RelayRecord,
     RelayState,
     ReservationChange,
+    StaleWrite,
 )
 from rpcsvc.orders.ports.upstream import (
     Created,
@@ -35,7 +37,6 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamRequest,
 )
 from rpcsvc.orders.unfunded import Admission, Reservation
-from rpcsvc.orders.upstream.follower import Follower
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,26 @@ _NOT_TAKEN = (
     " key if it had one, for another order."
 )
 
+_UNDER_WAY = (
+    "A call with this idempotency key is being made, and its outcome is not known yet. Repeat it"
+    " with the same key to hear what became of it."
+)
+_STOPPED = "the service stopped during the call"
+
 # What could not be written is tried again no more often than this.
 WRITE_EVERY_MS = 1_000
+# A call of the upstream is ended then: its own limits, and those of what goes before, add up to
+# less (settlement/upstream/transport.py, ClientOptions).
+CALL_MS: Final = 120_000
+# A claim of that age has lost its caller: claim and outcome take some time to be committed, too.
+ABANDONED_MS: Final = 150_000
+FIND_MS: Final = 1_000
+# However young: a clock may have gone back.
+_ANY_AGE: Final = -(2**53)
+# How long the same call waits for the outcome of one that another replica makes, and how often it
+# looks.
+WAIT_MS: Final = 10_000
+LOOK_MS: Final = 50
 
 
 class Asking(NamedTuple):
@@ -64,26 +83,47 @@ class Asking(NamedTuple):
 
 
 class Relay:
-    """Makes orders at the upstream, and has ``follower`` follow them."""
+    """Makes orders at the upstream. ``follow`` is told of each."""
 
     def __init__(
-        self, store: OrderStore, upstream: UpstreamPort, clock: Clock, follower: Follower
+        self,
+        store: OrderStore,
+        upstream: UpstreamPort,
+        clock: Clock,
+        follow: Callable[[str], None],
     ) -> None:
         self._store = store
         self._upstream = upstream
         self._clock = clock
-        self.follower = follower
+        self._follow = follow
+        self._find_at = 0
         # What became of calls and could not be committed yet, by order id.
         self._unwritten: dict[str, RelayRecord] = {}
         self._wake = asyncio.Event()
 
-    async def recover(self) -> None:
-        """Take up the calls that an earlier process was making: their outcome is not known."""
-        for record in await self._store.relays_in(RelayState.CLAIMED):
-            await self._doubt(record, CreationUnknown("the service stopped during the call"))
+    async def recover(self, *, is_alone: bool) -> None:
+        """Take up the calls that earlier processes made, for the limit of creations.
+
+        Where no other process can be making one (``is_alone``), those without an outcome are in
+        doubt at once.
+        """
+        if is_alone:
+            await self._doubt_abandoned(_ANY_AGE)
         now = self._clock.now_ms()
         recent = await self._store.relays_since(now - 60_000)
         self._upstream.remember([now - made_at for made_at in recent])
+
+    async def find(self) -> int:
+        """Put calls in doubt whose caller is gone, once a second; returns 0: not work."""
+        now = steady_ms()
+        if now >= self._find_at:
+            self._find_at = now + FIND_MS
+            await self._doubt_abandoned(ABANDONED_MS)
+        return 0
+
+    async def _doubt_abandoned(self, older_ms: int) -> None:
+        for order_id in await self._store.doubt_abandoned(older_ms, _STOPPED):
+            _log_doubt(order_id, None, _STOPPED)
 
     async def create(
         self, request: UpstreamRequest, claim: Claim | None, fresh: Asking, *, least: int = 0
@@ -93,19 +133,23 @@ class Relay:
         ``least``: payout units that it must bring, by the quote that was just given; a call that is
         made again had another one. Raises Unavailable while the outcome of an earlier call is not
         known, or that of this one is not, and of an order that nobody should pay for; StaleWrite,
-        before anybody is asked, where the bounds do not hold any more;
+        before anybody is asked, where the bounds do not hold any more or the key's call is made
+        elsewhere;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
         record, resumed = await self._record(request, claim, fresh.order_id)
         # A resumed call is the same to the letter, or its key would be refused.
         request = request._replace(session_id=record.session_id)
-        if not resumed:
+        if resumed:
+            await self._store.commit(Change(relay=record))
+        else:
             reserves = ReservationChange(record.order_id, {}, fresh.reservation, begins=True)
             await self._store.commit(
                 Change(relay=record, reservation=reserves, admission=fresh.admission)
             )
         try:
-            created = await self._upstream.create(request, record.order_id, resumed=resumed)
+            async with asyncio.timeout(CALL_MS / 1000):
+                created = await self._upstream.create(request, record.order_id, resumed=resumed)
         except CreationUnknown as unknown:
             await self._doubt(record, unknown)
             raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
@@ -113,6 +157,9 @@ class Relay:
             if not resumed:
                 reason = refusal.message
                 await self._settle(replace(record, state=RelayState.REFUSED, reason=reason))
+            raise
+        except asyncio.CancelledError:
+            await self._doubt(record, CreationUnknown("the call was cut off"))
             raise
         except Exception as broken:
             await self._doubt(record, CreationUnknown(f"the call broke: {type(broken).__name__}"))
@@ -141,15 +188,18 @@ class Relay:
         """Commit within this what the upstream made; then it is followed.
 
         What can't be recorded here is in doubt, such as an address or an id that is another
-        order's. Raises Unavailable.
+        order's. Raises Unavailable; and StaleWrite where another replica, which made the same call
+        again, has recorded this order meanwhile.
         """
         try:
             yield
         except Exception as error:
+            if isinstance(error, StaleWrite) and await self._store.order(record.order_id):
+                raise
             reason = f"made there, and not recorded here: {type(error).__name__}"
             await self._doubt(record, CreationUnknown(reason))
             raise Unavailable(_IN_DOUBT, retry_after=30) from error
-        self.follower.follow(record.order_id)
+        self._follow(record.order_id)
 
     async def _record(
         self, request: UpstreamRequest, claim: Claim | None, fresh_id: str
@@ -160,21 +210,41 @@ class Relay:
             now = self._clock.now_ms()
             fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, request.session_id)
             return _used_for(fresh, claim), False
-        return before, True
+        return replace(before, state=RelayState.CLAIMED, attempt=before.attempt + 1), True
 
     async def _in_doubt(self, claim: Claim) -> RelayRecord | None:
-        """The earlier call under the key, while its outcome is not known; as ``is_in_doubt``."""
-        before = await self._store.relay_of_key(claim.namespace, claim.key)
-        # The answer to a key is committed with its order: one that is gone was forgotten by age.
-        if before is not None:
-            before = self._unwritten.get(before.order_id, before)
-        if before is None or before.state in (RelayState.REFUSED, RelayState.CREATED):
+        """The earlier call under the key, if it ended without a known outcome; as ``is_in_doubt``.
+
+        Raises StaleWrite once a call that was under way has ended.
+        """
+        before = await self._open_claim(claim)
+        if before is None:
             return None
         if before.operation is not None and before.params is not None:
             require_same(before.operation, before.params, claim)
+        if before.state is RelayState.CLAIMED:
+            await self._ended(before, claim)
+            raise StaleWrite
         if not self._upstream.honours_keys:
             raise Unavailable(_IN_DOUBT, retry_after=30)
         return before
+
+    async def _open_claim(self, claim: Claim) -> RelayRecord | None:
+        """The key's claim while its outcome is not on record; one that is known here is written."""
+        before = await self._store.relay_of_key(claim.namespace, claim.key)
+        if before is not None and (known := self._unwritten.get(before.order_id)) is not None:
+            await self._write(known)
+            before = await self._store.relay_of_key(claim.namespace, claim.key)
+        # The answer to a key is committed with its order: one that is gone was forgotten by age.
+        return before if before is not None and before.is_open else None
+
+    async def _ended(self, before: RelayRecord, claim: Claim) -> None:
+        """Wait until a call that is under way has ended. Raises Unavailable after a while."""
+        end = steady_ms() + WAIT_MS
+        while await self._open_claim(claim) == before:
+            if steady_ms() >= end:
+                raise Unavailable(_UNDER_WAY, retry_after=5)
+            await asyncio.sleep(LOOK_MS / 1000)
 
     async def _doubt(self, record: RelayRecord, unknown: CreationUnknown) -> None:
         doubtful = replace(
@@ -185,12 +255,7 @@ class Relay:
             reason=unknown.reason,
             raw=unknown.raw or record.raw,
         )
-        log.error(
-            "upstream_order_in_doubt",
-            order_id=record.order_id,
-            upstream_id=doubtful.upstream_id,
-            reason=unknown.reason,
-        )
+        _log_doubt(record.order_id, doubtful.upstream_id, unknown.reason)
         await self._settle(doubtful)
 
     async def _leave(self, made: RelayRecord, flaw: str) -> None:
@@ -212,7 +277,12 @@ class Relay:
 
     async def _write(self, record: RelayRecord) -> None:
         try:
-            await self._store.commit(Change(relay=record))
+            try:
+                await self._store.commit(Change(relay=record))
+            except StaleWrite:
+                # The operator closed this claim, and the key's next call is under way or in doubt.
+                keyless = replace(record, namespace=None, key=None)
+                await self._store.commit(Change(relay=keyless))
         except ServiceError as error:
             reason = error.message
             log.warning("upstream_outcome_not_written", order_id=record.order_id, reason=reason)
@@ -240,7 +310,7 @@ class Relay:
                 await self._wake.wait()
 
     async def health(self) -> Health:
-        """Not ok while the outcome of a call is not known; else as the orders that were made."""
+        """Not ok while the outcome of a call is not known."""
         doubtful = RelayState.RECONCILING
         unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
         count = len(
@@ -250,7 +320,11 @@ class Relay:
             return Health(
                 False, f"{count} upstream orders are in doubt: settle them with rpcsvc relays"
             )
-        return self.follower.health()
+        return Health(True)
+
+
+def _log_doubt(order_id: str, upstream_id: str | None, reason: str) -> None:
+    log.error("upstream_order_in_doubt", order_id=order_id, upstream_id=upstream_id, reason=reason)
 
 
 def _flaw(created: Created, least: int, now: int) -> str | None:

@@ -257,7 +257,8 @@ class UpstreamVenue:
 
     async def progress(self) -> Mapping[str, Health]:
         """Whether the outcome of every call is known, and every order can be read."""
-        return {"relay": await self._relay.health()}
+        relay = await self._relay.health()
+        return {"relay": relay if not relay.ok else self._follower.health()}
 
 
 def _worth(request: QuoteRequest, output: int) -> int:

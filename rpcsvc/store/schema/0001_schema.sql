@@ -279,7 +279,8 @@ CREATE INDEX reservations_by_client ON reservations (client) WHERE kind = 'unfun
 -- The sums of reservations, kept by the triggers below: of a network in all ('total'), and of its
 -- unfunded ones by who asked: anybody ('all'), callers known by an address alone ('by_address'), each
 -- client. On the network '' a client's unfunded orders are counted. A transaction that adds to a sum
--- checks it before it commits, so that no two orders reserve the same money.
+-- checks it before it commits, so that no two orders reserve the same money. A wallet's total is
+-- written before its other sums: two writers that wait for it do not wait for each other.
 CREATE TABLE reservation_sums (
     scope   TEXT    NOT NULL,
     network TEXT    NOT NULL,
@@ -313,7 +314,9 @@ CREATE TRIGGER reservations_are_added_up_again AFTER UPDATE OF units ON reservat
 WHEN OLD.units <> NEW.units
 BEGIN
     UPDATE reservation_sums SET units = units + NEW.units - OLD.units
-        WHERE network = NEW.network AND scope IN ('total',
+        WHERE network = NEW.network AND scope = 'total';
+    UPDATE reservation_sums SET units = units + NEW.units - OLD.units
+        WHERE network = NEW.network AND scope IN (
             CASE WHEN NEW.kind = 'unfunded' THEN 'all' END,
             CASE WHEN NEW.client = '' OR NEW.client LIKE 'address:%' THEN 'by_address' END,
             NEW.client);
@@ -322,7 +325,9 @@ END;
 CREATE TRIGGER reservations_are_taken_off AFTER DELETE ON reservations
 BEGIN
     UPDATE reservation_sums SET units = units - OLD.units, number = number - 1
-        WHERE network = OLD.network AND scope IN ('total',
+        WHERE network = OLD.network AND scope = 'total';
+    UPDATE reservation_sums SET units = units - OLD.units, number = number - 1
+        WHERE network = OLD.network AND scope IN (
             CASE WHEN OLD.kind = 'unfunded' THEN 'all' END,
             CASE WHEN OLD.client = '' OR OLD.client LIKE 'address:%' THEN 'by_address' END,
             OLD.client);
@@ -573,6 +578,10 @@ CREATE TABLE relays (
     order_id        TEXT    NOT NULL UNIQUE,
     state           TEXT    NOT NULL CHECK (state IN (
         'claimed', 'created', 'refused', 'reconciling')),
+    -- how often the upstream was called for it, and when (by the clock of the database) that was
+    -- written last: a claim that is 'claimed' for longer than any call lasts has lost its caller
+    attempt         INTEGER NOT NULL CHECK (attempt > 0),
+    written_at      INTEGER NOT NULL,
     created_at      INTEGER NOT NULL,
     session_id      TEXT    NOT NULL,
     -- what the idempotency key was used for: while the outcome of the call is not known there is
@@ -603,6 +612,10 @@ CREATE UNIQUE INDEX relays_by_upstream_id ON relays (upstream_id)
     WHERE upstream_id IS NOT NULL AND state = 'created';
 CREATE INDEX relays_by_key ON relays (namespace, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
+-- One claim a key while its outcome is not known: of two replicas that make the same call, one asks
+-- the upstream.
+CREATE UNIQUE INDEX relays_by_open_key ON relays (namespace, idempotency_key)
+    WHERE idempotency_key IS NOT NULL AND state IN ('claimed', 'reconciling');
 CREATE INDEX relays_in_doubt ON relays (state) WHERE state IN ('claimed', 'reconciling');
 
 CREATE TRIGGER relays_are_never_deleted BEFORE DELETE ON relays
