@@ -91,8 +91,7 @@ _DOUBTS: Final = (
     "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
     " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
 )
-# A claim whose call is under way is "claimed" and stays. If it is called again right now, the call
-# settles it: as an order, or in doubt again.
+# A claim whose call is under way is "claimed" and stays, also when it is made once more.
 _CLOSE_CLAIM: Final = (
     "UPDATE relays SET state = 'refused', reason = :reason,"
     " note = coalesce(note || '; ', '') || :reason"
