@@ -137,6 +137,9 @@ async def test_every_row_with_a_tool_is_listed_and_no_other(served: Served) -> N
             # Claude's API refuses a tool with one of these at the root of its schema.
             assert schema["type"] == "object"
             assert not {"anyOf", "oneOf", "allOf"} & set(schema)
+            # A model gets this schema alone: whatever it refers to must be in there.
+            for target in re.findall(r'"\$ref": "([^"]*)"', json.dumps(schema)):
+                assert target.removeprefix("#/$defs/") in schema["$defs"], (name, target)
 
 
 ASPECTS = ("Effects", "Auth", "Limits", "Second call", "On failure")
@@ -237,6 +240,8 @@ async def test_unknown_tool_or_arguments_of_another_kind_are_refused(served: Ser
         {"direction": "sideways"},
         {"sessionId": None},
         {"colour": "red"},
+        {"webhook": {"url": "http://example.com/"}},
+        {"webhook": {"url": "https://example.com/", "colour": "red"}},
     ],
 )
 async def test_input_schema_refuses_what_the_service_refuses(

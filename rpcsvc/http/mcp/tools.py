@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from rpcsvc.domain.money import USDC
 from rpcsvc.http.pages.rendering import Renderer, qr_image
 from rpcsvc.http.pages.texts import Texts
-from rpcsvc.http.schemas import lifted, params_schema
+from rpcsvc.http.schemas import lifted, ref, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json, Reply
@@ -74,14 +74,15 @@ def input_schema(site: Site, operation: Operation) -> Json:
     """The schema of the operation's params with MCP's additions: where orders are made, a required
     session and the idempotency key.
     """
-    schema = params_schema(site, operation)
+    parts = lifted(schemas_of(operation, site.networks)["params"], is_answer=False)
+    schema = parts.pop(request_name(operation))
     if operation.idempotent:
         properties = schema["properties"]
         session = {**properties[SESSION_ID], "type": "string"}
         properties = {**properties, SESSION_ID: session, "idempotency-key": _KEY}
         required = [*schema.get("required", ()), SESSION_ID]
         schema = {**schema, "properties": properties, "required": required}
-    return _branched(schema)
+    return _whole(_branched(schema), parts)
 
 
 _KEY: Json = {
@@ -114,14 +115,20 @@ def _branched(schema: Json) -> Json:
 def output_schema(site: Site, operation: Operation) -> Json:
     """The envelope: with the operation's data when ``ok`` is true, with an error when not."""
     result = schemas_of(operation, site.networks)["result"]
-    parts: Any = json.dumps(lifted(result, is_answer=True))
-    return {
+    schema = {
         **ENVELOPE_SCHEMA,
         "if": {"properties": {"ok": {"const": True}}},
-        "then": {"properties": {"data": {"$ref": f"#/$defs/{result['title']}"}}},
+        "then": {"properties": {"data": ref(result["title"])}},
         "else": {"required": ["error"]},
-        "$defs": json.loads(parts.replace("#/components/schemas/", "#/$defs/")),
     }
+    return _whole(schema, lifted(result, is_answer=True))
+
+
+def _whole(schema: Json, parts: Json) -> Json:
+    """The schema with the named ones that it refers to: a tool has no other document."""
+    text = json.dumps({**schema, "$defs": parts} if parts else schema)
+    whole: Json = json.loads(text.replace(ref("")["$ref"], "#/$defs/"))
+    return whole
 
 
 # --- the app -----------------------------------------------------------------------------------
