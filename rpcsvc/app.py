@@ -124,9 +124,9 @@ async def running(
             signer = _signer(settings, base, random)
 
             def parts(tables: Tables, lease: Lease) -> EngineParts:
-                return EngineParts(settings, chains, base, random, tables, lease)
+                return EngineParts(settings, chains, base, random, tables, lease, watch)
 
-            keeper = _keeper(database)
+            keeper, watch = _keeper(database), None
             async with AsyncExitStack() as meanwhile:
                 if (lease := await _free_lease(keeper, stop)) is None:
                     is_shared = ENGINES[settings.engine].is_shared
@@ -136,7 +136,8 @@ async def running(
                     up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
                     if standby is not None:
                         await meanwhile.enter_async_context(standby(up))
-                    lease = await keeper.take(stop)
+                    watch = up.backend.watch
+                    lease = await keeper.take(stop, watch)
                 leading = parts(Fenced(database, lease), lease)
                 async with keeper.kept(lease), _connected(leading, database, signer) as up:
                     await meanwhile.aclose()

@@ -33,6 +33,7 @@ from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
+    JournalWatch,
     open_journal,
 )
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
@@ -51,9 +52,15 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     # One for all: a pause that can't be written holds in this object alone.
     switch = PauseSwitch(settings.data_dir)
     journal = PaymentJournal(
-        wiring.journal_options(settings.onchain, settings.data_dir), clock, system_random
+        wiring.journal_options(settings.onchain, settings.data_dir),
+        clock,
+        system_random,
+        lease=given.lease.on_record,
     )
-    await open_journal(journal, database, clock, switch)
+    if given.lease.is_held:
+        watched = None if given.watched is None else given.watched.marks
+        alone = given.lease.is_alone
+        await open_journal(journal, database, clock, switch, watched, is_alone=alone)
     parts = wiring.Parts(
         data_dir=settings.data_dir,
         switch=switch,
@@ -111,6 +118,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 states=engine.states,
                 rate_spread_bps=rates.spread_bps,
                 authorization_gas=onchain.authorizations.gas_share,
+                watch=JournalWatch(database),
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found

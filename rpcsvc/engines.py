@@ -50,7 +50,8 @@ class EngineParts(NamedTuple):
     """What an engine is given. ``chains`` are all that are configured.
 
     ``database`` is the store's, for the engines whose ledgers are in it; ``lease`` that under which
-    it may be written.
+    it may be written. ``watched``: the ``watch`` of the backend with which this process stood by;
+    None: it did not.
     """
 
     settings: Settings
@@ -59,6 +60,7 @@ class EngineParts(NamedTuple):
     random: RandomBytes
     database: Any
     lease: Lease
+    watched: Any = None
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ from rpcsvc.domain.money import Asset
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
+from rpcsvc.orders.lease import Watch
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
@@ -85,6 +86,7 @@ class Backend:
     ``treasury``: the wallets as the operator sees them. ``states``: what is known of networks now.
     ``rate_spread_bps``: how far apart the sources of the rate are; None where that is not known.
     ``authorization_gas``: what gas for signed authorizations took of its daily budget, as a share.
+    ``watch``: called by a standby while another replica settles; None: there is nothing to see.
     """
 
     profile: VenueProfile
@@ -100,6 +102,7 @@ class Backend:
     states: Callable[[], Mapping[str, NetworkState]] = dict
     rate_spread_bps: Callable[[], int | None] = lambda: None
     authorization_gas: Callable[[], float | None] = lambda: None
+    watch: Watch | None = None
 
 
 class Stock(NamedTuple):

@@ -27,6 +27,7 @@ ASK_MS: Final = 1_000
 MARGIN_MS: Final = 1_000
 
 Pause = Callable[[float], Awaitable[None]]
+Watch = Callable[[], Awaitable[None]]
 
 
 class LeaseLost(Unavailable):
@@ -91,12 +92,19 @@ class Lease:
         token: int,
         ends_at: int | None = None,
         now_ms: Callable[[], int] = boot_ms,
+        holder: str = "",
     ) -> None:
         self.name = name
         self.token = token
+        self.holder = holder
         self._ends_at = ends_at
         self._now_ms = now_ms
         self.lost = asyncio.Event()
+
+    @property
+    def on_record(self) -> HeldLease:
+        """The lease as the database names it."""
+        return HeldLease(self.holder, self.token)
 
     @property
     def is_held(self) -> bool:
@@ -171,10 +179,11 @@ class LeaseKeeper:
             with suppress(Unavailable):  # it ends by itself
                 await self._leases.release(lease.name, lease.token)
 
-    async def take(self, stop: asyncio.Event | None = None) -> Lease:
+    async def take(self, stop: asyncio.Event | None = None, watch: Watch | None = None) -> Lease:
         """Take the lease; with ``stop``, wait until it is free or that is set.
 
-        Raises LeaseTaken, and Unavailable where it does not wait.
+        ``watch`` is called at each look at which another process holds it. Raises LeaseTaken, and
+        Unavailable where it does not wait.
         """
         waits_for: HeldLease | None = None
         while True:
@@ -184,6 +193,8 @@ class LeaseKeeper:
                     holder = await self._leases.held(self._name)
                 if holder is None and (lease := await self._taken()) is not None:
                     return lease
+                if holder is not None and watch is not None:
+                    await watch()
             except Unavailable as error:
                 if stop is None:
                     raise
@@ -203,7 +214,7 @@ class LeaseKeeper:
             return None
         log.info("lease_taken", lease=self._name, fence=token, holder=self._holder)
         ends_at = None if self._lasts_ms is None else asked_at + self._lasts_ms
-        return Lease(self._name, token, ends_at, self._now_ms)
+        return Lease(self._name, token, ends_at, self._now_ms, self._holder)
 
     async def renew(self, lease: Lease, lasts_ms: int) -> None:
         """Renew the lease until another process has it."""

@@ -18,6 +18,7 @@ from rpcsvc.domain.events import order_of
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.lease import SETTLER, HeldLease
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
@@ -34,10 +35,16 @@ from rpcsvc.settlement.onchain.journal.entries import (
     SweptEntry,
     VoidEntry,
     from_body,
+    is_ahead,
+    is_continued,
+    is_refused,
+    is_restored,
+    last_signed,
     latest,
+    void_of,
 )
-from rpcsvc.settlement.onchain.journal.files import JournalPosition, Line
-from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
+from rpcsvc.settlement.onchain.journal.files import JournalPosition, Line, Mark
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -49,27 +56,58 @@ from rpcsvc.store.withdrawals import SqlWithdrawals
 log = structlog.get_logger(__name__)
 
 _PUT_MARK: Final = (
-    "INSERT INTO payment_journal (id, journal, line, sum) VALUES (1, :journal, :line, :sum)"
-    " ON CONFLICT (id) DO UPDATE SET journal = excluded.journal, line = excluded.line,"
-    " sum = excluded.sum"
+    "INSERT INTO payment_journal (journal, line, sum, token, holder)"
+    " VALUES (:journal, :line, :sum, :token, :holder)"
+    " ON CONFLICT (journal) DO UPDATE SET line = excluded.line, sum = excluded.sum,"
+    " token = excluded.token, holder = excluded.holder"
 )
-_MARK: Final = "SELECT journal, line, sum FROM payment_journal"
+_MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal ORDER BY token"
+_HELD: Final = "SELECT holder, token FROM leases WHERE name = :name"
+# Then nothing is known of its last lines, which that replica has to adopt.
+_DOUBT: Final = "UPDATE payment_journal SET token = 0, holder = '' WHERE journal = :journal"
 
 
-async def mark_of(database: Tables) -> Mark | None:
-    """The journal, and its last line, that the database has everything of; None: of no journal."""
-    row = await database.fetch_one(_MARK)
-    return Mark(row["journal"], JournalPosition(row["line"], row["sum"])) if row else None
+async def marks_of(database: Tables) -> list[Mark]:
+    """Each journal, and its last line, that the database has everything of; the newest last."""
+    return [
+        Mark(
+            row["journal"],
+            JournalPosition(row["line"], row["sum"]),
+            HeldLease(row["holder"], row["token"]),
+        )
+        for row in await database.fetch(_MARKS)
+    ]
 
 
 def put_mark(mark: Mark) -> Statement:
     """The statement that records a mark."""
-    values = {"journal": mark.journal, "line": mark.at.line, "sum": mark.at.sum}
+    values = {
+        "journal": mark.journal, "line": mark.at.line, "sum": mark.at.sum,
+        "token": mark.lease.token, "holder": mark.lease.holder,
+    }  # fmt: skip
     return Statement(_PUT_MARK, values)
 
 
+class JournalWatch:
+    """The marks of all journals, as a standby saw them last while another replica settled.
+
+    None unless that one had opened its journal: it may lack what another one has journaled.
+    """
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+        self.marks: list[Mark] | None = None
+
+    async def __call__(self) -> None:
+        """Read them; called while that replica holds the lease. Raises errors.Unavailable."""
+        marks = await marks_of(self._db)
+        held = await self._db.fetch_one(_HELD, name=SETTLER)
+        is_open = marks and held is not None and marks[-1].lease == tuple(held)[:2]
+        self.marks = marks if is_open else None
+
+
 async def forget_mark(database: Tables) -> None:
-    """Detach the database from its journal: the next one starts fresh."""
+    """Detach the database from its journals: the next one starts fresh."""
     await database.write([Statement("DELETE FROM payment_journal")])
 
 
@@ -356,17 +394,57 @@ class JournalReplay:
             await ledger.reserve_addresses(entry.to)
 
 
-async def open_journal(
-    journal: PaymentJournal, database: Tables, clock: Clock, switch: PauseSwitch
-) -> ReplayResult:
-    """Open the journal and adopt the lines that the database lacks.
-
-    A line that the database rejects pauses payouts.
+async def _decided(
+    journal: PaymentJournal, lines: Sequence[Line], last: Line, *, is_refused: bool
+) -> tuple[Line, ...]:
+    """Write down whether the last line is adopted or void: in another copy it must not go the other
+    way.
     """
-    before = await mark_of(database)
-    lines = await journal.open(before)
-    if not journal.health().ok or journal.mark == before:
+    entry = from_body(last.body)
+    note = void_of(entry) if is_refused else entry
+    if note is not None:
+        await journal.write(note)
+    if not is_refused:
+        return tuple(lines)
+    log.info("journal_line_refused", line=last.at.line, kind=last.kind)
+    return tuple(line for line in lines if line != last)
+
+
+_RESTORED: Final = (
+    "the database is a restored copy: start each replica that has settled since, so that it adopts"
+    " what its journal has, run rpcsvc audit, then rpcsvc payouts resume"
+)
+
+
+async def open_journal(
+    journal: PaymentJournal,
+    database: Tables,
+    clock: Clock,
+    switch: PauseSwitch,
+    watched: Sequence[Mark] | None = None,
+    *,
+    is_alone: bool = True,
+) -> ReplayResult:
+    """Open the journal and adopt the lines that the database lacks (docs/adr/0014-replicas.md).
+
+    ``watched``: the marks that a standby saw last while another replica settled. Unless the process
+    ``is_alone``, a restored copy pauses payouts: other journals may have more of it. A line that
+    the database rejects pauses them, too.
+    """
+    marks = await marks_of(database)
+    heads = await journal.heads()
+    own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
+    follows = not marks or own == marks[-1] or is_continued(marks, watched)
+    is_newer = not follows and is_ahead(heads.values(), marks)
+    lines = await journal.open(own if follows or is_newer else marks[-1])
+    if not journal.health().ok or journal.mark == own:
         return ReplayResult()
+    if is_newer:
+        await database.write([Statement(_DOUBT, {"journal": marks[-1].journal})])
+    if not is_alone and (last := last_signed(lines)) is not None:
+        lines = await _decided(journal, lines, last, is_refused=is_refused(last, own, marks))
+    if not is_alone and is_restored(lines, own):
+        throw(switch, _RESTORED)
     done = await JournalReplay(database, clock).run(lines, journal.mark)
     if done.refused:
         throw(switch, f"the payment journal can't be adopted: {done.refused[0]}"

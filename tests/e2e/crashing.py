@@ -1,7 +1,8 @@
 """``python -m tests.e2e.crashing SEAM WHEN N serve ...``: the service, killed by SIGKILL.
 
-It dies before or after the N-th call of a seam, as a power cut would have it: no handler runs,
-nothing is flushed. The product knows nothing of this; the seams are wrapped from outside.
+It dies ``before`` or ``after`` the N-th call of a seam, as a power cut would have it: no handler
+runs, nothing is flushed. ``stopped before`` and ``stopped after``: it is paused there, by SIGSTOP.
+The product knows nothing of this; the seams are wrapped from outside.
 """
 
 from __future__ import annotations
@@ -86,26 +87,27 @@ def arm(at: Seam, when: str, number: int) -> None:
     """Wrap the seam so that its ``number``-th call is deadly."""
     original: Callable[..., Any] = getattr(at.owner, at.name)
     calls = itertools.count(1)
+    is_stopped, is_before = when.startswith("stopped"), when.endswith("before")
 
     def die(*, here: bool) -> None:
         if here:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if is_stopped else signal.SIGKILL)
 
     def is_fatal(args: tuple[Any, ...]) -> bool:
         return at.counts(args) and next(calls) == number
 
     async def deadly_async(*args: Any, **kwargs: Any) -> Any:
         fatal = is_fatal(args)
-        die(here=fatal and when == "before")
+        die(here=fatal and is_before)
         result = await original(*args, **kwargs)
-        die(here=fatal)
+        die(here=fatal and not (is_stopped and is_before))
         return result
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
         fatal = is_fatal(args)
-        die(here=fatal and when == "before")
+        die(here=fatal and is_before)
         result = original(*args, **kwargs)
-        die(here=fatal)
+        die(here=fatal and not (is_stopped and is_before))
         return result
 
     is_async = inspect.iscoroutinefunction(original)

@@ -17,8 +17,7 @@ from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
-from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.writer import Mark
+from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_journal

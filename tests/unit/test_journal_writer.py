@@ -14,8 +14,8 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
-from rpcsvc.settlement.onchain.journal.files import read_place, segments
-from rpcsvc.settlement.onchain.journal.writer import JournalOptions, Mark, PaymentJournal
+from rpcsvc.settlement.onchain.journal.files import Mark, read_place, segments
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 
 
 class FakeClock:

@@ -13,7 +13,7 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_replay import mark_of
+from rpcsvc.store.journal_replay import marks_of
 from tests.unit.commits import due, on_record, record
 from tests.unit.journaled import HOT, Books, evm_payment, opened, xmr_payment
 from tests.unit.orders import key
@@ -49,11 +49,14 @@ async def test_record_of_a_cancelled_transfer_writes_nothing(
     """Not even a line of the journal: a crash then would bring the payment back."""
     async with due(tmp_path, direction) as (books, order):
         await books.processor.apply(order.order_id, ev.DepositRemoved(key(1)))
-        before = await mark_of(books.db)
+        before = await marks_of(books.db)
         with pytest.raises(ImpossibleTransition):
             await record(books, order)
         assert await on_record(books, order) == (TransferState.CANCELLED, False)
-        assert (await mark_of(books.db), await books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
+        assert (await marks_of(books.db), await books.evm.next_nonce("arbitrum", HOT)) == (
+            before,
+            0,
+        )
     async with opened(tmp_path) as books:
         assert books.adopted.payments == []
 

@@ -1276,13 +1276,15 @@ CREATE TABLE closed_by_hand (
 
 -- --- The payment journal (docs/adr/0012-payment-journal.md) -------------------------------------
 
--- Up to which line of which journal everything is in this database.
+-- Up to which line of each replica's journal everything is in this database, and the lease under
+-- which that was recorded.
 CREATE TABLE payment_journal (
-    id      INTEGER PRIMARY KEY CHECK (id = 1),
-    journal TEXT    NOT NULL,
+    journal TEXT    PRIMARY KEY,
     line    INTEGER NOT NULL CHECK (line >= 0),
-    sum     TEXT    NOT NULL
-) STRICT;
+    sum     TEXT    NOT NULL,
+    token   INTEGER NOT NULL CHECK (token >= 0),
+    holder  TEXT    NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- Transactions that an older copy of the database did not have, and that came from the journal.
 CREATE TABLE journal_adopted (

@@ -6,12 +6,13 @@ again, and to know whom it pays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rpcsvc.orders.lease import HeldLease
 from rpcsvc.settlement.onchain.evm import ledger as evm
-from rpcsvc.settlement.onchain.journal.files import HEADER
+from rpcsvc.settlement.onchain.journal.files import HEADER, NO_LEASE, Line, Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
 
 MONERO_PAYMENT: Final = "monero_payment"
@@ -21,6 +22,7 @@ VOID: Final = "void"
 SWEPT: Final = "swept"
 ADDRESSES: Final = "addresses"
 EVM_ADDRESSES: Final = "evm"
+_SIGNED: Final = (MONERO_PAYMENT, EVM_PAYMENT, EVM_ATTEMPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,75 @@ def from_body(body: Mapping[str, Any]) -> Entry | None:
     if kind not in _READERS:
         raise ValueError(f"line {body['line']} of the journal is of the unknown kind {kind!r}")
     return _READERS[kind](body)
+
+
+# --- one database, the journals of several replicas ------------------------------------------
+
+
+def is_continued(marks: Sequence[Mark], watched: Sequence[Mark] | None) -> bool:
+    """Whether the database has all that the replica which settled last has journaled.
+
+    ``watched``: the marks when that one was last seen settling; None: it was not. A database that
+    has less is a restored copy.
+    """
+    known = {mark.journal: mark for mark in marks}
+    if watched is None or {mark.journal for mark in watched} != set(known):
+        return False
+    newest = max((mark.lease.token for mark in marks), default=0)
+    return newest == max((mark.lease.token for mark in watched), default=0) and all(
+        known[mark.journal].at.line >= mark.at.line for mark in watched
+    )
+
+
+def is_ahead(heads: Iterable[HeldLease], marks: Sequence[Mark]) -> bool:
+    """Whether a journal has lines of a lease that the database does not know: it is a restored
+    copy. ``heads``: the lease of each journal's last line; ``marks``: the newest last.
+    """
+    newest = marks[-1].lease
+    return any(head.token >= newest.token and head != newest for head in heads)
+
+
+def last_signed(lines: Sequence[Line]) -> Line | None:
+    """The last line if it is of a signed payment: all that may have had no commit.
+
+    Each earlier one was committed, or voided, before the next was written.
+    """
+    entries = [line for line in lines if line.kind != HEADER]
+    return entries[-1] if entries and entries[-1].kind in _SIGNED else None
+
+
+def is_refused(last: Line, own: Mark | None, marks: Sequence[Mark]) -> bool:
+    """Whether the database refused the commit of a last line for good; ``own``: the journal's mark.
+
+    Since its lease another replica has opened a journal: each commit of that lease is there.
+    """
+    if own is None or own.lease == NO_LEASE or last.lease != own.lease:
+        return False
+    return any(mark.lease.token > own.lease.token for mark in marks)
+
+
+def is_restored(lines: Sequence[Line], own: Mark | None) -> bool:
+    """Whether these lines, which a database lacks, prove that it is a restored copy.
+
+    A process that is killed leaves at most one signed payment without a commit, and that under the
+    lease of the last commit.
+    """
+    entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
+    void = [entry for entry in entries if isinstance(entry, VoidEntry)]
+    signed = [
+        line for line in lines if line.kind in _SIGNED and void_of(from_body(line.body)) not in void
+    ]
+    return len(signed) > 1 or any(own is None or line.lease != own.lease for line in signed)
+
+
+def void_of(entry: Entry | None) -> VoidEntry | None:
+    """The entry that voids a signed payment; None: nothing voids it."""
+    match entry:
+        case MoneroEntry():
+            return VoidEntry(entry.payment.payment_id, entry.payment.txid)
+        case EvmEntry():
+            return VoidEntry(entry.payment.payment_id, entry.payment.attempts[0].txid)
+    return None
 
 
 def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[Entry]:

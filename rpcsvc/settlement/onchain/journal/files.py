@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from rpcsvc.durable_files import sync_directory
+from rpcsvc.orders.lease import HeldLease
 
 VERSION: Final = 1
 HEADER: Final = "journal"
@@ -25,6 +26,8 @@ HEADER: Final = "journal"
 RESUME: Final = b"~\n"
 START: Final = "0" * 16
 _SUM_CHARS: Final = 16
+# Of lines that were written before a lease was named in them.
+NO_LEASE: Final = HeldLease("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,18 @@ class JournalPosition:
 
     line: int = 0
     sum: str = START
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Up to which line of a journal the database has everything.
+
+    ``lease``: that under which the journal was last opened, or written to, by this database.
+    """
+
+    journal: str
+    at: JournalPosition
+    lease: HeldLease = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,11 @@ class Line:
     def kind(self) -> str:
         """The kind of entry that it records."""
         return str(self.body["kind"])
+
+    @property
+    def lease(self) -> HeldLease:
+        """The lease under which it was written; ``NO_LEASE`` if it does not say."""
+        return HeldLease(self.body.get("holder", ""), self.body.get("token", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +222,18 @@ def read_place(place: Path, since: int = 0) -> JournalContents:
     if files and name is None and problem is None:
         problem = "no line of it can be read"
     return JournalContents(name, found.lines, problem, found.torn, len(files))
+
+
+def head_of(place: Path) -> tuple[str, HeldLease] | None:
+    """The name of the journal in a place, and the lease of its last line; None: it has none."""
+    try:
+        for file in reversed(segments(place)):
+            lines = read(file.read_bytes()).lines
+            if name := next(of_journal(lines), None):
+                return name, max((line.lease for line in lines), key=lambda lease: lease.token)
+    except OSError:
+        return None
+    return None
 
 
 def _first_line(file: Path) -> int:

@@ -19,17 +19,20 @@ import structlog
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import LeaseLost
+from rpcsvc.orders.lease import HeldLease, LeaseLost
 from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
+    NO_LEASE,
     RESUME,
     JournalContents,
     JournalDamaged,
     JournalPosition,
     Line,
+    Mark,
     PlaceWriter,
     encode,
+    head_of,
     header,
     mirror,
     read_place,
@@ -48,14 +51,6 @@ _OWN_LINES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Up to which line of which journal the database has everything."""
-
-    journal: str
-    at: JournalPosition
-
-
-@dataclass(frozen=True, slots=True)
 class JournalOptions:
     """Locations of the journal. ``places``: further folders. ``command``: takes a line on stdin.
 
@@ -69,7 +64,10 @@ class JournalOptions:
 
 
 class PaymentJournal:
-    """Opened once, then written by one process. ``random`` names a new journal."""
+    """Opened once, then written by one process. ``random`` names a new journal.
+
+    ``lease``: that of the process; each line names it.
+    """
 
     def __init__(
         self,
@@ -77,9 +75,11 @@ class PaymentJournal:
         clock: Clock,
         random: RandomBytes,
         *,
+        lease: HeldLease = NO_LEASE,
         steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._options = options
+        self._lease = lease
         self._clock = clock
         self._random = random
         self._steady = steady
@@ -96,8 +96,20 @@ class PaymentJournal:
         self._failed_at: int | None = None
         self._unsettled: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None
         self._one = asyncio.Lock()
+        self._is_fenced = False
 
     # --- opening -------------------------------------------------------------------------------
+
+    async def heads(self) -> dict[str, HeldLease]:
+        """The journals on disk before it is opened, and the lease of the last line of each."""
+        places = (*self._options.places, self._options.folder)
+        found = [await asyncio.to_thread(head_of, place) for place in places]
+        return dict(head for head in found if head is not None)
+
+    async def write(self, entry: Entry) -> None:
+        """Write a line that goes with no commit of its own. Raises errors.Unavailable."""
+        async with self._one:
+            await self._append(entry)
 
     async def open(self, mark: Mark | None) -> tuple[Line, ...]:
         """Open for writing; the lines that a database with this mark does not have yet.
@@ -198,12 +210,16 @@ class PaymentJournal:
     ) -> None:
         async with self._one:
             await self._settle()
+            if self._is_fenced:
+                raise LeaseLost
             self._unsettled = undo
             await self._append(entry)
-            mark = Mark(self._name, self._end)
+            mark = self.mark
             try:
                 await commit(mark)
-            except (StaleWrite, LeaseLost):
+            except (StaleWrite, LeaseLost) as refused:
+                # Of a lease that is lost no line follows a refused one: it is the last to judge.
+                self._is_fenced = isinstance(refused, LeaseLost)
                 await self._settle()  # rolled back for certain: a restart must not adopt the line
                 raise
             self._mark, self._unsettled = mark, None
@@ -218,7 +234,10 @@ class PaymentJournal:
         self._unsettled = None
 
     async def _append(self, entry: Entry) -> None:
-        await self._offer(await asyncio.to_thread(self._append_to_first, to_body(entry)))
+        body = to_body(entry)
+        if self._lease != NO_LEASE:
+            body |= {"token": self._lease.token, "holder": self._lease.holder}
+        await self._offer(await asyncio.to_thread(self._append_to_first, body))
 
     async def _offer(self, data: bytes) -> None:
         """Have a further place take the line. Raises errors.Unavailable."""
@@ -301,7 +320,7 @@ class PaymentJournal:
     @property
     def mark(self) -> Mark:
         """The last line."""
-        return Mark(self._name, self._end)
+        return Mark(self._name, self._end, self._lease)
 
     async def close(self) -> None:
         """Close the files, after the line that is being recorded."""

@@ -23,9 +23,9 @@ from rpcsvc.settlement.onchain.journal.files import (
     JournalContents,
     JournalPosition,
     Line,
+    Mark,
     read_place,
 )
-from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
 from rpcsvc.store.checks import BOOKS
@@ -145,6 +145,7 @@ def _book_problems(reader: sqlite3.Connection) -> Iterator[str]:
         yield from (f"{problem}: {row[0]}" for row in reader.execute(query))
 
 
+_MARK = "SELECT journal, line, sum FROM payment_journal ORDER BY token DESC LIMIT 1"
 _RECORDED = (
     "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"
     " SELECT 1 FROM evm_attempts WHERE txid = ?1"
@@ -155,7 +156,7 @@ def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple
     """Problems of the journal, and its state in words. The service may be running."""
     # The database first: meanwhile the journal can only grow.
     with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
-        row = reader.execute("SELECT journal, line, sum FROM payment_journal").fetchone()
+        row = reader.execute(_MARK).fetchone()
         mark = Mark(row[0], JournalPosition(row[1], row[2])) if row else None
         found = read_place(folder)
         problems = [*_journal_problems(found, mark), *_unrecorded(found.lines, mark, reader)]

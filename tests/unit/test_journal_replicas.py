@@ -1,0 +1,383 @@
+"""The payment journals of replicas on one database: each transfer is paid at most once, and no
+payment is lost, whatever is killed, paused, or restored (docs/adr/0014-replicas.md).
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.lease import SETTLER, Lease, LeaseLost
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.database import Statement
+from rpcsvc.store.journal_replay import (
+    JournaledMoneroLedger,
+    JournalWatch,
+    ReplayResult,
+    open_journal,
+)
+from rpcsvc.store.leases import Fenced, SqlLeases
+from tests.sandbox import ManualClock
+from tests.unit.journaled import put_back
+from tests.unit.orders import NOW
+
+REPLICAS = "abc"
+
+
+class Killed(Exception):
+    """The process died before its commit."""
+
+
+class Dying(Fenced):
+    """A fenced database whose next write may be the death of the process."""
+
+    dies = False
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        if self.dies:
+            raise Killed
+        await super().write(statements)
+
+
+@dataclass
+class Settler:
+    """A replica that took the lease; ``adopted`` is what its journal brought."""
+
+    name: str
+    journal: PaymentJournal
+    database: Dying
+    adopted: ReplayResult
+
+    @property
+    def ledger(self) -> JournaledMoneroLedger:
+        return JournaledMoneroLedger(self.database, self.journal)
+
+
+@dataclass
+class World:
+    """A database, a folder for each replica, and a chain: what was published, by transfer."""
+
+    folder: Path
+    database: Database
+    random: random.Random
+    chain: dict[str, set[str]] = field(default_factory=dict)
+    settler: Settler | None = None
+    zombie: Settler | None = None
+    signed: int = 0
+    switch: PauseSwitch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.switch = PauseSwitch(self.folder)
+
+    async def take_over(self, name: str, *, watched: Sequence[Mark] | None) -> Settler:
+        """The replica takes the lease, opens its journal, and publishes what is on record."""
+        holder = f"{name}-{self.random.getrandbits(32):x}"
+        token = await SqlLeases(self.database).take(SETTLER, holder, None)
+        assert token is not None
+        database = Dying(self.database, Lease(SETTLER, token, holder=holder))
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        journal = PaymentJournal(
+            JournalOptions(place / FOLDER),
+            ManualClock(),
+            self.random.randbytes,
+            lease=Lease(SETTLER, token, holder=holder).on_record,
+        )
+        adopted = await open_journal(
+            journal, database, ManualClock(), self.switch, watched, is_alone=False
+        )
+        self.settler = Settler(name, journal, database, adopted)
+        await self.publish()
+        return self.settler
+
+    async def watched(self) -> list[Mark] | None:
+        """What a standby saw last."""
+        watch = JournalWatch(self.database)
+        await watch()
+        return watch.marks
+
+    def may_pay(self) -> bool:
+        return self.switch.reason() is None and self.settler is not None and self._is_usable()
+
+    def _is_usable(self) -> bool:
+        return self.settler is not None and self.settler.journal.is_usable
+
+    async def publish(self) -> None:
+        """Whatever is on record and not on the chain."""
+        if self.settler is None or self.switch.reason() is not None:
+            return
+        states = (monero.PaymentState.PREPARED, monero.PaymentState.PUBLISHED)
+        for item in await self.settler.ledger.payments_in(*states):
+            self.chain.setdefault(item.payment_id, set()).add(item.txid)
+            if item.state is monero.PaymentState.PREPARED:
+                await self.settler.ledger.put_payment(_published(item))
+
+    async def sign(self, at: Settler, transfer: str, *, dies: bool = False) -> None:
+        """Journal and commit a payment. Raises Killed, LeaseLost and Unavailable."""
+        self.signed += 1
+        txid = f"{self.signed:064x}"
+        at.database.dies = dies
+        await at.ledger.add_payment(
+            monero.MoneroPayment(
+                transfer, monero.Purpose.TRANSFER, "address", 10, 1, txid, "02ff", "metadata",
+                "key", (f"image-{txid}",), NOW,
+            )
+        )  # fmt: skip
+
+    async def unpaid(self) -> str:
+        """The first transfer that the database has no payment for."""
+        ledger = JournaledMoneroLedger(self.database, _none)
+        number = 0
+        while await ledger.payment(f"ord_{number}/payout/1") is not None:
+            number += 1
+        return f"ord_{number}/payout/1"
+
+    async def recorded(self) -> set[str]:
+        rows = await self.database.fetch("SELECT txid FROM monero_payments")
+        return {row["txid"] for row in rows}
+
+    def backup(self, name: str = "copy") -> Path:
+        with (
+            closing(sqlite3.connect(self.folder / DATABASE_NAME)) as source,
+            closing(sqlite3.connect(self.folder / name)) as target,
+        ):
+            source.backup(target)
+        return self.folder / name
+
+    async def restore(self, copy: Path) -> None:
+        """As docs/cluster.md has it: replicas stop, payouts are paused, the copy is put back."""
+        self.settler = self.zombie = None
+        self.switch.pause("restoring")
+        await self.database.close()
+        kept = copy.with_name("kept")
+        shutil.copyfile(copy, kept)
+        put_back(self.folder, kept)
+        self.database = await Database.open(self.folder)
+
+    async def adopt_all(self, names: Sequence[str]) -> list[str]:
+        """Each replica settles once its journal can be opened; what of the journals was refused.
+
+        The first one has seen nobody settle.
+        """
+        watched, waiting, refused = None, list(names), list[str]()
+        for _ in names:
+            for name in waiting[:]:
+                at = await self.take_over(name, watched=watched)
+                watched = await self.watched()
+                refused += at.adopted.refused
+                if at.journal.is_usable:
+                    waiting.remove(name)
+        assert waiting == [] or refused
+        return refused
+
+    def check(self) -> None:
+        assert all(len(txids) == 1 for txids in self.chain.values()), self.chain
+
+
+_none = PaymentJournal(JournalOptions(Path("none")), ManualClock(), lambda n: b"\x00" * n)
+
+
+def _published(item: monero.MoneroPayment) -> monero.MoneroPayment:
+    return replace(item, state=monero.PaymentState.PUBLISHED, relayed_at=NOW)
+
+
+@asynccontextmanager
+async def world(folder: Path, seed: int = 0) -> AsyncIterator[World]:
+    made = World(folder, await Database.open(folder), random.Random(seed))
+    try:
+        yield made
+    finally:
+        await made.database.close()
+
+
+async def paid(up: World, at: Settler) -> str:
+    transfer = await up.unpaid()
+    await up.sign(at, transfer)
+    await up.publish()
+    return transfer
+
+
+async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        await paid(up, await up.take_over("a", watched=None))
+        second = await up.take_over("b", watched=await up.watched())
+        assert second.journal.is_usable
+        await paid(up, second)
+        first = await up.take_over("a", watched=None)
+        assert not first.journal.is_usable, "it has not seen what the other one did"
+        assert await up.watched() is None, "who can't pay vouches for nothing"
+        await up.take_over("b", watched=None)
+        first = await up.take_over("a", watched=await up.watched())
+        assert first.journal.is_usable
+        assert first.adopted.payments == []
+        assert len(up.chain) == 2
+
+
+async def test_uncommitted_line_is_void_once_another_settled(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        transfer = await paid(up, first)
+        due = await up.unpaid()
+        with pytest.raises(Killed):
+            await up.sign(first, due, dies=True)
+        second = await up.take_over("b", watched=await up.watched())
+        assert await paid(up, second) == due
+        copy = up.backup()
+        first = await up.take_over("a", watched=await up.watched())
+        assert first.adopted == ReplayResult(), "nothing is adopted, and nothing refused"
+        assert up.switch.reason() is None
+        await up.restore(copy)  # also an older copy does not bring it back
+        assert await up.adopt_all("ab") == []
+        assert (await up.recorded()) == {txid for txids in up.chain.values() for txid in txids}
+        up.check()
+        assert set(up.chain) == {transfer, due}
+
+
+async def test_uncommitted_line_is_adopted_where_nobody_settled(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        due = await up.unpaid()
+        with pytest.raises(Killed):
+            await up.sign(first, due, dies=True)
+        again = await up.take_over("a", watched=None)
+        assert again.adopted.payments == [due]
+        assert up.switch.reason() is None
+        up.check()
+
+
+async def test_zombie_writes_one_line_and_voids_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        due = await up.unpaid()
+        second = await up.take_over("b", watched=await up.watched())
+        for _ in range(2):
+            with pytest.raises(LeaseLost):
+                await up.sign(first, due)
+        assert await paid(up, second) == due
+        first = await up.take_over("a", watched=await up.watched())
+        assert first.adopted == ReplayResult()
+        up.check()
+        assert await up.unpaid() != due
+
+
+async def test_copy_from_before_a_fail_over_gets_the_lines_of_both(tmp_path: Path) -> None:
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        copy = up.backup()
+        await paid(up, first)
+        await paid(up, await up.take_over("b", watched=await up.watched()))
+        before = await up.recorded()
+        await up.restore(copy)
+        assert await up.adopt_all("ab") == []
+        assert await up.recorded() == before
+        up.check()
+
+
+async def test_restored_copy_pauses_payouts_by_itself(tmp_path: Path) -> None:
+    """Also where the operator did not: other journals may have more."""
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        copy = up.backup()
+        await paid(up, first)
+        second = await up.take_over("b", watched=await up.watched())
+        await paid(up, second)
+        await paid(up, second)
+        await up.restore(copy)
+        up.switch.resume()
+        assert len((await up.take_over("b", watched=None)).adopted.payments) == 2
+        assert "a restored copy" in str(up.switch.reason())
+
+
+class Walk:
+    """A seeded mixture of payments, deaths, take-overs, zombies, backups and restores."""
+
+    def __init__(self, up: World) -> None:
+        self.up = up
+        self.copies: list[Path] = []
+        self.is_over = False
+
+    async def step(self) -> None:
+        up, chance = self.up, self.up.random
+        acts = (self.pay, self.pay, self.die, self.leave, self.take, self.zombie, self.back_up)
+        await chance.choice((*acts, self.restore))()
+        if up.settler is None:
+            await self.take()
+
+    async def pay(self) -> None:
+        if self.up.may_pay() and self.up.settler is not None:
+            await paid(self.up, self.up.settler)
+
+    async def die(self) -> None:
+        """Between the line and its commit."""
+        if self.up.may_pay() and self.up.settler is not None:
+            with pytest.raises(Killed):
+                await self.up.sign(self.up.settler, await self.up.unpaid(), dies=True)
+            self.up.settler = None
+
+    async def leave(self) -> None:
+        """Between the commit and the publication."""
+        if self.up.may_pay() and self.up.settler is not None:
+            await self.up.sign(self.up.settler, await self.up.unpaid())
+            self.up.settler = None
+
+    async def take(self) -> None:
+        up, name = self.up, self.up.random.choice(REPLICAS)
+        if up.settler is not None and up.settler.name != name:
+            up.zombie = up.settler
+        elif up.zombie is not None and up.zombie.name == name:
+            up.zombie = None  # a data directory has one process
+        await up.take_over(name, watched=await up.watched())
+
+    async def zombie(self) -> None:
+        if self.up.zombie is not None:
+            dies = self.up.random.random() < 0.5
+            with pytest.raises((Killed, LeaseLost, Unavailable)):
+                await self.up.sign(self.up.zombie, await self.up.unpaid(), dies=dies)
+            self.up.zombie = None
+
+    async def back_up(self) -> None:
+        self.copies.append(self.up.backup(f"copy{len(self.copies)}"))
+
+    async def restore(self) -> None:
+        if not self.copies:
+            return
+        up = self.up
+        await up.restore(up.random.choice(self.copies))
+        if await up.adopt_all(up.random.sample(REPLICAS, len(REPLICAS))):
+            self.is_over = True  # payouts stay paused: that is the operator's to settle
+            return
+        published = {txid for txids in up.chain.values() for txid in txids}
+        assert published <= await up.recorded()
+        up.switch.resume()
+        await up.publish()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_random_deaths_and_restores_pay_once_and_lose_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    async with world(tmp_path, seed) as up:
+        await up.take_over("a", watched=None)
+        walk = Walk(up)
+        for _ in range(40):
+            await walk.step()
+            up.check()
+            if walk.is_over:
+                break
+        assert up.chain
