@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from rpcsvc.audit.auditor import audit_loop
+from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
@@ -23,7 +24,7 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.store.checks import UnservedOrders
@@ -36,7 +37,7 @@ from rpcsvc.store.journal_replay import (
     JournalWatch,
     open_journal,
 )
-from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
@@ -57,6 +58,10 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         system_random,
         lease=given.lease.on_record,
     )
+    row = None if given.lease.is_alone else SqlPause(database)
+    shared = None if row is None else SharedPause(row, switch, clock)
+    if shared is not None:
+        await shared.look()
     if given.lease.is_held:
         watched = None if given.watched is None else given.watched.marks
         alone = given.lease.is_alone
@@ -66,10 +71,10 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         switch=switch,
         chains=chains,
         clock=clock,
-        monero_ledger=JournaledMoneroLedger(database, journal),
+        monero_ledger=JournaledMoneroLedger(database, journal, row),
         evm_ledgers=Ledgers(
             JournaledEvmDepositLedger(database, journal),
-            JournaledEvmPaymentLedger(database, journal),
+            JournaledEvmPaymentLedger(database, journal, row),
             SqlUnrecordedLedger(database),
             SqlOpeningLedger(database),
         ),
@@ -77,6 +82,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         unserved=(await UnservedOrders.find(database, networks)).problem,
         lease=given.lease,
         journal=journal,
+        shared=shared,
     )
     treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
     name, monero = settings.onchain.monero_network, _monero_networks(settings)
@@ -85,14 +91,17 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         read_allow_list(settings.inventory.withdraw_to, served, monero),
         {asset: caps.per_transfer for asset, caps in wiring.caps(settings.onchain).items()},
     )
+    books = reader_of(settings.data_dir, database if settings.postgresql_url else None)
     async with (
         AsyncExitStack() as after,
         wiring.onchain_engine(settings.onchain, parts) as onchain,
-        audit_loop(settings.onchain, served, settings.data_dir, switch) as audits,
+        audit_loop(settings.onchain, served, books, switch) as audits,
     ):
         after.push_async_callback(journal.close)  # the engine gives addresses back before
         engine = onchain.engine
-        beside = (engine.run, audits.run, journal.run, *((rates.run,) if rates.run else ()))
+        beside = [engine.run, audits.run, journal.run]
+        beside += [rates.run] if rates.run else []
+        beside += [shared.run] if shared else []
         try:
             backend = wallets_backend(
                 VenueProfile(
@@ -118,7 +127,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 states=engine.states,
                 rate_spread_bps=rates.spread_bps,
                 authorization_gas=onchain.authorizations.gas_share,
-                watch=JournalWatch(database),
+                watch=JournalWatch(database, shared),
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found
@@ -132,13 +141,6 @@ def _monero_networks(settings: Settings) -> frozenset[MoneroNetwork]:
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
     """Raise SettingsError for what a start would refuse, without asking a node or a wallet."""
-    if settings.postgresql_url is not None:
-        raise SettingsError(
-            [
-                "database_url: received the URL of a PostgreSQL database; engine onchain runs on"
-                " SQLite: remove database_url, or choose the engine sandbox or upstream"
-            ]
-        )
     onchain = settings.onchain
     wiring.monero_options(onchain)
     wiring.monero_clients(onchain)

@@ -9,12 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import structlog
 
-from rpcsvc.audit.books import read_books
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
@@ -34,6 +32,8 @@ Pause = Callable[[float], Awaitable[None]]
 # Called with what is being done, in words.
 Progress = Callable[[str], None]
 
+ReadBooks = Callable[[], Awaitable[Books]]
+
 # A block may come while the chains are read.
 _TRIES: Final = 5
 # A database that is not this one's differs in everything.
@@ -42,16 +42,16 @@ NOT_MADE: Final = (RpcFailure, ChainMoved, Unfit, BooksUnreadable)
 
 
 class Auditor:
-    """Audits the books in a data directory. The readers' clients are open."""
+    """Audits books, which ``read`` reads. The readers' clients are open."""
 
     def __init__(
         self,
-        data_dir: Path,
+        read: ReadBooks,
         monero: MoneroReader,
         evm: Sequence[EvmReader],
         progress: Progress = lambda _text: None,
     ) -> None:
-        self._data_dir = data_dir
+        self._read = read
         self._monero = monero
         self._evm = tuple(evm)
         self._progress = progress
@@ -107,14 +107,14 @@ class Auditor:
 
     async def _books(self) -> Books:
         self._progress("reading the books")
-        return await asyncio.to_thread(read_books, self._data_dir)
+        return await self._read()
 
 
 @asynccontextmanager
 async def open_auditor(
     settings: OnchainSettings,
     chains: ChainRegistry,
-    data_dir: Path,
+    read: ReadBooks,
     progress: Progress = lambda _text: None,
 ) -> AsyncIterator[Auditor]:
     """An auditor with clients of its own for all configured nodes. Raises SettingsError."""
@@ -127,7 +127,7 @@ async def open_auditor(
         for item in networks:
             await clients.enter_async_context(item.client)
         evm = [EvmReader(item.network, item.client) for item in networks]
-        yield Auditor(data_dir, monero, evm, progress)
+        yield Auditor(read, monero, evm, progress)
 
 
 class AuditLoop:
@@ -232,13 +232,13 @@ def _log(item: Difference) -> None:
 
 @asynccontextmanager
 async def audit_loop(
-    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path, switch: PauseSwitch
+    settings: OnchainSettings, chains: ChainRegistry, read: ReadBooks, switch: PauseSwitch
 ) -> AsyncIterator[AuditLoop]:
     """The loop of the running service, as its settings say. Raises SettingsError.
 
     ``switch``: the one that the engine checks.
     """
-    async with open_auditor(settings, chains, data_dir) as auditor:
+    async with open_auditor(settings, chains, read) as auditor:
         yield AuditLoop(
             auditor,
             switch,

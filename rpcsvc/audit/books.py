@@ -1,16 +1,18 @@
 """Reads the books: a snapshot of the database beside a running service, as plain records.
 
 All rows are fetched in one read transaction over a read-only connection, whatever the service
-writes meanwhile, and made into records after it: while it is open the service can't begin its log
-anew. Nothing is written, so that books are audited on a full disk too.
+writes meanwhile (REPEATABLE READ on PostgreSQL), and made into records after it: while it is open
+the service can't begin its log anew. Nothing is written: books are audited on a full disk too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +33,10 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
-from rpcsvc.store.database import BooksUnreadable
+from rpcsvc.store.database import BooksUnreadable, Query, Tables
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
@@ -92,7 +95,8 @@ _EVM_WATCHED = (
     "SELECT network, (SELECT min(at) FROM (SELECT number AS at FROM evm_cursor"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_deposits"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
-    " WHERE network = n.network)), max(number), hash FROM evm_cursor n GROUP BY network"
+    " WHERE network = n.network)), number, hash FROM evm_cursor n"
+    " WHERE number = (SELECT max(number) FROM evm_cursor WHERE network = n.network)"
 )
 _CLOSED = "SELECT transfer_id FROM closed_by_hand"
 _FROM_JOURNAL = "SELECT txid FROM journal_adopted"
@@ -120,6 +124,23 @@ def read_books(data_dir: Path) -> Books:
     except sqlite3.Error as error:
         raise BooksUnreadable(f"{path} can't be read: {error}.") from error
     return _books(rows)
+
+
+def reader_of(data_dir: Path, database: Tables | None) -> Callable[[], Awaitable[Books]]:
+    """What reads the books: those of a server's ``database``, or else of a data directory."""
+    if database is None:
+        return partial(asyncio.to_thread, read_books, data_dir)
+    return partial(read_books_of, database)
+
+
+async def read_books_of(database: Tables) -> Books:
+    """The books of this moment. Raises BooksUnreadable."""
+    try:
+        found = await database.fetch_together([Query(sql) for sql in _ALL])
+    except Unavailable as error:
+        raise BooksUnreadable(error.message) from error
+    rows = {sql: [tuple(row) for row in answer] for sql, answer in zip(_ALL, found, strict=True)}
+    return await asyncio.to_thread(_books, rows)
 
 
 def _rows(path: Path) -> Rows:
@@ -169,7 +190,6 @@ def _one(rows: Iterable[Row]) -> str | None:
 def _watched(rows: Rows) -> Iterator[tuple[str, Watched]]:
     for row in rows[_MONERO_WATCHED]:
         yield MONERO, Watched(*row)
-    # SQLite takes the hash of the row that max() is from.
     for network, *seen in rows[_EVM_WATCHED]:
         yield network, Watched(*seen)
 

@@ -7,7 +7,8 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,12 +20,12 @@ from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.lease import SETTLER, HeldLease
-from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.store import Rows, StaleWrite
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
+from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
 from rpcsvc.settlement.onchain.journal.entries import (
     EVM_ADDRESSES,
     AddressesEntry,
@@ -51,6 +52,7 @@ from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.wallets import SqlPause
 from rpcsvc.store.withdrawals import SqlWithdrawals
 
 log = structlog.get_logger(__name__)
@@ -92,10 +94,12 @@ class JournalWatch:
     """The marks of all journals, as a standby saw them last while another replica settled.
 
     None unless that one had opened its journal: it may lack what another one has journaled.
+    ``pause`` is looked at, too.
     """
 
-    def __init__(self, database: Tables) -> None:
+    def __init__(self, database: Tables, pause: SharedPause | None = None) -> None:
         self._db = database
+        self._pause = pause
         self.marks: list[Mark] | None = None
 
     async def __call__(self) -> None:
@@ -104,6 +108,8 @@ class JournalWatch:
         held = await self._db.fetch_one(_HELD, name=SETTLER)
         is_open = marks and held is not None and marks[-1].lease == tuple(held)[:2]
         self.marks = marks if is_open else None
+        if self._pause is not None:
+            await self._pause.look()
 
 
 async def forget_mark(database: Tables) -> None:
@@ -119,23 +125,45 @@ async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None
         log.warning("journal_line_missing", entry=type(entry).__name__, reason=reason.message)
 
 
+@asynccontextmanager
+async def _unpaused(pause: SqlPause | None, *, is_payout: bool) -> AsyncIterator[list[Statement]]:
+    """What a payment's commit has to find. Raises errors.Unavailable if it is paused instead."""
+    if pause is None or not is_payout:
+        yield []
+        return
+    try:
+        yield [pause.unpaused]
+    except StaleWrite:
+        if await pause.reason() is None:
+            raise
+        raise Unavailable("Payouts are paused by the operator. Try again later.") from None
+
+
 class JournaledMoneroLedger(SqlMoneroLedger):
     """The MoneroLedger port over a Database and a journal."""
 
-    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
+    def __init__(
+        self, database: Tables, journal: PaymentJournal, pause: SqlPause | None = None
+    ) -> None:
         super().__init__(database)
         self._journal = journal
+        self._pause = pause
 
     async def add_payment(self, payment: monero.MoneroPayment, rows: Rows = ()) -> None:
-        """Record and commit a signed payment. Raises as the ledger without a journal does."""
+        """Record and commit a signed payment. Raises as the ledger without a journal does.
+
+        And errors.Unavailable where payouts are paused by now, and it is one.
+        """
         wallet = await self.wallet()
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         void = VoidEntry(payment.payment_id, payment.txid)
-        await self._journal.record(
-            entry,
-            lambda mark: self._db.write([*rows, *self.adding(payment), put_mark(mark)]),
-            (void, lambda: self.has_transaction(payment.txid)),
-        )
+        is_payout = payment.purpose is monero.Purpose.TRANSFER
+        async with _unpaused(self._pause, is_payout=is_payout) as first:
+            await self._journal.record(
+                entry,
+                lambda mark: self._db.write([*first, *rows, *self.adding(payment), put_mark(mark)]),
+                (void, lambda: self.has_transaction(payment.txid)),
+            )
 
     async def put_payment(self, payment: monero.MoneroPayment) -> None:
         """Update the state of a payment."""
@@ -177,22 +205,29 @@ class JournaledEvmDepositLedger(SqlEvmDepositLedger):
 class JournaledEvmPaymentLedger(SqlEvmPaymentLedger):
     """The EvmPaymentLedger port over a Database and a journal."""
 
-    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
+    def __init__(
+        self, database: Tables, journal: PaymentJournal, pause: SqlPause | None = None
+    ) -> None:
         super().__init__(database)
         self._journal = journal
+        self._pause = pause
 
     async def add_payment(
         self, payment: evm.EvmPayment, sweep: evm.Sweep | None = None, *, rows: Rows = ()
     ) -> None:
-        """Record and commit a signed payment. Raises as the ledger without a journal does."""
-        await self._journal.record(
-            EvmEntry(payment, sweep),
-            lambda mark: self._db.write([*rows, *self.adding(payment, sweep), put_mark(mark)]),
-            (
-                VoidEntry(payment.payment_id, payment.attempts[0].txid),
-                lambda: self.has_transaction(payment.attempts[0].txid),
-            ),
-        )
+        """Record and commit a signed payment. Raises as the ledger without a journal does.
+
+        And errors.Unavailable where payouts are paused by now, and it is one.
+        """
+        txid, purpose = payment.attempts[0].txid, payment.order.purpose
+        async with _unpaused(self._pause, is_payout=purpose is evm.Purpose.TRANSFER) as first:
+            await self._journal.record(
+                EvmEntry(payment, sweep),
+                lambda mark: self._db.write(
+                    [*first, *rows, *self.adding(payment, sweep), put_mark(mark)]
+                ),
+                (VoidEntry(payment.payment_id, txid), lambda: self.has_transaction(txid)),
+            )
 
     async def add_attempt(self, payment: evm.EvmPayment, attempt: evm.Attempt) -> None:
         """Record and commit one more attempt. It has the payment's nonce: nothing voids it."""

@@ -1,5 +1,5 @@
 """Payments of both adapters, unrecorded transactions and unattributed deposits: OnchainBooks, and
-the UnrecordedLedger port over a database.
+the UnrecordedLedger port over a database; and the pause of payouts that all replicas share.
 
 An EVM address is the same on all networks, but only a deposit on the order's network counts. USDC
 sent to it on another network is swept, and the operator has to return it by hand.
@@ -13,6 +13,7 @@ from typing import Final
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import Transfer
+from rpcsvc.orders.lease import SETTLER
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.database import Statement, Tables, insert
 
@@ -61,6 +62,49 @@ _UNATTRIBUTED: Final = (
     "  WHERE e.network = s.network AND e.txid = s.txid)"
     " ORDER BY s.network, s.txid, s.position LIMIT 1000"
 )
+
+
+_PAUSED: Final = "SELECT reason FROM payout_pause"
+# Changes nothing: it waits for payments that are being committed, and later ones for the pause.
+_HOLD_LEASE: Final = "UPDATE leases SET token = token WHERE name = :name"
+_PAUSE: Final = (
+    "INSERT INTO payout_pause (id, reason, paused_at) VALUES (1, :reason, :at)"
+    " ON CONFLICT DO NOTHING"
+)
+_UNPAUSED: Final = (
+    "SELECT token FROM leases WHERE name = :name AND NOT EXISTS (SELECT 1 FROM payout_pause)"
+)
+
+
+class SqlPause:
+    """The pause of payouts as a row; ``unpaused`` is a condition of each payment's commit."""
+
+    # After the look at the lease in its transaction, which waits for a pause that is being made.
+    unpaused: Final = Statement(_UNPAUSED, {"name": SETTLER}, first=True, finds=True)
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def reason(self) -> str | None:
+        """Why payouts are paused; None: they are not. Raises errors.Unavailable."""
+        row = await self._db.fetch_one(_PAUSED)
+        return None if row is None else str(row["reason"])
+
+    async def pause(self, reason: str, at: int) -> None:
+        """Let no further payment be committed; an earlier reason stays. ``at`` in ms.
+
+        Raises errors.Unavailable.
+        """
+        await self._db.write(
+            [
+                Statement(_HOLD_LEASE, {"name": SETTLER}, first=True),
+                Statement(_PAUSE, {"reason": reason, "at": at}),
+            ]
+        )
+
+    async def resume(self) -> None:
+        """Let payments be committed again. Raises errors.Unavailable."""
+        await self._db.write([Statement("DELETE FROM payout_pause")])
 
 
 class OnchainBooks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rpcsvc.audit.books import read_books
+from rpcsvc.audit.books import read_books, read_books_of
 from rpcsvc.audit.hints import may_pay
 from rpcsvc.audit.records import Books, TransferEntry
 from rpcsvc.clock import Clock
@@ -113,6 +113,8 @@ class Annotations:
 
     async def _audited(self) -> Books:
         """All orders and payments, as the auditor reads them: in a thread, since it reads all."""
+        if self._settings.postgresql_url is not None:
+            return await read_books_of(self._db)
         return await asyncio.to_thread(read_books, self._settings.data_dir)
 
     async def _lost(self, network: str, txid: str) -> str | None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rpcsvc.audit.auditor import AuditLoop, Auditor, Progress
-from rpcsvc.audit.books import read_books
+from rpcsvc.audit.books import read_books, reader_of
 from rpcsvc.audit.records import (
     ETHER,
     ETHER_INCOME,
@@ -293,7 +293,7 @@ def auditor_of(
         database.execute("INSERT INTO evm_wallet VALUES (1, ?, 0)", (HOT,))
         opening = ("arbitrum", HOT, SINCE, "0x", FIRST_NONCE, str(WEI))
         database.execute("INSERT INTO evm_openings VALUES (?, ?, ?, ?, ?, ?)", opening)
-    return Auditor(tmp_path, monero, [evm], progress)  # type: ignore[arg-type, list-item] # stand-ins
+    return Auditor(reader_of(tmp_path, None), monero, [evm], progress)  # type: ignore[arg-type, list-item] # stand-ins
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,16 @@ async def test_standby_asks_until_the_lease_is_free() -> None:
     assert leases.asked_at == [0, ASK_MS, 2 * ASK_MS]
 
 
+async def test_standby_looks_while_another_one_holds_the_lease() -> None:
+    leases, looked_at = ScriptedLeases([None, None, 7]), list[int]()
+
+    async def look() -> None:
+        looked_at.append(leases.now)
+
+    assert (await leases.keeper().take(asyncio.Event(), look)).token == 7
+    assert looked_at == [0, ASK_MS]
+
+
 async def test_time_counts_from_before_the_question() -> None:
     leases = ScriptedLeases([1], takes_ms=4_000)
     lease = await leases.keeper().take()

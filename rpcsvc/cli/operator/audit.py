@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any, Final
 
 from rpcsvc.audit.auditor import Progress, open_auditor
+from rpcsvc.audit.books import reader_of
 from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
 from rpcsvc.cli.operator.service import (
@@ -15,6 +17,7 @@ from rpcsvc.cli.operator.service import (
     onchain_settings,
     print_json,
     print_table,
+    server_database,
     show_progress,
 )
 from rpcsvc.client.errors import Unreachable
@@ -58,7 +61,14 @@ def _audit(context: Context) -> int:
 async def audited(settings: Settings, progress: Progress = lambda _text: None) -> AuditReport:
     """One audit of a data directory. Raises SettingsError and the errors in NOT_MADE."""
     chains = read_chains(settings.chains_file)
-    async with open_auditor(settings.onchain, chains, settings.data_dir, progress) as auditor:
+    async with AsyncExitStack() as held:
+        server = None
+        if settings.postgresql_url is not None:
+            server = await held.enter_async_context(server_database(settings))
+        read = reader_of(settings.data_dir, server)
+        auditor = await held.enter_async_context(
+            open_auditor(settings.onchain, chains, read, progress)
+        )
         return await auditor.audit()
 
 

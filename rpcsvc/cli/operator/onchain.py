@@ -17,7 +17,12 @@ from typing import Any, Final
 from aiohttp import ClientSession
 
 from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError, add_command
-from rpcsvc.cli.operator.service import is_running, onchain_settings, print_json
+from rpcsvc.cli.operator.service import (
+    is_running,
+    onchain_settings,
+    print_json,
+    server_database,
+)
 from rpcsvc.cli.recovery.deposits import reread_deposits, skip_addresses
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
@@ -123,12 +128,19 @@ def _init(context: Context) -> int:
 
 def _recorded(settings: Settings) -> Recorded:
     """The wallets recorded by an earlier start of the service. Raises UsageError."""
+    if settings.postgresql_url is not None:
+        return asyncio.run(_recorded_by_server(settings))
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
         with empty_snapshot() if is_new else snapshot(settings.data_dir) as taken:
             return asyncio.run(recorded_wallets(taken))
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
+
+
+async def _recorded_by_server(settings: Settings) -> Recorded:
+    async with server_database(settings) as database:
+        return await recorded_wallets(database)
 
 
 @contextmanager

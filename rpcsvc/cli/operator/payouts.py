@@ -1,18 +1,20 @@
 """``rpcsvc payouts`` and ``rpcsvc refund``: outgoing transfers, and pausing them.
 
 ``pause`` and ``resume`` also work without a running service: the switch is a file that the service
-reads before each signature. ``adopt`` and ``close`` need a stopped service: none of its own
-payments may be under way while a person records what was paid.
+reads before each signature; on PostgreSQL it is a row, which stops all replicas. ``adopt`` and
+``close`` need a stopped service: none of its own payments may be under way while a person records
+what was paid.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from rpcsvc.cli.context import OK, Context, Json, Text, UsageError, add_command
 from rpcsvc.cli.operator.service import (
@@ -23,12 +25,17 @@ from rpcsvc.cli.operator.service import (
     print_json,
     print_table,
     refuse,
+    server_database,
 )
+from rpcsvc.clock import SystemClock
+from rpcsvc.errors import Unavailable
+from rpcsvc.logs import configure_logging
 from rpcsvc.operations.admin import STATES
 from rpcsvc.operations.admin_models import MOST_LISTED
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.wallets import SqlPause
 
 
 def add_commands(commands: Any) -> None:
@@ -162,13 +169,16 @@ def _retry(context: Context) -> int:
 
 def _pause(context: Context) -> int:
     settings = onchain_settings(context)
+    switch = PauseSwitch(settings.data_dir)
     try:
-        PauseSwitch(settings.data_dir).pause(context.options.reason)
+        switch.pause(context.options.reason)
     except OSError as error:
         raise UsageError(
             f"The switch in {settings.data_dir} can't be thrown: {error.strerror}. PAYOUTS GO ON."
             " To stop them now, stop the service."
         ) from error
+    if settings.postgresql_url is not None:
+        return _pause_all(settings, switch, context.options.reason)
     where = settings.data_dir.absolute()
     if not _has_service(settings):
         return refuse(
@@ -183,6 +193,40 @@ def _pause(context: Context) -> int:
     return OK
 
 
+def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
+    """Pause all replicas, by the database; the file was the brake until that is done."""
+    now = SystemClock().now_ms()
+    try:
+        _with_row(settings, lambda row: row.pause(reason, now))
+    except (Unavailable, UsageError) as error:
+        return refuse(
+            f"The database can't be reached ({error}): only the replica on"
+            f" {settings.data_dir.absolute()} is paused. THE PAYOUTS OF ANOTHER GO ON. To stop them"
+            " now, stop that replica."
+        )
+    switch.resume()
+    sys.stdout.write(
+        "Payouts of all replicas are paused: nothing more is signed or published. What a network"
+        " has already can't be called back.\nOrders whose payout is not signed in time are"
+        " refunded, once money may go out again.\nGo on with: rpcsvc payouts resume\n"
+    )
+    return OK
+
+
+T = TypeVar("T")
+
+
+def _with_row(settings: Settings, work: Callable[[SqlPause], Awaitable[T]]) -> T:
+    """Run ``work`` on the pause that replicas share. Raises Unavailable and UsageError."""
+
+    async def run() -> T:
+        async with server_database(settings) as database:
+            return await work(SqlPause(database))
+
+    configure_logging(settings.log.format, "error")
+    return asyncio.run(run())
+
+
 def _resume(context: Context) -> int:
     settings = onchain_settings(context)
     switch = PauseSwitch(settings.data_dir)
@@ -193,6 +237,8 @@ def _resume(context: Context) -> int:
         raise UsageError(
             f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
         ) from error
+    if settings.postgresql_url is not None:
+        return _resume_all(settings, before)
     where = settings.data_dir.absolute()
     if before is None:
         sys.stdout.write(
@@ -201,6 +247,25 @@ def _resume(context: Context) -> int:
         )
     else:
         sys.stdout.write(f"Payouts of the service on {where} go on. They were paused: {before}\n")
+    return OK
+
+
+def _resume_all(settings: Settings, before: str | None) -> int:
+    async def resume(row: SqlPause) -> str | None:
+        reason = await row.reason()
+        await row.resume()
+        return reason
+
+    try:
+        found = _with_row(settings, resume) or before
+    except (Unavailable, UsageError) as error:
+        return refuse(f"The database can't be reached ({error}): all replicas stay as they are.")
+    if found is None:
+        sys.stdout.write(
+            "Payouts were not paused. If health says so of a replica, run this where it runs.\n"
+        )
+    else:
+        sys.stdout.write(f"Payouts of all replicas go on. They were paused: {found}\n")
     return OK
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
@@ -12,6 +13,9 @@ from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.endpoint import Endpoint, socket_endpoint
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.settings import Settings
+from rpcsvc.store.backends import open_database
+from rpcsvc.store.database import Database, DatabaseUnusable
+from rpcsvc.store.schema import UnknownSchema
 
 
 def onchain_settings(context: Context) -> Settings:
@@ -23,6 +27,19 @@ def onchain_settings(context: Context) -> Settings:
             " with the settings of [onchain]. docs/onchain.md begins at the beginning."
         )
     return settings
+
+
+@asynccontextmanager
+async def server_database(settings: Settings) -> AsyncIterator[Database]:
+    """The database of ``database_url``, beside running replicas. Raises UsageError."""
+    try:
+        database = await open_database(settings.data_dir, settings.postgresql_url)
+    except (DatabaseUnusable, UnknownSchema) as error:
+        raise UsageError(str(error)) from error
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 def print_json(value: Json) -> int:

@@ -46,7 +46,7 @@ def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, 
     Meanwhile nothing else signs, publishes or hands out an address.
     """
     configure_logging(settings.log.format, "error")
-    require_sqlite(settings, "engine onchain, whose books this mends, runs on SQLite")
+    require_sqlite(settings, "it mends the books of a stopped service on SQLite only")
     if is_running(settings):
         raise UsageError(
             f"A service runs on {settings.data_dir}. Stop it first: while it runs, it is the only"

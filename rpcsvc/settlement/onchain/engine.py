@@ -216,6 +216,7 @@ class OnchainEngine:
             # The payment journal brought it back before its order planned it: it is out already.
             await record(known)
             return
+        await self._guard.look()
         self._guard.require_open()
         if self._journal is not None:
             await self._journal.require_ready()
@@ -229,6 +230,7 @@ class OnchainEngine:
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Publish the transfer's signed bytes, unless payouts are paused."""
+        await self._guard.look()
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
         adapter = self._of(transfer.network)

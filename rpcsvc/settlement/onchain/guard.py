@@ -2,14 +2,15 @@
 
 The switch is a file beside the database: a command, the auditor or the operator's hand can set it
 while the service runs, and it survives a restart. If the file can't be written, the running process
-is paused all the same. A transfer over a cap waits, and health says why.
+is paused all the same. With several replicas it is a row, too, which stops all of them. A transfer
+over a cap waits, and health says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _DAY_MS: Final = 24 * 3600 * 1000
 # that was not tried for this long was cancelled, or waits for something else.
 _ASKS_AGAIN_MS: Final = 5 * 60 * 1000
 _LONGEST_REASON: Final = 200
+_SHARE_SECONDS: Final = 0.5
 _IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
 
 
@@ -69,11 +71,13 @@ class PauseSwitch:
     What counts is the file. Only a pause that could not be written is held by this object, which
     everything in a process that pays or pauses has to share. It is written as soon as it can be, at
     one of the looks: until then nobody can resume, so that no file means that nobody has.
+    ``shared``: why all replicas are paused, as it was read last.
     """
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / PAUSE_FILE
         self._unwritten: str | None = None
+        self.shared: str | None = None
 
     @property
     def is_written(self) -> bool:
@@ -82,6 +86,10 @@ class PauseSwitch:
 
     def reason(self) -> str | None:
         """Why payouts are paused; None when they are not."""
+        return self.own() or self.shared
+
+    def own(self) -> str | None:
+        """Why this replica's own switch is thrown; None when it is not."""
         said, unwritten = self._said(), self._unwritten
         if unwritten is None:
             return said
@@ -126,6 +134,52 @@ class PauseSwitch:
         log.warning("pause_written", reason=reason)
 
 
+class PauseRow(Protocol):
+    """The pause that all replicas share. Everything may raise errors.Unavailable."""
+
+    async def reason(self) -> str | None:
+        """Why payouts are paused; None: they are not."""
+        ...
+
+    async def pause(self, reason: str, at: int) -> None:
+        """Let no further payment be committed; an earlier reason stays. ``at`` in ms."""
+        ...
+
+
+class SharedPause:
+    """Keeps a switch in step with the pause that all replicas share."""
+
+    def __init__(self, row: PauseRow, switch: PauseSwitch, clock: Clock) -> None:
+        self._row = row
+        self._switch = switch
+        self._clock = clock
+
+    async def look(self) -> None:
+        """Read the row. Raises errors.Unavailable."""
+        self._switch.shared = await self._row.reason()
+
+    async def share(self) -> None:
+        """Move a pause of this replica's own into the row, so that any replica can end it.
+
+        Raises errors.Unavailable, and OSError when the file can't be removed.
+        """
+        own = self._switch.own()
+        if own is not None:
+            await self._row.pause(own, self._clock.now_ms())
+        await self.look()
+        if own is not None and self._switch.shared is not None:
+            self._switch.resume()
+
+    async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Share and look, twice a second, until cancelled."""
+        while True:
+            try:
+                await self.share()
+            except (Unavailable, OSError) as error:
+                log.info("pause_not_shared", reason=str(error))
+            await pause(_SHARE_SECONDS)
+
+
 def _shown(reason: str) -> str:
     return reason.strip()[:_LONGEST_REASON] or "no reason given"
 
@@ -152,7 +206,7 @@ def throw(switch: PauseSwitch, reason: str) -> bool:
 
 
 class PayoutGuard:
-    """Lets transfers pass, or not."""
+    """Lets transfers pass, or not. ``shared``: the pause that other replicas may make."""
 
     def __init__(
         self,
@@ -160,8 +214,10 @@ class PayoutGuard:
         caps: Mapping[Asset, Caps],
         signed: SignedPayments,
         clock: Clock,
+        shared: SharedPause | None = None,
     ) -> None:
         self._switch = switch
+        self._shared = shared
         self._caps = caps
         self._signed = signed
         self._clock = clock
@@ -174,6 +230,11 @@ class PayoutGuard:
     def paused(self) -> str | None:
         """Why payouts are paused; None when they are not."""
         return self._switch.reason()
+
+    async def look(self) -> None:
+        """Read what other replicas may have said. Raises errors.Unavailable."""
+        if self._shared is not None:
+            await self._shared.look()
 
     def require_open(self) -> None:
         """Raise errors.Unavailable while payouts are paused."""

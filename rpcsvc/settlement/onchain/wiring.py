@@ -28,7 +28,13 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SignedPayments
+from rpcsvc.settlement.onchain.guard import (
+    Caps,
+    PauseSwitch,
+    PayoutGuard,
+    SharedPause,
+    SignedPayments,
+)
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
@@ -51,7 +57,7 @@ class Parts:
 
     ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
     ``unserved`` says what is wrong with orders of chains that have no node; None: nothing. Upkeep
-    runs while ``lease`` has time.
+    runs while ``lease`` has time. ``shared``: the pause of all replicas, if there may be several.
     """
 
     data_dir: Path
@@ -64,6 +70,7 @@ class Parts:
     unserved: Callable[[], Awaitable[str | None]]
     lease: Lease
     journal: PaymentJournal | None = None
+    shared: SharedPause | None = None
 
 
 class OnchainAuthorizations:
@@ -112,7 +119,7 @@ class Onchain(NamedTuple):
 @asynccontextmanager
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[Onchain]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
-    guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock)
+    guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock, parts.shared)
     clients = monero_clients(settings)
     usdc = _evm_adapter(settings, parts)
     engine = OnchainEngine(

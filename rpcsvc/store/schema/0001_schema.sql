@@ -1286,6 +1286,13 @@ CREATE TABLE payment_journal (
     holder  TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- Why payouts are paused on all replicas; no row: they are not, unless a replica's own file says so.
+CREATE TABLE payout_pause (
+    id        INTEGER PRIMARY KEY CHECK (id = 1),
+    reason    TEXT    NOT NULL,
+    paused_at INTEGER NOT NULL
+) STRICT;
+
 -- Transactions that an older copy of the database did not have, and that came from the journal.
 CREATE TABLE journal_adopted (
     txid       TEXT    PRIMARY KEY,
