@@ -264,9 +264,11 @@ async def test_zombie_writes_one_line_and_voids_it(tmp_path: Path) -> None:
         first = await up.take_over("a", watched=None)
         due = await up.unpaid()
         second = await up.take_over("b", watched=await up.watched())
+        line = first.journal.mark.at.line
         for _ in range(2):
             with pytest.raises(LeaseLost):
                 await up.sign(first, due)
+        assert first.journal.mark.at.line == line + 2, "a line and its void, and no other"
         assert await paid(up, second) == due
         first = await up.take_over("a", watched=await up.watched())
         assert first.adopted == ReplayResult()

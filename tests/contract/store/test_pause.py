@@ -20,7 +20,7 @@ from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
 from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
 from rpcsvc.store.wallets import SqlPause
-from tests.e2e.processes import until
+from tests.e2e.processes import PATIENCE_SECONDS, until
 from tests.sandbox import ManualClock
 from tests.unit.journaled import evm_payment
 
@@ -72,10 +72,10 @@ async def test_pause_of_a_replica_is_moved_into_the_row(database: Tables, tmp_pa
 
 async def test_nothing_is_committed_after_pause_returned(database: Tables) -> None:
     pause, settler = SqlPause(database), await fenced(database)
-    numbers, is_over = count(), asyncio.Event()
+    numbers = count()
 
     async def pay() -> None:
-        while not is_over.is_set():
+        while True:
             await settler.write([pause.unpaused, row(f"{next(numbers)}")])
 
     async def is_paying() -> bool:
@@ -85,7 +85,8 @@ async def test_nothing_is_committed_after_pause_returned(database: Tables) -> No
     await until(is_paying)
     await pause.pause("stop", 1)
     before = await paid(database)
-    ends = await asyncio.gather(*paying, return_exceptions=True)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        ends = await asyncio.gather(*paying, return_exceptions=True)
     assert all(isinstance(end, StaleWrite) for end in ends)
     assert await paid(database) == before
     await settler.write([row("what is no payment goes on")])
