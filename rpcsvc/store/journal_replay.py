@@ -470,7 +470,8 @@ async def open_journal(
     heads = await journal.heads()
     own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
     follows = not marks or own == marks[-1] or is_continued(marks, watched)
-    is_newer = not follows and is_ahead(heads.values(), marks)
+    # Alone there is one journal, and one that the database does not know is another database's.
+    is_newer = not is_alone and not follows and is_ahead(heads.values(), marks)
     lines = await journal.open(own if follows or is_newer else marks[-1])
     if not journal.health().ok or journal.mark == own:
         return ReplayResult()

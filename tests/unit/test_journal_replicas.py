@@ -81,7 +81,9 @@ class World:
     def __post_init__(self) -> None:
         self.switch = PauseSwitch(self.folder)
 
-    async def take_over(self, name: str, *, watched: Sequence[Mark] | None) -> Settler:
+    async def take_over(
+        self, name: str, *, watched: Sequence[Mark] | None, is_alone: bool = False
+    ) -> Settler:
         """The replica takes the lease, opens its journal, and publishes what is on record."""
         holder = f"{name}-{self.random.getrandbits(32):x}"
         token = await SqlLeases(self.database).take(SETTLER, holder, None)
@@ -96,7 +98,7 @@ class World:
             lease=Lease(SETTLER, token, holder=holder).on_record,
         )
         adopted = await open_journal(
-            journal, database, ManualClock(), self.switch, watched, is_alone=False
+            journal, database, ManualClock(), self.switch, watched, is_alone=is_alone
         )
         self.settler = Settler(name, journal, database, adopted)
         await self.publish()
@@ -223,6 +225,21 @@ async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: 
         assert first.journal.is_usable
         assert first.adopted.payments == []
         assert len(up.chain) == 2
+
+
+async def test_alone_the_journal_of_another_database_is_not_adopted(tmp_path: Path) -> None:
+    """Even if its lines are of a later lease."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    async with world(tmp_path / "own") as up, world(tmp_path / "other", seed=1) as other:
+        await paid(up, await up.take_over("a", watched=None, is_alone=True))
+        for _ in range(3):
+            await paid(other, await other.take_over("a", watched=None, is_alone=True))
+        shutil.rmtree(tmp_path / "own" / "a")
+        shutil.copytree(tmp_path / "other" / "a", tmp_path / "own" / "a")
+        found = await up.take_over("a", watched=None, is_alone=True)
+        assert not found.journal.is_usable
+        assert (len(await up.recorded()), found.adopted) == (1, ReplayResult())
 
 
 async def test_uncommitted_line_is_void_once_another_settled(tmp_path: Path) -> None:
