@@ -294,7 +294,10 @@ async def test_refund_form_says_what_is_wrong_with_an_address(served: Served, ad
         f"{order.path}/refund", data={"address": address, "secret": order.session_id}
     )
     text = await response.text()
-    assert (response.status, 'role="alert" lang="en" dir="ltr"' in text) == (400, True)
+    assert response.status == 400
+    alert = re.search(r'role="alert">([^<]+) <span lang="en" dir="ltr">[^<]+</span>', text)
+    assert alert is not None
+    assert html.unescape(alert[1]) == SAY("refund.address_refused")
     assert f'value="{html.escape(address)}"' in text
     assert "<script>alert" not in text
 

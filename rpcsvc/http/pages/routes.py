@@ -152,7 +152,7 @@ class PagesHttp:
         visit: Visit,
         *,
         error: str = "",
-        is_error_english: bool = False,
+        detail: str = "",
         address: str = "",
         status: int = 200,
     ) -> web.Response:
@@ -170,7 +170,7 @@ class PagesHttp:
             {
                 "page": page,
                 "form_error": error,
-                "is_error_english": is_error_english,
+                "form_detail": detail,
                 "form_address": address,
             },
             status=status,
@@ -255,11 +255,10 @@ class PagesHttp:
         try:
             return await self._read_and_take(visit, order, form)
         except InputError as error:
-            # What is wrong with an address is told in the words of the operation, in any language.
             return await self._show(
                 visit,
-                error=error.message,
-                is_error_english=True,
+                error=visit.texts.say("refund.address_refused"),
+                detail=error.message,
                 address=form.address,
                 status=400,
             )
