@@ -154,9 +154,10 @@ class Relay:
             await self._doubt(record, unknown)
             raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
         except ServiceError as refusal:
-            if not resumed:
-                reason = refusal.message
-                await self._settle(replace(record, state=RelayState.REFUSED, reason=reason))
+            ended = replace(record, state=RelayState.REFUSED, reason=refusal.message)
+            # A refusal of this call does not say what became of the one before it.
+            unknown_still = replace(record, state=RelayState.RECONCILING)
+            await self._settle(unknown_still if resumed else ended)
             raise
         except asyncio.CancelledError:
             await self._doubt(record, CreationUnknown("the call was cut off"))
