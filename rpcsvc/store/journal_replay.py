@@ -38,6 +38,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     from_body,
     is_ahead,
     is_continued,
+    is_later,
     is_refused,
     is_restored,
     last_signed,
@@ -93,7 +94,8 @@ def put_mark(mark: Mark) -> Statement:
 class JournalWatch:
     """The marks of all journals, as a standby saw them last while another replica settled.
 
-    None unless that one had opened its journal: it may lack what another one has journaled.
+    None unless that one had opened its journal: it may lack what another one has journaled. A look
+    that finds less than the one before is left out: the database was replaced by an older copy.
     ``pause`` is looked at, too.
     """
 
@@ -107,7 +109,10 @@ class JournalWatch:
         marks = await marks_of(self._db)
         held = await self._db.fetch_one(_HELD, name=SETTLER)
         is_open = marks and held is not None and marks[-1].lease == tuple(held)[:2]
-        self.marks = marks if is_open else None
+        if not is_open:
+            self.marks = None
+        elif self.marks is None or is_later(marks, self.marks):
+            self.marks = marks
         if self._pause is not None:
             await self._pause.look()
 

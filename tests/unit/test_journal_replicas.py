@@ -227,6 +227,25 @@ async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: 
         assert len(up.chain) == 2
 
 
+async def test_standby_does_not_go_on_with_a_copy_that_has_less_than_it_saw(tmp_path: Path) -> None:
+    """As after a fail-over of PostgreSQL that lost commits, while the lease still has time."""
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        before = up.backup()
+        await paid(up, first)
+        watch = JournalWatch(up.database)
+        await watch()
+        await up.database.close()
+        put_back(tmp_path, before)
+        up.database = await Database.open(tmp_path)
+        again = JournalWatch(up.database)
+        again.marks = watch.marks
+        await again()
+        second = await up.take_over("b", watched=again.marks)
+        assert not second.journal.is_usable
+
+
 async def test_alone_the_journal_of_another_database_is_not_adopted(tmp_path: Path) -> None:
     """Even if its lines are of a later lease."""
     for name in ("own", "other"):

@@ -231,14 +231,9 @@ def _resume(context: Context) -> int:
     settings = onchain_settings(context)
     switch = PauseSwitch(settings.data_dir)
     before = switch.reason()
-    try:
-        switch.resume()
-    except OSError as error:
-        raise UsageError(
-            f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
-        ) from error
     if settings.postgresql_url is not None:
-        return _resume_all(settings, before)
+        return _resume_all(settings, switch, before)
+    _turn_off(settings, switch)
     where = settings.data_dir.absolute()
     if before is None:
         sys.stdout.write(
@@ -250,7 +245,17 @@ def _resume(context: Context) -> int:
     return OK
 
 
-def _resume_all(settings: Settings, before: str | None) -> int:
+def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
+    """Raises UsageError."""
+    try:
+        switch.resume()
+    except OSError as error:
+        raise UsageError(
+            f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
+        ) from error
+
+
+def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> int:
     async def resume(row: SqlPause) -> str | None:
         reason = await row.reason()
         await row.resume()
@@ -260,6 +265,7 @@ def _resume_all(settings: Settings, before: str | None) -> int:
         found = _with_row(settings, resume) or before
     except (Unavailable, UsageError) as error:
         return refuse(f"The database can't be reached ({error}): all replicas stay as they are.")
+    _turn_off(settings, switch)
     if found is None:
         sys.stdout.write(
             "Payouts were not paused. If health says so of a replica, run this where it runs.\n"

@@ -119,13 +119,21 @@ def is_continued(marks: Sequence[Mark], watched: Sequence[Mark] | None) -> bool:
     ``watched``: the marks when that one was last seen settling; None: it was not. A database that
     has less is a restored copy.
     """
-    known = {mark.journal: mark for mark in marks}
-    if watched is None or {mark.journal for mark in watched} != set(known):
+    if watched is None or {mark.journal for mark in watched} != {mark.journal for mark in marks}:
         return False
-    newest = max((mark.lease.token for mark in marks), default=0)
-    return newest == max((mark.lease.token for mark in watched), default=0) and all(
-        known[mark.journal].at.line >= mark.at.line for mark in watched
+    return _newest(marks) == _newest(watched) and is_later(marks, watched)
+
+
+def is_later(marks: Sequence[Mark], before: Sequence[Mark]) -> bool:
+    """Whether the database has at least what it had before."""
+    lines = {mark.journal: mark.at.line for mark in marks}
+    return _newest(marks) >= _newest(before) and all(
+        lines.get(mark.journal, -1) >= mark.at.line for mark in before
     )
+
+
+def _newest(marks: Sequence[Mark]) -> int:
+    return max((mark.lease.token for mark in marks), default=0)
 
 
 def is_ahead(heads: Iterable[HeldLease], marks: Sequence[Mark]) -> bool:
