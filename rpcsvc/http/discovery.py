@@ -31,8 +31,8 @@ Maker = Callable[[], Json]
 class Renewal(Enum):
     """When a cached document is rendered again.
 
-    ``FOR_EACH_READER``: its example makes an order, and whoever has the example's idempotency key
-    has the order's session. No cache may keep it.
+    ``FOR_EACH_READER``: its example makes an order, and the example's idempotency key gives access
+    to the order's session. No cache may keep it.
     """
 
     NEVER = "never"
@@ -45,7 +45,7 @@ class Renewal(Enum):
 class Document:
     """One document. ``render`` takes the time in milliseconds since the epoch.
 
-    ``kept_seconds`` is for how long a client may use its copy without asking.
+    ``kept_seconds``: how long a client may use its copy without revalidating it.
     """
 
     path: str
@@ -58,12 +58,12 @@ class Document:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every path that gives this document."""
+        """The path of this document and its aliases."""
         return (self.path, *self.aliases)
 
     @property
     def is_shared(self) -> bool:
-        """Whether a cache may give it to another reader."""
+        """Whether a shared cache may store it."""
         return self.renewal is not Renewal.FOR_EACH_READER
 
 
@@ -115,7 +115,7 @@ def _descriptions(sources: Sources) -> tuple[Document, ...]:
         Document(links.OPENRPC, JSON, _compact(sources.openrpc)),
         Document(
             links.JWKS, "application/jwk-set+json", _once(sources.jwks), Renewal.EVERY_REQUEST,
-            kept_seconds=0,  # asked for because of a new key, a cache must not give the old set
+            kept_seconds=0,  # fetched when a key is unknown: a cached set would lack the new key
         ),
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _well_known(site: Site) -> tuple[Document, ...]:
 
 
 def _with_fresh_keys(make: Callable[[], bytes], sources: Sources) -> Callable[[int], bytes]:
-    """A page that is written once, with new idempotency keys for each reader."""
+    """A page rendered once, whose idempotency keys are replaced for each request."""
     page = lru_cache(maxsize=1)(make)
 
     def render(_now: int) -> bytes:
@@ -183,7 +183,7 @@ def _once(make: Maker) -> Callable[[int], bytes]:
 
 
 def _compact(make: Maker) -> Callable[[int], bytes]:
-    """The same for documents full of schemas, which indentation would double in size."""
+    """As ``_once`` but without indentation, which would double the size of schemas."""
     return lambda _now: orjson.dumps(make(), option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -198,7 +198,7 @@ _ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A document as it was written, with the headers that go with those very bytes."""
+    """The bytes of a rendered document, with the headers computed from them."""
 
     body: bytes
     etag: str
@@ -215,7 +215,7 @@ class DocumentCache:
         self._kept: Rendering | None = None
 
     def rendering(self) -> Rendering:
-        """The rendering of now; written on first use."""
+        """The current rendering; rendered on first use."""
         now = self._clock.now_ms()
         kept = self._kept
         if kept is None or self._is_stale(kept, now):
@@ -238,7 +238,7 @@ def _render(document: Document, now: int) -> Rendering:
     keeping = f"public, max-age={document.kept_seconds}" if document.is_shared else "no-store"
     headers = {
         "etag": etag,
-        # no-transform: the signature covers these bytes and no others.
+        # no-transform: the signature covers exactly these bytes.
         "cache-control": f"{keeping}, no-transform",
         "x-content-type-options": "nosniff",
         **document.headers,
@@ -255,7 +255,7 @@ class DiscoveryHttp:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every path that gives a document."""
+        """The paths of all documents, aliases included."""
         return frozenset(path for cache in self.caches for path in cache.document.paths)
 
     def routes(self) -> list[web.RouteDef]:
@@ -287,9 +287,9 @@ class DiscoveryHttp:
 
 
 def is_current(if_none_match: Iterable[str], etag: str) -> bool:
-    """Whether the client has these bytes already (RFC 9110, section 13.1.2).
+    """Whether If-None-Match names this rendering (RFC 9110, section 13.1.2).
 
-    The comparison is the weak one, as that section asks: a proxy may have marked our tag as weak.
+    The comparison is weak, as that section requires: a proxy may have marked our tag as weak.
     """
     given = ",".join(if_none_match).strip()
     return given == "*" or etag in _ENTITY_TAG.findall(given)

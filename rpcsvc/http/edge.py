@@ -1,13 +1,13 @@
 """The edge: wraps all routes, and handles every request and response in this order.
 
-    the headers are checked: another host is refused (DNS rebinding), and an unreadable body
-    a CORS preflight is answered, or the routes are asked
-    what they raise becomes a response (messages.Refusals)
-    the server header is replaced, so that it names no versions
-    pages of other origins may read the agent API, the BFF and the documents; never /rpc
-    the response is signed over its bytes and the request (docs/signing.md); a stream is not
+    check the headers: refuse another host (DNS rebinding) and an unreadable body
+    answer a CORS preflight, or call the handler
+    turn an exception into a response (messages.Refusals)
+    replace the server header, which would name versions
+    add CORS headers to the agent API, the BFF and the documents; never to /rpc
+    sign the response over its bytes and the request (docs/signing.md), unless it is a stream
 
-It is no middleware: aiohttp refuses some requests before those are asked.
+It is not a middleware, since aiohttp refuses some requests before it calls middlewares.
 Source: the Fetch standard, section 3.2 (CORS protocol).
 """
 
@@ -39,16 +39,16 @@ _SHOWN: Final = 100
 
 @lru_cache(maxsize=64)
 def is_loopback_name(name: str) -> bool:
-    """Whether a host name or address is this machine's for itself: localhost, 127.0.0.0/8, ::1."""
+    """Whether a host name or address is loopback: localhost, 127.0.0.0/8, ::1."""
     address = parse_address(name)
     return name == "localhost" if address is None else address.is_loopback
 
 
 class Hosts:
-    """The names that a request may be for: those of the site, loopback, and ``allowed_hosts``.
+    """The accepted host names: those of the site, loopback, and ``allowed_hosts``.
 
-    A page of evil.example whose name points at 127.0.0.1 is of the service's origin for its browser
-    (DNS rebinding). Only the Host header tells the two apart.
+    If evil.example resolves to 127.0.0.1, a browser takes the service for that page's own origin
+    (DNS rebinding). Only the Host header shows the difference.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -60,8 +60,8 @@ class Hosts:
     def require(self, request: web.Request) -> None:
         """Raise MisdirectedRequest for a name that is not served, by the Host header.
 
-        HTTP/1.0 may leave the header out: no browser speaks it. HTTP/1.1 may not (RFC 9112,
-        section 3.2): InvalidRequest.
+        HTTP/1.0 may omit the header: no browser uses it. Raises InvalidRequest if HTTP/1.1 does
+        (RFC 9112, section 3.2).
         """
         given = request.headers.get("host")
         if given is None:
@@ -79,7 +79,7 @@ class Hosts:
 
 @lru_cache(maxsize=64)
 def _name_of(host: str) -> str:
-    """A Host header without its port. Callers use few names, each with every request."""
+    """A Host header without its port. Cached: callers repeat few names."""
     match = _HOST.fullmatch(host)
     return _bare(match[1]) if match else host
 
@@ -110,11 +110,11 @@ _PREFLIGHT: Final = {
 class Cors:
     """Opens the agent API, the BFF and ``documents``, the paths outside them that pages may read.
 
-    These are public and use no cookies: ``*`` gives a page nothing that its own server could not
-    have. /rpc stays closed: it lets callers in by their place on this machine, and a page in the
-    operator's browser has that place.
+    These are public and use no cookies: with ``*`` a page reads only what its server could fetch.
+    /rpc stays closed: it admits loopback callers without a token, and a page in the operator's
+    browser is one.
 
-    With ``origins`` only pages of these and of loopback origins are let in; None lets in all.
+    With ``origins`` only pages of these and of loopback origins are allowed; None allows all.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Cors:
         self._answer = {"access-control-expose-headers": exposed}
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a preflight request that is let in; None for any other."""
+        """The answer to an allowed preflight request; None for any other request."""
         if request.method != "OPTIONS" or not _is_preflight(request):
             return None
         origin = self._let_in(request)
@@ -148,7 +148,7 @@ class Cors:
             response.headers.update({**self._answer, _ALLOW_ORIGIN: origin})
 
     def _let_in(self, request: web.Request) -> str | None:
-        """Which origin is let in for this request: ``*``, its own, or None."""
+        """The origin to allow for this request: ``*``, its own, or None."""
         if not self._is_open(request):
             return None
         if self._origins is None:
@@ -162,7 +162,7 @@ class Cors:
 
 
 def is_loopback_origin(origin: str) -> bool:
-    """Whether an Origin header names this machine for itself."""
+    """Whether an Origin header names a loopback host."""
     try:
         return is_loopback_name(urlsplit(origin).hostname or "")
     except ValueError:
@@ -186,10 +186,10 @@ class _Waiting(NamedTuple):
 
 
 class Sealer:
-    """Puts the signature headers on responses, all that are ready in one turn of the event loop.
+    """Signs responses: together all that are ready in one iteration of the event loop.
 
-    A signature reads 30 kB of tables, which evicts everything else from the first-level cache. Made
-    one after another, 16 signatures cost a quarter less (``make bench``, swap.status signed).
+    A signature reads 30 kB of tables, which evicts other data from the L1 cache. Made one after
+    another, 16 signatures cost a quarter less (``make bench``, swap.status signed).
     """
 
     def __init__(self, signer: ResponseSigner) -> None:
@@ -201,7 +201,7 @@ class Sealer:
     ) -> None:
         """Sign ``response`` over its bytes and the request with the body ``asked``, None if unread.
 
-        Raises TypeError for a response that is not sent whole.
+        Raises TypeError for a streamed response.
         """
         loop = asyncio.get_running_loop()
         if not self._waiting:
@@ -214,10 +214,10 @@ class Sealer:
         batch, self._waiting = self._waiting, []
         for waiting in batch:
             if waiting.sealed.done():
-                continue  # whoever asked has gone
+                continue  # the caller has disconnected
             try:
                 self.seal_now(waiting.request, waiting.asked, waiting.response)
-            except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
+            except Exception as error:  # noqa: BLE001 - raised where the response is awaited
                 waiting.sealed.set_exception(error)
             else:
                 waiting.sealed.set_result(None)
@@ -233,7 +233,7 @@ class Sealer:
 
 
 def _target(request: web.Request) -> str:
-    """Path and query as they came, without the scheme and host that proxies may write before."""
+    """Path and query as received, without a scheme and host that a proxy may prepend."""
     root = _ROOT.match(request.raw_path)
     if root is None:
         return request.raw_path
@@ -242,7 +242,7 @@ def _target(request: web.Request) -> str:
 
 
 def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
-    """The bytes that follow the headers. Every handler of this service returns them whole."""
+    """The bytes that follow the headers. Raises TypeError for a streamed response."""
     if request.method == "HEAD" or response.status in (204, 304):
         return b""
     body = (response.body or b"") if isinstance(response, web.Response) else None
@@ -255,15 +255,14 @@ _SERVER: Final = "rpcsvc"
 
 
 class Edge:
-    """The only way to ``routes``. Without a ``signer`` nothing is signed.
+    """Wraps ``routes``. Without a ``signer`` nothing is signed.
 
-    ``check`` raises a ServiceError for a request that is refused by its headers. ``direct`` names
-    handlers by method and target, which are called without asking the routes: for the busiest.
+    ``check`` raises a ServiceError for a request that is refused by its headers. ``direct`` has the
+    handlers of the busiest methods and targets, which are called without routing. ``observe`` is
+    called with the status of each response.
 
-    ``observe`` is called with the status of each response.
-
-    A request body that is longer than ``body_bytes`` is refused wherever it was sent. ``stopping``
-    is set when no more requests are taken: their responses are the last of their connections.
+    A request body longer than ``body_bytes`` is refused on every path. Once ``stopping`` is set,
+    each response is the last of its connection.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class Edge:
         self.stopping = asyncio.Event()
 
     def around(self, routes: Handler) -> Handler:
-        """What answers a request that ``routes`` may answer."""
+        """``routes`` as a handler, wrapped in the steps of the edge."""
         sealer = self._sealer
 
         async def answer(request: web.Request) -> web.StreamResponse:
@@ -315,10 +314,10 @@ class Edge:
             return response
         handler = self._direct.get((request.method, request.raw_path), routes)
         if hdrs.EXPECT in request.headers:
-            handler = routes  # they send the 100 that the client waits for
+            handler = routes  # routing sends the 100 that the client waits for
         try:
             return self._cors.preflight(request) or await handler(request)
-        except Exception as error:  # noqa: BLE001 - it is answered for, and logged
+        except Exception as error:  # noqa: BLE001 - answered and logged
             return self._refusals.answer(request, error)
 
     async def _with_body(

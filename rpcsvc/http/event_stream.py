@@ -1,6 +1,6 @@
-"""Server-sent events: the events of an order on one response, for as long as its caller listens.
+"""Server-sent events: streams the events of an order until its caller disconnects.
 
-A caller that comes back with its last id misses nothing; 204 tells it that nothing more will come.
+A caller that reconnects with its last event id misses none; 204 means that no more will come.
 Source: the HTML standard, section 9.2.
 """
 
@@ -24,21 +24,21 @@ log = structlog.get_logger(__name__)
 
 EVENT_STREAM: Final = "text/event-stream"
 LAST_EVENT_ID: Final = "last-event-id"
-# After how long a browser comes back by itself.
+# After how long a browser reconnects.
 RETRY_MS: Final = 3_000
 _HEARTBEAT: Final = b":\n\n"
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def wants_events(request: web.Request) -> bool:
-    """Whether a caller takes a stream of events, and no JSON."""
+    """Whether a caller accepts an event stream and not JSON."""
     accepted = ",".join(request.headers.getall("accept", ()))
     types = {each.partition(";")[0].strip().lower() for each in accepted.split(",")}
     return EVENT_STREAM in types and JSON not in types
 
 
 def from_last_event(request: web.Request, params: dict[str, Any]) -> dict[str, Any]:
-    """The params of a stream, from the last event that its caller has. Raises InvalidInput."""
+    """The params of a stream that continues after ``Last-Event-ID``. Raises InvalidInput."""
     if "waitSec" in params:
         raise InvalidInput(
             "waitSec is for an answer in JSON: a stream waits by itself. Leave it out.",
@@ -58,26 +58,26 @@ def from_last_event(request: web.Request, params: dict[str, Any]) -> dict[str, A
 
 
 class EventStream(web.StreamResponse):
-    """Sends parts of a log as they come. A reader that is slow is waited for before the next."""
+    """Sends parts of a log as they come, each once the reader has taken the one before."""
 
     def __init__(self, parts: Parts, request_id: str, headers: Mapping[str, str]) -> None:
         fixed = {
             "content-type": EVENT_STREAM,
             "cache-control": "no-store, no-transform",
-            "x-accel-buffering": "no",  # nginx would keep events back
+            "x-accel-buffering": "no",  # nginx would buffer events
             "x-request-id": request_id,
         }
         super().__init__(headers={**fixed, **headers})
         self._parts = parts
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send all of it: whatever stands around the handlers may change the headers until then."""
+        """Send the stream. It starts only here, since the edge sets headers after the handler."""
         await self.write(b"retry: %d\n\n" % RETRY_MS)
         try:
             async with aclosing(self._parts) as parts:
                 async for part in parts:
                     await self.write(b"".join(map(_written, part)) or _HEARTBEAT)
-        except ServiceError as error:  # its caller comes back with the last id
+        except ServiceError as error:  # its caller reconnects with the last id
             log.info("event_stream_ended", code=error.code)
         await super().write_eof(data)
 

@@ -1,4 +1,4 @@
-"""The gate: who asks, over what, and whether they may. Nothing of a body is read here.
+"""Admits requests by client address, token and rate limit, before any body is read.
 
     Gate.admit           TLS rule of proxies, client address, request id
     Gate.charge          rate limit
@@ -50,7 +50,7 @@ _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,
 class RateLimitDecision(NamedTuple):
     """The limiter's decision on one request. Times are whole seconds from now, rounded up.
 
-    ``limit`` and ``remaining`` are requests; ``reset_seconds`` is when the budget is whole again;
+    ``limit`` and ``remaining`` are requests; ``reset_seconds`` is when the budget is full again;
     ``retry_after`` is when the refused request would be admitted, 0 if it was not refused.
     """
 
@@ -68,11 +68,10 @@ class RateLimiter:
     remembered, at well under 500 bytes each; the one not seen for longest is forgotten first,
     and a refused request counts as seen.
 
-    The trade: a forgotten client starts with a whole budget. One not seen for a minute loses
-    nothing by it, since its budget is whole by then. To have a limited client forgotten sooner
-    takes ``max_clients`` requests, each from another address (another /64, see ``client_key``)
-    and all within that minute; whoever owns so many addresses has as many budgets already, so
-    forgetting gives nothing that could not be had for less.
+    A forgotten client starts with a full budget. After a minute without requests its budget is
+    full anyway. To be forgotten sooner takes ``max_clients`` requests within that minute, each
+    from another address (another /64, see ``client_key``): whoever has so many addresses has as
+    many budgets already, and gains nothing.
     """
 
     def __init__(self, per_minute: int, *, now: Callable[[], float], max_clients: int) -> None:
@@ -84,7 +83,7 @@ class RateLimiter:
         self._now = now
         self._max_clients = max_clients
         # Time is counted in ticks of 1/per_minute ns: one request costs a whole number of them
-        # (_WINDOW_NS), so that nothing is ever rounded in anyone's favour.
+        # (_WINDOW_NS), so that nothing is rounded.
         self._ticks_per_second = _NS_PER_SECOND * per_minute
         self._burst = _WINDOW_NS * per_minute
         self._whole_again: OrderedDict[str, int] = OrderedDict()
@@ -119,7 +118,7 @@ def rate_limit_headers(policy_name: str, verdict: RateLimitDecision) -> dict[str
 
     They are structured fields (RFC 9651) of the IETF draft "RateLimit header fields for HTTP".
     ``policy_name`` is one of the service's own names: letters, digits and hyphens. The
-    ``Retry-After`` of a refusal comes from its error, as that of any other (messages.py).
+    ``Retry-After`` of a refusal comes from its error (messages.py).
     """
     return {
         "RateLimit-Policy": f'"{policy_name}";q={verdict.limit};w={WINDOW_SECONDS}',
@@ -184,8 +183,8 @@ def client_address(
 ) -> str:
     """The address of the client behind ``peer``, in canonical form.
 
-    ``X-Forwarded-For`` is believed only when the peer is a ``trusted`` proxy, and only as far as
-    trusted proxies wrote it: from the right, the first address that is not one of them is the
+    ``X-Forwarded-For`` is used only if the peer is a ``trusted`` proxy, and only the part that
+    trusted proxies wrote: from the right, the first address that is not one of them is the
     client. An entry that is no address ends the walk at the last good one. Several header lines
     are joined by commas, in order (RFC 9110, section 5.3).
     """
@@ -229,7 +228,7 @@ SOCKET_CLIENT = "unix"
 _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 # What a budget counts, if its name does not say so.
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
-# Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
+# Placeholder for a TCP client that has disconnected: not a loopback or client address.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
 
@@ -238,7 +237,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-
 class RequestContext:
     """An admitted request. ``address`` is SOCKET_CLIENT on the UNIX socket.
 
-    ``request_id`` is the caller's own, a generated one if that was not good, and None if it gave
+    ``request_id`` is the caller's own, a generated one if that is malformed, None if it sent
     none. ``headers`` go onto the response.
     """
 
@@ -264,18 +263,18 @@ REQUEST_CONTEXT = web.RequestKey("context", RequestContext)
 
 
 def is_request_id(text: str | None) -> TypeGuard[str]:
-    """Whether a caller's text may stand as a request id."""
+    """Whether a text is a valid request id."""
     return text is not None and _REQUEST_ID.fullmatch(text) is not None
 
 
 def is_on_socket(request: web.Request) -> bool:
     """Whether a request came over the UNIX socket, by the socket's own family.
 
-    A missing peer address proves nothing: a TCP client that has hung up has none any more.
+    A missing peer address does not show it: a TCP client that disconnected has none either.
     """
     transport = request.transport
     if transport is None or isinstance(transport.get_extra_info("peername"), tuple):
-        return False  # host and port: no peer of a UNIX socket is called that
+        return False  # host and port: a peer of a UNIX socket has neither
     connection = transport.get_extra_info("socket")
     return connection is not None and connection.family == socket.AF_UNIX
 
@@ -291,13 +290,13 @@ def _was_forwarded(request: web.Request) -> bool:
 
 
 def _came_over_tls(request: web.Request) -> bool:
-    """Whether every proxy says so: one that appends a line may follow a line of the client."""
+    """Whether every X-Forwarded-Proto is https: the client may have sent the first of them."""
     lines = ",".join(request.headers.getall("x-forwarded-proto", ()))
     return all(protocol.strip().lower() == "https" for protocol in lines.split(","))
 
 
 def given_request_id(request: web.Request) -> str | None:
-    """The caller's own request id, if it gave a good one."""
+    """The caller's own request id, None if it is missing or malformed."""
     given = request.headers.get("x-request-id")
     return given if is_request_id(given) else None
 
@@ -342,7 +341,7 @@ class Gate:
         return ids.request_id(self._random)
 
     def charge(self, context: RequestContext, budget: str, client: str | None = None) -> None:
-        """Take one from a budget and note it in the headers. Raises RateLimited."""
+        """Charge one request to a budget, and set its headers. Raises RateLimited."""
         limiter = self._limiters.get(budget)
         if limiter is None:
             return
@@ -357,9 +356,9 @@ class Gate:
             )
 
     def require_token(self, request: web.Request, context: RequestContext) -> bool:
-        """True when a token let the request in, False when its place did. Raises Unauthorized."""
+        """True if a token admits the request, False if its origin does. Raises Unauthorized."""
         if context.address == SOCKET_CLIENT:
-            return False  # the socket's file mode is the gate
+            return False  # the socket's file mode controls access
         if not self._tokens:
             if context.is_local and not _was_forwarded(request):
                 return False
@@ -375,7 +374,7 @@ class Gate:
         return True
 
     def optional_token(self, request: web.Request) -> str | None:
-        """The right token that a request bears, None without any. Raises Unauthorized.
+        """The valid token of a request, None without a token. Raises Unauthorized.
 
         It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
         """
@@ -411,8 +410,8 @@ class Gate:
     def note_wrong_token(self, context: RequestContext) -> None:
         """Count a refused token, and charge its sender. Raises RateLimited.
 
-        A right token is let in from any address: it can't be guessed, and somebody who guesses at
-        the same address must not lock out its owner.
+        A valid token is admitted from any address: wrong guesses from the same address must not
+        lock out its owner.
         """
         self._wrong_tokens.note(context.address)
         self.charge(context, "wrong-tokens")

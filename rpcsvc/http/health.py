@@ -1,4 +1,4 @@
-"""Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF.
+"""Health endpoints: /health, /livez, /readyz, and those of the agent API and the BFF.
 
 /health reports every check to the operator. The others report to clients whether an order can be
 taken now: a payment stuck on one chain, or an upstream order in doubt, does not change them.
@@ -58,9 +58,9 @@ class HealthRoutes:
         ]
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """Every check by name; 503 when one is not well.
+        """Every check by name; 503 if one fails.
 
-        The reasons name orders and balances: they are for whoever may call /rpc.
+        The reasons name orders and balances: only callers that may use /rpc get them.
         """
         venue = self._service.venue
         checks = await self.checks()
@@ -112,14 +112,14 @@ class HealthRoutes:
         return {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
 
     def _signing(self) -> dict[str, Health]:
-        """Not needed to take orders: signing goes on with the keys that were read last."""
+        """Not needed to take orders: signing continues with the last keys read."""
         if self._signer is None:
             return {}
         problem = self._signer.problem
         return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
 
     def _own(self, venue: Mapping[str, Health]) -> dict[str, Health]:
-        """The venue's checks among those of store and worker."""
+        """The checks of the store, the venue and the worker."""
         return {"store": self._database.health(), **venue, "worker": self._worker.health()}
 
     async def readiness(self) -> dict[str, Health]:
@@ -142,12 +142,12 @@ class HealthRoutes:
         return respond(body, request_id, status=status)
 
 
-# The reason itself names paths; it is in the log.
+# The reason names paths, so only the log has it.
 _KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
 
 
 def _unwell(checks: dict[str, Health]) -> Unavailable | None:
-    """What is wrong, for callers who ask whether they may order; None when all is well."""
+    """Why no orders are taken, for clients; None if they are."""
     names = [name for name, health in checks.items() if not health.ok]
     if not names:
         return None

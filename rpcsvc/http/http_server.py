@@ -1,7 +1,7 @@
-"""aiohttp's server inside the edge, and the limits on its open TCP connections.
+"""Runs aiohttp's server within the edge, and limits its open TCP connections.
 
 Connections are counted where they are accepted, before TLS. Requests that aiohttp can't read are
-answered by the edge; tests/contract/test_unreadable_requests.py tells if a new aiohttp forbids it.
+answered by the edge; tests/contract/test_unreadable_requests.py fails if a new aiohttp prevents it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rpcsvc.settings_sources import Network
 
 log = structlog.get_logger(__name__)
 
-# Descriptors that TCP clients never get: 128 for connections that are being ended, 128 for the
-# UNIX socket, the database and the nodes.
+# Descriptors kept free of TCP clients: 128 for connections that are closing, 128 for the UNIX
+# socket, the database and the nodes.
 RESERVED_DESCRIPTORS: Final = 256
 _MOST_DESCRIPTORS: Final = 65_536
 _FEWEST_CONNECTIONS: Final = 16
-# After so many refusals in a row, other work of the event loop has its turn.
+# After so many refusals in a row, accepting yields to the event loop.
 _REFUSALS_AT_ONCE: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
 # From accepting a connection to the end of the head of its first request.
@@ -54,7 +54,7 @@ class Connection(Protocol):
         ...
 
     def has_asked(self) -> bool:
-        """Whether the head of a request came."""
+        """Whether the head of a request was received."""
         ...
 
 
@@ -72,7 +72,7 @@ class _Open:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files towards the hard one; returns what it is then."""
+    """Raise the soft limit of open files up to the hard limit; returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -84,9 +84,9 @@ def raise_descriptor_limit() -> int:
 class Connections:
     """The open TCP connections of a server.
 
-    At most ``most`` in all: when they are reached, the one that has been idle for longest makes
-    room. At most ``most_per_client`` of an address, or of an IPv6 /64; proxies, which speak for
-    many, are not limited by address. ``now`` gives monotonic seconds.
+    At most ``most`` in all: a further one replaces the one that has been idle for longest. At
+    most ``most_per_client`` of an address, or of an IPv6 /64; proxies are not limited by address,
+    since they carry many clients. ``now`` gives monotonic seconds.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Connections:
         return counted
 
     def attach(self, connection: Connection, transport: asyncio.Transport) -> int | None:
-        """Name what speaks HTTP over a connection; None for one that is not counted here."""
+        """Register the HTTP protocol of a connection; None for one that is not counted here."""
         descriptor: int = transport.get_extra_info("socket").fileno()
         known = self._open.get(descriptor)
         if known is None:
@@ -152,13 +152,13 @@ class Connections:
         return descriptor
 
     def touch(self, descriptor: int) -> None:
-        """Note that a connection was used."""
+        """Record that a connection was used."""
         known = self._open.pop(descriptor, None)
         if known is not None:
             self._open[descriptor] = known
 
     def forget(self, descriptor: int) -> None:
-        """A connection was closed."""
+        """Stop counting a closed connection."""
         known = self._open.pop(descriptor, None)
         if known is None:
             return
@@ -199,7 +199,7 @@ class Connections:
         return None if is_trusted(peer, self._proxies) else client_key(peer)
 
     def _make_room(self) -> bool:
-        """Whether one more connection may be open, if need be for one that is ended."""
+        """Whether one more connection fits, after closing an idle one if necessary."""
         if len(self._open) - self._ending < self._most:
             return True
         if self._ending >= _REFUSALS_AT_ONCE:
@@ -245,7 +245,7 @@ class _Counted(socket.socket):
         self._connections = connections
 
     def close(self) -> None:
-        """Close it, and count it no longer."""
+        """Close it, and stop counting it."""
         if self.fileno() >= 0:
             self._connections.forget(self.fileno())
         super().close()
@@ -263,7 +263,7 @@ class AcceptFailures:
         self._logged_at = -_LOG_SECONDS
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what asyncio could not hand to anyone."""
+        """Handle an exception of the event loop."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context):
             loop.default_exception_handler(context)
@@ -276,8 +276,8 @@ class AcceptFailures:
 
 _LINE_BYTES: Final = 8190
 _HEADERS: Final = 128
-# How much of a body that nobody read is still taken, and for how long: a client that goes on
-# sending reads its answer only if the connection is not reset at once.
+# How much of an unread body is still received, and for how long: a client that is still sending
+# can read its answer only if the connection is not reset at once.
 _LINGER_BYTES: Final = 1024 * 1024
 _LINGER_SECONDS: Final = 1.0
 
@@ -291,7 +291,7 @@ class _BadRequests(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether aiohttp's own record goes on."""
+        """Whether aiohttp's own record is logged."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
             return True
@@ -303,9 +303,9 @@ _BAD_REQUESTS: Final = _BadRequests()
 
 
 class EdgeRunner(web.AppRunner):
-    """Runs the routes of an edge, with the edge around them. ``options`` are aiohttp's.
+    """Runs the routes of an edge within that edge. ``options`` are aiohttp's.
 
-    ``connections`` knows those that are accepted by its listeners.
+    ``connections`` counts those that its listeners accept.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class EdgeRunner(web.AppRunner):
         self._options = options
 
     async def shutdown(self) -> None:
-        """Let bodies that are still on their way hear that the service stops."""
+        """Signal the stop of the service to requests whose bodies are still arriving."""
         self._edge.stopping.set()
         await super().shutdown()
 
@@ -333,7 +333,7 @@ class EdgeRunner(web.AppRunner):
 
 
 class _EdgeServer(web.Server):
-    """A server whose requests are made and answered by another one, within the edge."""
+    """Wraps the server ``routes`` in the edge, and uses its requests and handler."""
 
     def __init__(
         self,
@@ -367,9 +367,9 @@ class _EdgeServer(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """A connection that has the edge answer what can't be read, or failed on its way out.
+    """A connection whose unreadable requests and failed responses the edge answers.
 
-    Of a body that is still unread when its request is answered, it takes _LINGER_BYTES more.
+    Once a request is answered, at most _LINGER_BYTES of its unread body are received.
     """
 
     __slots__ = ("_answered", "_connections", "_descriptor", "_linger_bytes", "_refuse")
@@ -395,7 +395,7 @@ class _Connection(web.RequestHandler):
             self._descriptor = self._connections.attach(self, cast("asyncio.Transport", transport))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client is gone: cancel a handler that only reads, let every other one finish."""
+        """The client disconnected: cancel a handler that only waits, let any other one finish."""
         request, handler = self._current_request or self._answered, self._task_handler
         super().connection_lost(exc)
         if handler is not None and request is not None and ENDS_WITH_CALLER in request:
@@ -406,13 +406,13 @@ class _Connection(web.RequestHandler):
         return self._waiter is not None and not self._messages
 
     def has_asked(self) -> bool:
-        """Whether the head of a request came."""
+        """Whether the head of a request was received."""
         return self._request_count > 0
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response; from then on the rest of its request's body counts as unread."""
+        """Send a response, and limit what is still received of its request's body."""
         if self._connections is not None and self._descriptor is not None:
             self._connections.touch(self._descriptor)
         self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
@@ -423,26 +423,26 @@ class _Connection(web.RequestHandler):
             self._answered = None
 
     def close(self) -> None:
-        """Take no further request; the body of the one at hand may still arrive.
+        """Take no further request; the body of the current one may still arrive.
 
-        Its response is the last one, for the edge says so when the service stops.
+        The edge closes the connection after its response when the service stops.
         """
         if not self._is_arriving():
             super().close()
 
     def _is_arriving(self) -> bool:
-        """Whether the body of a request that is being handled is not whole yet."""
+        """Whether the body of the current request is incomplete."""
         request = self._current_request
         return request is not None and not request.content.is_eof()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client, of an unread body only so many."""
+        """Receive bytes from the client; close after _LINGER_BYTES of an unread body."""
         if self._linger_bytes is not None:
             self._linger_bytes -= len(data)
             if self._linger_bytes < 0:
                 self.force_close()
                 return
-        # aiohttp drops all that comes once it shuts down, the rest of a body included.
+        # Once it shuts down, aiohttp drops all received bytes, the rest of a body included.
         ending, self._force_close = self._force_close, self._force_close and not self._is_arriving()
         super().data_received(data)
         self._force_close = ending or self._force_close
@@ -454,7 +454,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - aiohttp's own words, which name its parts
     ) -> web.StreamResponse:
-        """The response to what aiohttp refuses; it is the last one of the connection."""
+        """The response to a request that aiohttp refuses; it closes the connection."""
         if request.writer.output_size > 0:
             raise ConnectionError("part of a response is sent already: none can follow it")
         error = _unreadable() if status == HTTPStatus.BAD_REQUEST else _fault(exc)
@@ -464,7 +464,7 @@ class _Connection(web.RequestHandler):
 
 
 def _fault(error: BaseException | None) -> Exception:
-    """What went wrong here; aiohttp does not give the exception of a handler that timed out."""
+    """The exception behind a 5xx; aiohttp does not give that of a handler that timed out."""
     return error if isinstance(error, Exception) else TimeoutError()
 
 

@@ -1,13 +1,13 @@
 """JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
-jsonrpcserver looks each method up and calls it; this wrapper parses, judges and writes the
+jsonrpcserver looks up each method and calls it; this wrapper parses, validates and writes the
 messages, splits batches and awaits the methods. The library is driven one request at a time through
 the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one ``_Entry``
 per method: an entry only notes that its method was found, and the wrapper runs it afterwards. So
 the library makes no task per call, and sees neither an exception (whose text it would send) nor a
 batch (which it would run unbounded). The step between the two, binding the params to the method's
-signature, is left out: every entry takes any params, as one argument, and what they must be is
-checked by the operation's model.
+signature, is left out: every entry takes any params, as one argument, and the operation's model
+validates them.
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
@@ -45,7 +45,7 @@ from rpcsvc.errors import (
 )
 
 with warnings.catch_warnings():
-    # The library reads its schema, which is not used here, by functions that 3.11 deprecates.
+    # On import the library reads its schema (unused here) by functions deprecated in Python 3.11.
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     import jsonrpcserver
     from jsonrpcserver.dispatcher import call, get_method
@@ -91,7 +91,7 @@ class RpcMethod(Generic[C]):
     id, not yet checked) and the params; it gives a JSON value or an orjson.Fragment, or raises
     ProtocolError or InternalError. ``runs_as_notification`` is False where the caller must see the
     result, such as the deposit address of an order: a notification of it does nothing.
-    ``waits`` tells from the params whether a call waits for an event and changes nothing.
+    ``waits`` returns for the params whether a call waits for an event and changes nothing.
     """
 
     call: Callable[[C, str | None, dict[str, Any]], Awaitable[Any]]
@@ -124,7 +124,7 @@ def full_error(error: ServiceError, request_id: str | None) -> bytes:
 
 
 def request_id_from(hint: str | None) -> str:
-    """``hint`` if it may stand as a request id (1 to 128 of ``[A-Za-z0-9._:-]``), or a new one."""
+    """``hint`` if it is a valid request id (1 to 128 of ``[A-Za-z0-9._:-]``), else a new one."""
     return hint if hint is not None and _REQUEST_ID.fullmatch(hint) else uuid.uuid4().hex
 
 
@@ -169,12 +169,12 @@ class JsonRpcServer(Generic[C]):
     ) -> RpcAnswer:
         """Answer one body: a request, a notification or a batch of them.
 
-        ``only_waits`` is called once nothing but waits is left to do: from then on the call may be
-        cancelled without harm.
+        ``only_waits`` is called once only calls that wait are left: from then on the call may be
+        cancelled.
 
         The status is 200, for faults too, but 413 for a batch that is too long and 204 where
-        JSON-RPC wants no answer. What a method raises never comes out, except that
-        asyncio.CancelledError does; cancelling the call cancels the methods that it runs.
+        JSON-RPC requires no answer. Exceptions of methods become answers, except
+        asyncio.CancelledError; cancelling the call cancels the methods that it runs.
         """
         try:
             message = strict_json.loads(body, max_depth=self._max_depth)
@@ -208,7 +208,7 @@ class JsonRpcServer(Generic[C]):
     ) -> list[bytes | None]:
         """Answer the elements concurrently; answers keep their order.
 
-        Only so many work at once. Those that wait do so together, beside them.
+        The number of working calls is limited; calls that only wait are not counted.
         """
         answers: list[bytes | None] = [None] * len(elements)
         numbered = list(enumerate(elements))
@@ -234,7 +234,7 @@ class JsonRpcServer(Generic[C]):
             tasks = [group.create_task(work(*each)) for each in waits]
             tasks += [group.create_task(work_on_rest()) for _ in range(workers)]
         if any(task.cancelled() for task in tasks):
-            # The group takes a task's own cancellation for a good end; here an answer is missing.
+            # TaskGroup ignores a task that cancelled itself; here its answer would be missing.
             raise asyncio.CancelledError
         return answers
 
@@ -279,7 +279,7 @@ class JsonRpcServer(Generic[C]):
         if known is not None and type(params) is dict:
             found.method, found.params = known, params
             return found
-        # As one positional argument, no name in the params can meet a Python name.
+        # One positional argument: a name in the params can't clash with a Python parameter.
         request = Request(element["method"], [element.get("params", {})], call_id)
         outcome = get_method(self._entries, request.method).bind(partial(call, request, found))
         if found.method is None:
@@ -296,7 +296,7 @@ class JsonRpcServer(Generic[C]):
         return await method.call(caller, hint, found.params)
 
     def _fault(self, name: str, outcome: Any) -> ServiceError:
-        """Say in words that help the caller why jsonrpcserver found no method to run."""
+        """The error that tells the caller why jsonrpcserver found no method to run."""
         code = outcome._error.code
         if code == UnknownMethod.rpc_code:
             return self._unknown_method(name)
@@ -354,7 +354,7 @@ class _Entry(Generic[C]):
         return _FOUND
 
 
-# What an entry gives the library for a result; the real one comes when the wrapper has run it.
+# The result that an entry returns to the library; the wrapper makes the real one later.
 _FOUND: Final = jsonrpcserver.Success(None)
 _NO_ID: Final = object()
 _NO_PARAMS: Final[dict[str, Any]] = {}
@@ -383,7 +383,7 @@ def _problem(request: Any) -> str | None:
 
 
 def _can_be_echoed(call_id: Any) -> bool:
-    """Whether an id can be written as it came."""
+    """Whether an id can be written back unchanged."""
     return type(call_id) is not int or -(2**63) <= call_id < 2**63
 
 

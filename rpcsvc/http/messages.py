@@ -35,7 +35,7 @@ from rpcsvc.operations.service import Call
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# Which operation a request is for, where its route is that of one.
+# The operation of a request whose route belongs to one.
 OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
 # Set on a request that only waits: its handler is cancelled when its caller hangs up.
@@ -47,7 +47,7 @@ BODY_SECONDS: Final = 30
 def require_json(
     request: web.Request, limit: int, types: frozenset[str] = frozenset({JSON})
 ) -> None:
-    """Judge a body by its headers. Raises UnsupportedMediaType and PayloadTooLarge."""
+    """Check the headers of a body. Raises UnsupportedMediaType and PayloadTooLarge."""
     if request.content_type not in types:
         raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
     if request.content_length is not None and request.content_length > limit:
@@ -55,7 +55,7 @@ def require_json(
 
 
 def require_framing(request: web.Request) -> None:
-    """Judge by the headers whether a body can be read at all, before anything reads it.
+    """Refuse by its headers a body that can't be read.
 
     Raises UnsupportedMediaType for an encoded body (RFC 9110, section 8.4), and InvalidRequest for
     Transfer-Encoding in HTTP/1.0, whose framing is faulty (RFC 9112, section 6.1).
@@ -74,7 +74,7 @@ def require_framing(request: web.Request) -> None:
         )
 
 
-# The body of a request, once all of it was read.
+# The complete body of a request, once it was read.
 BODY = web.RequestKey("body", bytes)
 
 
@@ -91,7 +91,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 async def unread_body(request: web.Request, limit: int) -> bytes:
     """The body of a request that was answered without it: refused, or a GET. Raises as read_body.
 
-    Nothing of one that breaks off.
+    Empty if it breaks off.
     """
     if not request.body_exists:
         return b""
@@ -120,15 +120,15 @@ async def _read(request: web.Request, limit: int) -> bytes:
         ) from None
 
 
-# Set on a request: the event after which the service takes no more.
+# Set on a request: the event that is set when the service stops.
 STOPPING = web.RequestKey("stopping", asyncio.Event)
-# How long a body may pause that is still arriving when the service stops, and take in all.
+# How long an arriving body may pause when the service stops, and how long it may take in all.
 _PAUSE_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 6.0
 
 
 async def _arrived(request: web.Request) -> bytes:
-    """The body once it is there. Raises Unavailable when the service stops and it lingers."""
+    """The complete body. Raises Unavailable if the service stops and the body is too slow."""
     reading = asyncio.ensure_future(request.read())
     stopped = asyncio.ensure_future(request[STOPPING].wait())
     try:
@@ -199,7 +199,7 @@ def respond(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """A response with its request id, that no cache may keep. Without a body: 204."""
+    """A response with its request id, not cacheable. Without a body: 204."""
     all_headers = {"x-request-id": request_id, "cache-control": "no-store", **(headers or {})}
     if body is not None:
         all_headers["content-type"] = JSON
@@ -217,10 +217,10 @@ def respond_with(reply: Reply, context: RequestContext, request_id: str) -> web.
 
 
 def error_headers(error: ServiceError | None) -> dict[str, str]:
-    """``Retry-After`` where an error says when to come back, and the challenge that a 401 has.
+    """``Retry-After`` of an error that has one, and the challenge of a 401.
 
-    RFC 9110, section 15.5.2, wants one; some clients fail at a 401 without it. No scheme that is
-    registered names a header of its own, so the scheme is a word that makes no browser ask.
+    RFC 9110, section 15.5.2, requires a challenge; some clients fail without one. No registered
+    scheme fits a custom header; browsers show no password prompt for this unregistered one.
     """
     if isinstance(error, Unauthorized):
         return {"www-authenticate": f'ApiKey header="{error.header}"'}
@@ -230,7 +230,7 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
 
 
 class Refusals:
-    """Turns exceptions of handlers into envelopes, or flat errors on the BFF; nothing leaks."""
+    """Turns exceptions of handlers into envelopes, or flat errors on the BFF."""
 
     def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: Dispatcher) -> None:
         self._gate = gate
@@ -240,7 +240,7 @@ class Refusals:
     def answer(self, request: web.Request, error: Exception) -> web.Response:
         """The response to an error, with its status."""
         if isinstance(error, UnicodeEncodeError) and "expect" in request.headers:
-            error = web.HTTPExpectationFailed()  # aiohttp's words fail at a header that is no text
+            error = web.HTTPExpectationFailed()  # aiohttp can't quote a header that is not UTF-8
         if isinstance(error, ServiceError):
             return self._refuse(request, error)
         if isinstance(error, web.HTTPException):

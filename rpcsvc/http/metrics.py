@@ -1,6 +1,6 @@
-"""The families of /metrics, and the counters: what was counted since the start.
+"""The metric families of /metrics, and the counters since the start.
 
-``Metrics`` only adds up on the event loop's thread; families are built when somebody reads them
+``Metrics`` only counts, on the event loop's thread; families are built on each read
 (http/scrape.py). ``FAMILIES`` names all of them. No label has an address, a key or an id: their
 values come from tables, enums and the configured networks, so the number of series is bounded.
 """
@@ -286,7 +286,7 @@ class Metrics:
                     _observe(self._payout_seconds, transfer.network, _PAYOUT_SECONDS, took)
 
     def families(self) -> Iterator[Metric]:
-        """The families of what was counted."""
+        """The families of the counters."""
         yield counter("rpcsvc_calls", self._calls.items())
         yield _histograms("rpcsvc_call_seconds", _labelled(self._call_seconds))
         statuses = self._responses.items()

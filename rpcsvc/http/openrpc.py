@@ -1,8 +1,6 @@
 """The OpenRPC document of the JSON-RPC methods, generated from the operation table and settings.
 
-    openrpc_document(site)   the whole document, which rpc.discover answers as well
-
-Schemas and examples come from schemas.py.
+rpc.discover returns it as well. Schemas and examples come from schemas.py.
 Source: OpenRPC 1.3.2, https://spec.open-rpc.org.
 """
 

@@ -1,6 +1,6 @@
 """The operation tables over HTTP: REST paths of the agent API and the BFF, and POST /rpc.
 
-An input at a place where nothing reads it is refused: a dropped idempotency key makes two orders.
+An input where no code reads it is refused: an ignored idempotency key could make two orders.
 Over TCP /rpc has the methods of the agent API; over the UNIX socket the admin methods as well.
 """
 
@@ -61,7 +61,7 @@ from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
-# A whole number in a query, as long as an id of a row.
+# An integer in a query, at most as long as a row id.
 _DIGITS: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
 
@@ -87,7 +87,7 @@ def require_no_query_of_rpc(request: web.Request) -> None:
 
 
 def require_key_header(request: web.Request) -> None:
-    """Raise InvalidInput for an idempotency key in another header than its own, or for two."""
+    """Raise InvalidInput for an idempotency key in a wrong header, or for two keys."""
     for name in _key_headers(request.headers):
         if name.lower() != IDEMPOTENCY_KEY:
             raise InvalidInput(
@@ -121,7 +121,7 @@ def require_no_key_header(headers: Mapping[str, str]) -> None:
 
 
 def _key_headers(headers: Mapping[str, str]) -> list[str]:
-    """The names of headers that can only mean an idempotency key, however they are spelt."""
+    """The names of headers that look like an idempotency key, whatever their spelling."""
     return [name for name in headers if _means_key(name)]
 
 
@@ -147,7 +147,7 @@ def _place_of(name: str) -> str:
     return "Send it in the JSON body."
 
 
-# The call with what the headers of its request say of the caller. Raises ServiceError.
+# Adds to a call the caller that its request's headers name. Raises ServiceError.
 Identify = Callable[[web.Request, Call], Call]
 
 
@@ -245,14 +245,14 @@ def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
 
 
 def end_with_caller(request: web.Request) -> None:
-    """Cancel the handler of a request that only waits, once its caller hangs up."""
+    """Cancel the handler of a request that only waits when its caller disconnects."""
     request[ENDS_WITH_CALLER] = True
-    if request.transport is None:  # it has
+    if request.transport is None:  # it has already disconnected
         request.task.cancel()
 
 
 def numbers_of(model: type[Params]) -> tuple[str, ...]:
-    """The params that are whole numbers. A query has texts only: there they are spelt."""
+    """The integer params, which a query holds as text."""
     fields = {info.alias or name: info.annotation for name, info in model.model_fields.items()}
     kinds = {name: set(plain_types(annotation)) for name, annotation in fields.items()}
     return tuple(name for name, types in kinds.items() if int in types and str not in types)
@@ -280,7 +280,7 @@ def _wrong_method(operations: list[Operation]) -> Handler:
 
 
 def by_integrator(integrators: Integrators) -> Identify:
-    """The call in the name of the integrator whose ``x-api-key`` it has. Raises Unauthorized."""
+    """Attribute calls to the integrator of their ``x-api-key``. Raises Unauthorized."""
 
     def identify(request: web.Request, call: Call) -> Call:
         keys = request.headers.getall("x-api-key", ())
@@ -331,7 +331,7 @@ class Caller:
         return self.context.request_id or self.new_request_id()
 
     def request_id_for(self, hint: str | None) -> str:
-        """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
+        """The header's request id, else the JSON-RPC id if it is a valid one, else a new one."""
         given = self.context.request_id
         if given is not None:
             return given
@@ -345,7 +345,7 @@ class Caller:
 
 
 def refused(gate: Gate, context: RequestContext, error: ServiceError) -> web.Response:
-    """Refusals before the body is read also have the HTTP status of the error."""
+    """A refusal before the body is read, with the HTTP status of the error."""
     request_id = context.request_id or gate.new_request_id()
     headers = {**context.headers, **error_headers(error)}
     refusal = full_error(error, request_id)
@@ -362,7 +362,7 @@ async def carry_out(
     keyed_by_terms: bool = False,
     held_to: str | None = None,
 ) -> Reply:
-    """The reply to one call in a JSON-RPC message; what it says of a retry is in the headers, too.
+    """The reply to one call in a JSON-RPC message. Its ``Retry-After`` is also set as a header.
 
     The idempotency key is taken out of ``params``.
     """
@@ -389,7 +389,7 @@ async def carry_out(
 
 
 class Methods(NamedTuple):
-    """A table as JSON-RPC methods, what runs it, and how their names begin."""
+    """A table as JSON-RPC methods, its dispatcher, and the prefix of its method names."""
 
     dispatcher: Dispatcher
     operations: Iterable[Operation]
@@ -397,7 +397,7 @@ class Methods(NamedTuple):
 
 
 class RpcHttp:
-    """The /rpc endpoint. ``admin`` methods are there over the UNIX socket only."""
+    """The /rpc endpoint. ``admin`` methods exist over the UNIX socket only."""
 
     def __init__(
         self,
@@ -457,7 +457,7 @@ class RpcHttp:
     def _budget_of(
         self, request: web.Request, context: RequestContext, *, by_token: bool
     ) -> str | None:
-        """The budget that pays: a token's, the socket's, or (None) the client address's."""
+        """The budget to charge: a token's, the socket's, or (None) the client address's."""
         if by_token:
             return "token:" + request.headers["x-agent-rpc-token"]
         return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None
@@ -490,20 +490,20 @@ class RpcHttp:
         return RpcMethod(call, runs_as_notification=True)
 
     def _charge_again(self, caller: Caller) -> None:
-        """The request has paid for its first call; each further one of a batch pays for itself."""
+        """Charge one further call of a batch; the request was charged for the first."""
         caller.calls += 1
         if caller.calls > 1:
             self._gate.charge(caller.context, "rpc", caller.budget_of)
 
 
 def _described(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
-    """The error object of one call; what it says of coming back is said in the headers, too."""
+    """The error object of one call. Its ``Retry-After`` is also set as a header."""
     caller.context.headers.update(error_headers(error))
     return error_object(error, request_id)
 
 
 def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
-    """The idempotency key of a call that takes one, out of its params, as a header would carry it.
+    """Remove the idempotency key from the params of a call that takes one, and return it.
 
     Raises InvalidInput for null, which would make an order that no retry finds again, and for a
     key in a header.

@@ -1,8 +1,7 @@
 """Shared by the OpenAPI and OpenRPC documents: named schemas, examples, errors by code.
 
-The schemas are the operations' own models, lifted into ``#/components/schemas`` and put into the
-form that client generators read best. The examples are the table's own calls, and the answers of
-the recorded swaps.
+The schemas are the operations' models, moved to ``#/components/schemas`` in the form that client
+generators read best. The examples are the table's calls and the answers of the recorded swaps.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
-# Notes for readers of the code, such as "(spec 2.3)", say nothing to those of the document.
+# Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
 _INTERNAL_NOTE = re.compile(r"\s*\((?:spec|design)[^)]*\)")
 _KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
 
@@ -55,7 +54,7 @@ def camel(name: str) -> str:
 
 
 def envelope_name(operation: Operation) -> str:
-    """The name of an operation's good answer."""
+    """The name of an operation's success envelope."""
     return f"{pascal(operation.name)}Envelope"
 
 
@@ -229,7 +228,7 @@ def _meanings(texts: dict[str, str]) -> str:
 
 
 def reachable(schemas: Json, *roots: Any) -> Json:
-    """Those of the named schemas that the roots refer to, directly or through others."""
+    """The named schemas that the roots refer to, directly or through others."""
     wanted: set[str] = set()
     left = set(_names_in(roots))
     while left:
@@ -294,7 +293,7 @@ def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
     return {key: value}
 
 
-# What these say holds for values of one type only: they can stand beside other types.
+# Each of these keywords applies to one type only, so other types can be beside it.
 _OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
@@ -361,29 +360,29 @@ def refused(operation: Operation | None, codes: set[str]) -> list[RecordedCall]:
 
 
 def example_order_id() -> str:
-    """The order id in the examples: of a recorded order, so that no installation knows it.
+    """The order id in the examples: of a recorded order, which no installation knows.
 
-    Whoever sends an example that holds it must put an order of their own in its place.
+    To send such an example, replace it by the id of an order of your own.
     """
     orders = (e.answer["data"].get("order") for e in recording.load().values())
     return next(str(order["orderId"]) for order in orders if order)
 
 
 def placed(value: Any) -> Any:
-    """A value of an example, with a recorded order's id or session where it stands for one."""
+    """A value of an example, with placeholders replaced by a recorded order's id or session."""
     if value == _PLACEHOLDER:
         return example_order_id()
     return _example_session() if value == "$sessionId" else value
 
 
 def _example_session() -> str:
-    """The session of a recorded order, which is no installation's either."""
+    """The session of a recorded order, which no installation knows."""
     sessions = (e.answer["data"].get("sessionId") for e in recording.load().values())
     return next(str(session) for session in sessions if session)
 
 
 def label(exchange: RecordedCall) -> str:
-    """What a recorded call shows."""
+    """A short description of a recorded call."""
     answer = exchange.answer
     word = answer["error"]["code"] if "error" in answer else answer["state"]
     return f"Recorded on the sandbox: {word}"

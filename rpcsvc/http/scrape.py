@@ -1,4 +1,4 @@
-"""GET /metrics in the Prometheus text format: what was counted, and current values."""
+"""GET /metrics in the Prometheus text format: counters and current values."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _WEI: Final = 10**18
 class PaidFees:
     """Adds up network fees since the start, by network: piconero or wei.
 
-    Each reading asks for the last day only. A sum never falls: a payment that a reorganisation
-    took off the chain would make it look like a restart.
+    Each reading queries the last day only. A sum never falls, not even for a payment dropped by a
+    reorg: Prometheus takes a falling counter for a restart.
     """
 
     def __init__(self, books: OperatorBooks, since: int) -> None:
@@ -186,7 +186,7 @@ class Readout:
         yield gauge("rpcsvc_audit_age_seconds", [((), (steady_ms() - audit.at) / 1000)])
 
     async def _amounts(self) -> list[tuple[Labels, float]]:
-        """Amounts become floats here and nowhere else: they are shown, never paid."""
+        """Amounts in whole coins. Floats, since they are only displayed."""
         readings = self._readings
         found: list[tuple[Labels, float]] = []
         for network in sorted(readings.networks):
@@ -240,7 +240,7 @@ class MetricsHttp:
         self._readout = readout
 
     def routes(self) -> list[web.RouteDef]:
-        """The one route."""
+        """The route of /metrics."""
         return [web.get(METRICS_PATH, self.get)]
 
     async def get(self, request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,7 @@
 """The site as the documents describe it: address, brand, limits, chains and operations.
 
-Everything comes from the settings and the operation table, nothing from a request: a ``Host``
-header could name anything.
+All of it comes from the settings and the operation table, never from a request: a ``Host`` header
+is untrusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Site:
     """The public face of one installation. ``url`` is the site root without a trailing slash;
     ``onion_url`` the same as an onion service, empty where there is none.
 
-    ``price_lock_seconds`` is None where an upstream decides how long a rate is locked.
+    ``price_lock_seconds`` is None if an upstream decides how long a rate is locked.
     """
 
     url: str
@@ -66,13 +66,13 @@ class Site:
 
     @property
     def client(self) -> str:
-        """The command line's client, as it is called for this site."""
+        """The command that calls this site."""
         slug = self.brand.slug
         return "rpcsvc" if slug == BrandSettings().slug else f"RPCSVC_BRAND__SLUG={slug} rpcsvc"
 
     @property
     def client_target(self) -> str:
-        """The options that have the command line's client call this site."""
+        """The options with which the command calls this site."""
         token = ' --token "$AGENT_RPC_TOKEN"' if self.rpc_needs_token else ""
         return f"--url {self.url}{token}"
 
@@ -82,7 +82,7 @@ class Site:
 
 
 def site_of(settings: Settings, service: Service) -> Site:
-    """The site that these settings and this service make."""
+    """The site of these settings and this service."""
     price_lock = service.venue.price_lock
     return Site(
         url=settings.effective_site_url,

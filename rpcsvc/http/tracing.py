@@ -38,7 +38,7 @@ from rpcsvc.operations.envelope import Reply, code_of
 from rpcsvc.operations.service import Call, Effect
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 
-# A collector that does not answer delays a stop by twice this.
+# A collector that does not answer delays the stop of the service by twice this.
 EXPORT_SECONDS: Final = 2.0
 # While the collector is away, the oldest spans beyond these are dropped.
 MOST_WAITING: Final = 4_096
@@ -57,7 +57,7 @@ _WENT_WELL: Final = frozenset({OrderStatus.COMPLETED, OrderStatus.EXPIRED})
 
 
 class OrderSpan(NamedTuple):
-    """A part of an order's way. Times in ms since the epoch; ``error`` is why it failed."""
+    """A step of an order. Times in ms since the epoch; ``error`` is why it failed."""
 
     name: str
     started_at: int
@@ -66,7 +66,7 @@ class OrderSpan(NamedTuple):
 
 
 def span_of(order: Order, event: ev.Event | None, since: int, now: int) -> OrderSpan:
-    """What ended when ``order`` was committed with ``event``, None for a new order.
+    """The step that ended when ``order`` was committed with ``event`` (None: a new order).
 
     ``since`` is when the transfer's last step ended, or the order entered its status.
     """

@@ -1,4 +1,4 @@
-"""x402 over HTTP and MCP: where a payment is in a request, and its outcome in an answer.
+"""x402 over HTTP and MCP: reads the payment of a request, and writes its outcome to the answer.
 
 Source: the x402 specification, version 2, transports "HTTP" and "MCP".
 """
@@ -39,7 +39,7 @@ def with_payment(request: web.Request, params: dict[str, Any]) -> dict[str, Any]
 
 
 def payment_headers(reply: Reply) -> dict[str, str]:
-    """What the headers of an answer say of a payment."""
+    """The headers of an answer that report a payment."""
     if isinstance(reply.error, PaymentRequired):
         return {REQUIRED: encoded(dict(reply.error.required))}
     if reply.settlement is not None and reply.settlement.response is not None:
@@ -55,7 +55,7 @@ def with_meta_payment(params: Json, arguments: Json) -> Json:
 
 
 def tool_result(reply: Reply, result: Json) -> Json:
-    """A tool's result with what it says of a payment.
+    """A tool's result with the outcome of a payment.
 
     Clients of x402 look for PaymentRequired in the first text.
     """

@@ -1,7 +1,6 @@
 """The quickstart (spec 2.2), agent metadata (agent.json) and the plugin manifest (ai-plugin.json).
 
-agent.json is this service's own description of itself, not the card of an agent protocol. That of
-MCP is beside it (wellknown.py).
+agent.json has a format of this service's own. The MCP server card is in wellknown.py.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def quickstart(site: Site, generated_at: int, key: str) -> Json:
 
 
 def flow(site: Site) -> list[str]:
-    """The calls of a swap in order, one sentence or two for each."""
+    """The calls of a swap in order, each with one or two sentences."""
     path = links.endpoints(site)
     status = links.operation_named(site, "swap.status")
     return [
@@ -81,7 +80,7 @@ def _lock(site: Site) -> str:
 
 
 def examples(site: Site, key: str) -> Json:
-    """A plan and an execute call that work as they stand; ``key`` is the latter's."""
+    """A plan and an execute call that work unchanged; ``key`` is execute's idempotency key."""
     body = example_swap(site)
     paths = links.endpoints(site)
     return {
@@ -96,7 +95,7 @@ def examples(site: Site, key: str) -> Json:
 
 
 def example_swap(site: Site) -> Json:
-    """A swap that this installation takes, whatever its chains, its limits and the rate.
+    """A swap that this installation accepts with its chains, its limits and any rate.
 
     USDC is sent, because the limits are in USD: an amount of XMR that is within them today may
     be outside tomorrow.
@@ -138,14 +137,14 @@ def propagation(site: Site) -> Json:
     }
 
 
-# The lengths that readers of plugin manifests allow for these fields.
+# The longest values of these fields that plugin manifest readers accept.
 _HUMAN_NAME = 20
 _MODEL_NAME = 50
 _HUMAN_DESCRIPTION = 100
 
 
 def agent(site: Site) -> Json:
-    """agent.json: what the service is, how it is reached, what it can do and within what."""
+    """agent.json: identity, endpoints, capabilities and limits of the service."""
     return {
         "name": site.brand.name,
         "description": description(site),
@@ -238,7 +237,7 @@ def _auth(site: Site) -> Json:
 
 
 def signing(site: Site) -> Json:
-    """The signing of responses: the method, and where keys and procedure are."""
+    """How responses are signed: the method, and links to the keys and the procedure."""
     return {
         "version": signatures.VERSION,
         "alg": signatures.ALGORITHM,
@@ -266,7 +265,7 @@ def limits(site: Site) -> Json:
 
 
 def _rate_limits(site: Site) -> list[Json]:
-    """The budgets by the names that the RateLimit headers give them; none when they are off."""
+    """The rate limits by their policy names in RateLimit headers; empty if limits are off."""
     rate = site.rate_limit
     if not rate.enabled:
         return []
@@ -349,7 +348,7 @@ def ai_plugin(site: Site) -> Json:
 
 
 def _contact_email(site: Site) -> str:
-    """The contact, if it is a mailbox; else the one that RFC 2142 gives every service."""
+    """The contact if it is a mailbox, else the standard mailbox of RFC 2142."""
     if site.contact is not None and site.contact.startswith("mailto:"):
         return site.contact.removeprefix("mailto:").partition("?")[0]
     return f"support@{mail_domain(site.domain)}"

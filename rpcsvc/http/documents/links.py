@@ -35,7 +35,7 @@ SITEMAP = "/sitemap.xml"
 IDEMPOTENCY_HEADER = "idempotency-key"
 RPC_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
 
-# The documents with a line on each, in the order in which a newcomer would want them.
+# The documents with a one-line description, in the order in which a new user reads them.
 DESCRIPTIONS: dict[str, str] = {
     QUICKSTART: "the first call: what this is, the flow, two requests that work as they stand",
     LLMS_FULL: "the whole API on one page, with real requests and answers",

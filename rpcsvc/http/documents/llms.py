@@ -23,7 +23,7 @@ _LISTED_ABOVE = (links.LLMS, links.QUICKSTART, links.LLMS_FULL, links.OPENAPI, l
 
 
 def llms_txt(site: Site) -> bytes:
-    """llms.txt."""
+    """llms.txt as Markdown."""
     return page(
         title(site),
         description(site),
@@ -226,7 +226,7 @@ def _errors(site: Site, recording: Recording) -> str:
     ]
     columns = ("code", "HTTP", "JSON-RPC", "retry the same call", "what to do")
     shown = "\n\n".join(show(site, recording[n]) for n in ("error-amount", "error-destination"))
-    # Two classes of one code and status differ for the service only.
+    # Clients can't tell two classes with the same code and status apart.
     return f"{table(columns, dict.fromkeys(rows))}\n\n{shown}"
 
 

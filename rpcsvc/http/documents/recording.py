@@ -31,7 +31,7 @@ STEP_MS = 250
 LONGEST_WAIT_STEPS = 400
 HOUR_MS = 3_600_000
 EXAMPLE_KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
-# Stands for the key of a second order, where keys of JSON-RPC are apart from those of HTTPS.
+# Placeholder key of a second order, where JSON-RPC and HTTPS keys are separate namespaces.
 RPC_EXAMPLE_KEY = "7b1d9e44-2c8f-4f6a-8d53-90c4a1e2b6f8"
 _OPERATION = {operation.name: operation for operation in OPERATIONS}
 _DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value})
@@ -63,7 +63,7 @@ class StageClock:
 
 
 class StageRandom:
-    """Bytes that look random and are always the same. For the stage only: never for real ids."""
+    """A deterministic byte source for the recording. Never use it for real ids."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -75,7 +75,7 @@ class StageRandom:
 
 
 class _Stage:
-    """Plays calls and keeps them."""
+    """Makes calls and records them."""
 
     def __init__(self, service: LocalService, clock: StageClock) -> None:
         self._service = service
@@ -97,7 +97,7 @@ class _Stage:
         return answer
 
     async def follow(self, prefix: str, order_id: str, last_state: str) -> None:
-        """Poll as an agent would, and keep each answer whose state is new, to the end."""
+        """Poll until the order ends, and record each answer with a new state."""
         for _ in range(LONGEST_WAIT_STEPS):
             await self.pass_time(STEP_MS)
             answer = await self._call(f"{prefix}-poll", "swap.status", {"orderId": order_id}, None)
@@ -115,15 +115,15 @@ class _Stage:
         return self._clock.now
 
     async def pass_time(self, ms: int) -> None:
-        """Let time pass, and do what falls due."""
+        """Advance the clock, and run the work that is due."""
         self._clock.now += ms
         await self._service.catch_up()
 
 
 async def record(service: LocalService, clock: StageClock) -> Recording:
-    """Play the script on a fresh sandbox that runs on ``clock`` and a StageRandom.
+    """Run the script on a fresh sandbox with ``clock`` and a StageRandom.
 
-    Raises TimeoutError when an order does not come to its end.
+    Raises TimeoutError if an order does not end.
     """
     stage = _Stage(service, clock)
     swap = _swap_params()
@@ -215,7 +215,7 @@ async def _cancel(stage: _Stage, swap: Json) -> None:
 
 
 async def _sign(stage: _Stage) -> None:
-    """Pay an order by a signature of a key that everybody can make: it owns nothing."""
+    """Sign a payment of an order with a publicly known key that owns nothing."""
     back = _OPERATION["swap.execute"].examples[1].params
     order = await stage.play("usdc-order", "swap.create", dict(back), "0f6c2b9a-order-5")
     params = {"orderId": order.answer["data"]["order"]["orderId"]}
@@ -251,7 +251,7 @@ def _payment(offer: Json, now: int) -> Json:
 
 
 def on_network(recording: Recording, network: str) -> Recording:
-    """The recording with the addresses that callers gave as they are on another network."""
+    """The recording, with the callers' addresses converted to another network."""
     return {
         name: RecordedCall(**table.on_network(asdict(exchange), network))
         for name, exchange in recording.items()
@@ -259,7 +259,7 @@ def on_network(recording: Recording, network: str) -> Recording:
 
 
 def of_site(site: Site, document: Json) -> Json:
-    """A document with recorded answers as this site gives them: on its network, with its URL."""
+    """A document whose recorded answers have this site's network and URL."""
     on_its_network = json.dumps(table.on_network(document, site.network))
     given: Json = json.loads(on_its_network.replace(RECORDED_AT, site.url))
     return given

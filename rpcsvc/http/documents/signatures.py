@@ -31,7 +31,7 @@ SIGNED_LINES = (
 
 
 def attested_terms() -> list[str]:
-    """The names of the terms that an attestation is about."""
+    """The names of the terms that an attestation covers."""
     return [to_camel(field.name) for field in fields(OrderTerms)]
 
 
@@ -76,13 +76,13 @@ def _before_the_text(site: Site) -> str:
 
 
 def _unread_statuses() -> str:
-    """As a list in words: 401, 408 and 413."""
+    """Statuses of responses signed without a body, in words: 401, 408 and 413."""
     *first, last = map(str, sorted(UNREAD_STATUSES))
     return f"{', '.join(first)} and {last}"
 
 
 def _signed_text() -> str:
-    """The ten lines as they are signed, with stand-ins for what is too long to read."""
+    """The ten signed lines, with placeholders for long values."""
     rest = signed_rest(
         "POST", "/api/v1/agent/swap/execute", 200, "<hex of the request body>", "<hex of the body>"
     )

@@ -1,4 +1,4 @@
-"""Documents of a form that others define: security.txt, catalogues, MCP card, robots, sitemap."""
+"""Documents in standard formats: security.txt, catalogues, MCP card, robots.txt, sitemap.xml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
 from rpcsvc.operations.envelope import Json
 
 DAY_MS = 86_400_000
-# RFC 9116, section 2.5.5, asks for less than a year: what is old is not believed.
+# RFC 9116, section 2.5.5, recommends less than a year.
 SECURITY_TXT_DAYS = 180
 CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
 CATALOG_TYPE = f'application/linkset+json; profile="{CATALOG_PROFILE}"'
@@ -114,7 +114,7 @@ def server_card(site: Site) -> Json:
 
 
 def _namespace(domain: str) -> str:
-    """``swap.example.com`` as ``com.example.swap``; an address stands as it is, without colons."""
+    """``swap.example.com`` as ``com.example.swap``; an IP address unchanged, without colons."""
     if domain.replace(".", "").isdigit() or ":" in domain:
         return domain.replace(":", "-")
     return ".".join(reversed(domain.split(".")))

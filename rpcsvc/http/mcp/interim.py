@@ -1,8 +1,8 @@
 """Interim answers of tools/call (MCP 2026-07-28): a question to the user, and a task.
 
-Both are stateless, so every replica can go on with them. What the user was shown comes back sealed
-in ``requestState``: no other arguments and no worse price pass for it ("Input required"). A task is
-an order, and its id is the order's (the extension io.modelcontextprotocol/tasks).
+Both are stateless, so any replica can continue them. The terms shown to the user come back
+authenticated in ``requestState``: other arguments or a worse price are refused ("Input required").
+A task is an order, with the order's id (the extension io.modelcontextprotocol/tasks).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class UserApproval:
         if state is None or not isinstance(answer, dict):
             return None
         digest, _, seal = str(state).rpartition(".")
-        # As JSON has it: a caller's text may hold what UTF-8 can't.
+        # Escaped as in JSON: a caller's text may hold lone surrogates, which UTF-8 can't encode.
         if not hmac.compare_digest(json.dumps(seal), json.dumps(self._seal(digest, arguments))):
             raise InvalidParams(
                 "requestState is not the one that was given for these arguments. Send both as they"
@@ -138,7 +138,7 @@ class OrderTask(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the order has ended, or waits for an address of its user's."""
+        """Whether the order has ended, or waits for an address from its user."""
         return bool(self.view["status"] == "completed")
 
 

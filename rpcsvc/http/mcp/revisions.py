@@ -23,7 +23,7 @@ from rpcsvc.errors import (
 from rpcsvc.operations.envelope import Json
 
 STATELESS: Final = "2026-07-28"
-# Newest first: what a client is offered that asks for another one.
+# Newest first: the first is offered to a client that asks for an unsupported one.
 HANDSHAKE: Final = ("2025-11-25", "2025-06-18")
 SERVED: Final = (STATELESS, *HANDSHAKE)
 
@@ -161,7 +161,7 @@ def _decoded(value: str) -> str | None:
         return value
     try:
         decoded = base64.b64decode(match[1], validate=True)
-        # Canonical only: two spellings of one name would be two names to a proxy.
+        # Canonical base64 only: a proxy would take two spellings of one name for two names.
         return decoded.decode() if base64.b64encode(decoded).decode() == match[1] else None
     except (binascii.Error, ValueError):
         return None

@@ -1,7 +1,7 @@
 """POST /mcp: MCP over Streamable HTTP, every answer one JSON document, no session and no stream.
 
-It is JSON-RPC and goes the way that /rpc goes: the gate, ``JsonRpcServer``, the dispatcher. A
-token is optional; without one the limits of the public surface hold.
+It uses the same path as /rpc: the gate, ``JsonRpcServer``, the dispatcher. A token is optional;
+without one the public rate limits apply.
 Source: the MCP specification, revisions 2026-07-28, 2025-11-25 and 2025-06-18.
 """
 
@@ -442,7 +442,7 @@ def _described_error(caller: McpCaller, error: ServiceError, request_id: str | N
     return described_error
 
 
-# Answered with 200 to clients that shake hands: to them 404 means that their session is over.
+# 200 for clients with a handshake: to them 404 means that their session is over.
 _WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
 
 

@@ -1,6 +1,6 @@
 """The BFF's half of the OpenAPI document, generated from its operation table.
 
-Its paths are written from the site root on, since the document's server is the agent API's.
+Its paths start at the site root, since the document's server is the agent API's.
 """
 
 from __future__ import annotations

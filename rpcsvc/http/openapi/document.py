@@ -1,4 +1,4 @@
-"""The OpenAPI document: the agent API's operations, health and quickstart, and the whole of it."""
+"""The OpenAPI document: the agent API's half, and its assembly with the BFF's half."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tag_of(operation: Operation) -> str:
 
 
 def effect_sentence(operation: Operation) -> str:
-    """What a call of an operation does to the world, in a sentence."""
+    """The side effect of an operation, as a sentence."""
     return _EFFECTS[operation.effect]
 
 
@@ -95,7 +95,7 @@ _STREAM: Final = (
 
 
 def _settlements(good: Json) -> Json:
-    """The good answers of an operation that takes a payment."""
+    """The success responses of an operation that takes a payment."""
     headers = {**good["headers"], x402.RESPONSE: header_ref(x402.RESPONSE)}
     unknown = "It is not known yet what became of the payment: sign no other, watch the order."
     return {"200": {**good, "headers": headers}, "202": {**good, "description": unknown}}
@@ -258,7 +258,7 @@ def _call_errors(classes: Iterable[ErrorClass]) -> Json:
 
 
 def site_schemas(site: Site) -> Json:
-    """The schemas of what these calls answer, by name."""
+    """The schemas of the health and quickstart responses, by name."""
     return {
         "HealthEnvelope": _health_schema("ok", {}),
         "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),

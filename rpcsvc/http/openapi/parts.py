@@ -33,7 +33,7 @@ ANY_CALL: Final = (
 # An unknown field, a query that names one twice; and the store may be down for any of them.
 ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
 ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
-# These are found before the caller's budget is charged, so that no answer tells of it.
+# Raised before the caller's budget is charged, so their responses have no RateLimit headers.
 BEFORE_CHARGE: Final = frozenset(
     {errors.TlsRequired, errors.MisdirectedRequest, errors.MethodNotAllowed}
 )
@@ -179,7 +179,7 @@ def _header(text: str, pattern: str, *, required: bool = False) -> Json:
 
 
 def refusals(site: Site, operation: Operation) -> list[ErrorClass]:
-    """Everything that a call of the operation may be refused with."""
+    """All errors that a call of the operation may be refused with."""
     by_code = schemas.errors_by_code()
     found = [by_code[code] for code in operation.errors]
     found += [*ANY_OPERATION, *ANY_CALL]

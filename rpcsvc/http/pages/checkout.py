@@ -1,7 +1,7 @@
 """The checkout page's contents: an order's terms and status, in words for the payer.
 
-Whoever knows the orderId may read the page. It tells what swap.status tells the same reader, and
-the rate, the limits and the least output that the order was made with; never the session.
+Anybody with the orderId may read the page. It shows what swap.status returns for that reader, and
+the rate, the limits and the minimum output of the order; never the session.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFRESH_SECONDS: Final = 15
 
 
 class PageTime(NamedTuple):
-    """A time for programs and for people."""
+    """A time in ISO 8601 for programs, and as text for people."""
 
     iso: str
     text: str
@@ -68,7 +68,7 @@ class PaymentBox(NamedTuple):
 
 
 class RefundRule(NamedTuple):
-    """Who decides about refunds; risky if that may not be the payer."""
+    """Who controls refunds; risky if that may be somebody other than the payer."""
 
     says: str
     address: str | None
@@ -97,7 +97,7 @@ class TransferLine(NamedTuple):
 class Checkout:
     """The page. ``seconds_left`` of ``seconds_in_all``: the time to pay.
 
-    ``refresh`` is after how many seconds a page without a script loads itself again; 0 never.
+    ``refresh``: after how many seconds a page without a script reloads; 0: never.
     """
 
     order_id: str
@@ -222,7 +222,7 @@ class CheckoutWriter:
         )
 
     def _key(self) -> str:
-        """Which words fit the order: its status, or what is special about it."""
+        """The text key of the order: its status, or a special case of it."""
         order = self._order
         if order.status in AWAITS_DEPOSIT and order.due_units > 0:
             if self._is_paying:
@@ -303,7 +303,7 @@ class CheckoutWriter:
         return RefundRule(self._say("checkout.refund_secret"), None, False)
 
     def _cases(self) -> tuple[tuple[str, str], ...]:
-        """What happens to a payment that deviates; an upstream has its own limits."""
+        """What happens to a late, small, large or wrong payment (network, token)."""
         terms = self._terms
         if terms.upstream_id is not None:
             limits = self._say("checkout.case_upstream_says")
@@ -328,7 +328,7 @@ class CheckoutWriter:
         return self._say("checkout.rate_locked", time=moment(lock_end, self._now).text)
 
     def _progress(self) -> Json:
-        """The chunks as swap.status has them: an upstream's report, else our own; or nothing."""
+        """The chunks of swap.status: those an upstream reports, else our own; may be empty."""
         report = self._order.report
         if report is not None and report.extra is not None:
             return dict(orjson.loads(report.extra))
@@ -346,7 +346,7 @@ class CheckoutWriter:
         }
 
     def _reason(self) -> tuple[str | None, bool]:
-        """Why there was no payout, and whether it is told in English whatever the page is in."""
+        """Why there was no payout, and whether the text is English on a page in any language."""
         message = self._order.error_message
         if message is None or self._order.status in AWAITS_DEPOSIT:
             return None, False
@@ -354,7 +354,7 @@ class CheckoutWriter:
         return (" ".join(texts), False) if texts else (message, True)
 
     def _removed(self) -> str:
-        """What has left the chain again, for a payer who may have to send it once more."""
+        """Deposits removed by a reorg, which the payer may have to send again."""
         gone = sum(d.units for d in self._order.deposits if d.state is DepositState.REMOVED)
         if not gone or self._order.status is OrderStatus.COMPLETED:
             return ""
@@ -378,7 +378,7 @@ class CheckoutWriter:
         return "" if due is None else f"{due} {self._terms.deposit_asset.symbol}"
 
     def _confirmed(self) -> str:
-        """Shown while it is what the order waits for; an upstream does not tell."""
+        """Confirmations while the order waits for them; an upstream does not report them."""
         found = self._confirmations
         if self._order.status is not OrderStatus.DEPOSIT_DETECTED or found is None:
             return ""
@@ -400,7 +400,7 @@ class CheckoutWriter:
         )
 
     def _verify_command(self) -> str:
-        """What checks the saved terms; what the reader has to know by themselves is left open."""
+        """The command that checks the saved terms, with placeholders for what the payer knows."""
         terms = self._terms
         sent, received = terms.deposit_asset.symbol, terms.payout_asset.symbol
         by_session = terms.refund_address is None
@@ -417,7 +417,7 @@ class CheckoutWriter:
 
 
 def moment(at: int, now: int) -> PageTime:
-    """A time (ms); its day is named only where it is not the day of ``now``."""
+    """A time (ms); with its date only if that is not the date of ``now``."""
     iso = iso8601(at)
     same_day = iso[:10] == iso8601(now)[:10]
     return PageTime(iso, f"{iso[11:16]} UTC" if same_day else f"{iso[:10]} {iso[11:16]} UTC")
@@ -433,7 +433,7 @@ def _only(key: str, wanted: str, **values: Any) -> dict[str, Any]:
 
 _SWAP: Final = ("pay", "confirm", "swap", "done")
 _REFUND: Final = ("pay", "refund", "refunded")
-# The steps that an order goes through, and at which it is.
+# By status: the steps of an order, and the index of the current one (past the end: all done).
 _STEP_OF: Final = {
     OrderStatus.AWAITING_DEPOSIT: (_SWAP, 0),
     OrderStatus.DEPOSIT_DETECTED: (_SWAP, 1),

@@ -26,7 +26,7 @@ _MARGIN: Final = 8
 
 
 class Limit(NamedTuple):
-    """The least and the most that may be sent in one direction now."""
+    """The least and the most that can be sent now in one direction."""
 
     sent: str
     received: str
@@ -89,7 +89,7 @@ async def status_values(
 
 
 async def _networks(service: Service, texts: Texts) -> list[Network]:
-    """Those that are on offer; none while that is not known."""
+    """The networks on offer; none while that is unknown."""
     try:
         listed = service.venue.listed_chains()
     except Unavailable:
@@ -116,7 +116,7 @@ async def _chart(service: Service) -> RateChart | None:
     try:
         return rate_chart(await service.rates.recent(SPAN_MS, STEP_MS))
     except Unavailable:
-        return None  # the database is away: the line above says that orders are not taken
+        return None  # the database is down: the line above says that no orders are taken
 
 
 def _limit(found: DirectionLimits) -> Limit:
@@ -127,7 +127,7 @@ def _limit(found: DirectionLimits) -> Limit:
 
 
 def _rounded(units: int, asset: Asset, *, up: bool) -> str:
-    """To four decimals of XMR or cents, into the range that is allowed."""
+    """Round to four decimals of XMR or to cents, towards the inside of the limits."""
     step = 10 ** (asset.decimals - (4 if asset is XMR else 2))
     whole = -(-units // step) if up else units // step
     return f"{format_units(whole * step, asset)} {asset.symbol}"

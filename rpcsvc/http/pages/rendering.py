@@ -1,7 +1,7 @@
 """Renders pages: complete HTML documents that load nothing from elsewhere.
 
-Style and script are inside the page, and the content security policy lets these very bytes in and
-nothing else: a text that got into a page as markup could neither run nor load anything.
+Style and script are inline, and the content security policy allows exactly these bytes: injected
+markup can neither run nor load anything.
 Sources: CSP Level 3 (hashes, section 6.7.2); WHATWG HTML.
 """
 
@@ -27,10 +27,10 @@ from rpcsvc.http.site import Site
 _HERE: Final = Path(__file__).parent
 _HEADERS: Final = {
     "content-type": "text/html; charset=utf-8",
-    # What an order's page shows is for its reader. no-transform: the signature covers these bytes.
+    # An order's page is private. no-transform: the signature covers these bytes.
     "cache-control": "no-store, no-transform",
     "vary": "accept-language",
-    # Other sites learn nothing about where a reader came from.
+    # Links send no referrer to other sites.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
@@ -93,7 +93,7 @@ class Renderer:
     def app(self, name: str, texts: Texts, values: Mapping[str, Any]) -> str:
         """A page that a host shows in a frame of its own: ``name`` with its .html, .css and .js.
 
-        Its policy is inside it. ``values`` is what its script is told.
+        Its policy is in a meta element. ``values`` are passed to its script.
         """
         style = (_HERE / f"{name}.css").read_text(encoding="utf-8")
         script = (_HERE / f"{name}.js").read_text(encoding="utf-8")

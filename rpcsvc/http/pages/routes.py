@@ -1,8 +1,8 @@
 """The pages for people: the site root, /status, and the page of each order with its refund form.
 
-No cookie or place gives a caller any right here. The form carries the order's secret itself, so
-that another site can't send it in a reader's name; it is checked before anything else is, and a
-page shows the address once more before it is taken: it can't be changed afterwards.
+Neither a cookie nor a loopback address authorizes a caller. The form carries the order's secret,
+so another site can't submit it for a reader; the secret is checked first. A page shows the
+address again before it is set, since it can't be changed afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIELDS: Final = ("address", "secret", "confirmed")
 
 
 class Visit(NamedTuple):
-    """A request for a page that was let in, and the language it is answered in."""
+    """An admitted request for a page, and the language of its answer."""
 
     request: web.Request
     context: RequestContext
@@ -50,7 +50,7 @@ class Visit(NamedTuple):
 
 
 class RefundForm(NamedTuple):
-    """The form as it was sent; fields that are missing are empty."""
+    """The submitted form; missing fields are empty."""
 
     address: str
     secret: str
@@ -82,7 +82,7 @@ class PagesHttp:
         self._refund_address = operation_named(site, "swap.refundAddress")
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them."""
+        """All routes of the pages."""
         return [
             web.get(HOME, self._around(self._home), allow_head=True),
             web.get("/status", self._around(self._status_page), allow_head=True),
@@ -121,7 +121,7 @@ class PagesHttp:
         return self._renderer.page("home.html", visit.texts, values)
 
     async def _status_page(self, visit: Visit) -> web.Response:
-        """The answer of /health for whoever may see it, its status code included."""
+        """The answer of /health, status code included; details only for insiders."""
         checks = await self._health.checks()
         is_insider = self._gate.is_insider(visit.request, visit.context)
         values = await status_values(self._service, visit.texts, checks, is_insider=is_insider)
@@ -134,11 +134,11 @@ class PagesHttp:
         return await self._show(visit)
 
     async def _find(self, visit: Visit) -> Order:
-        """The order. Raises OrderNotFound, also for what can't be an order's id."""
+        """The order. Raises OrderNotFound, also for a malformed id."""
         return (await self._find_funding(visit))[0]
 
     async def _find_funding(self, visit: Visit) -> tuple[Order, bool]:
-        """The order, and if a signed payment of it is under way. Raises OrderNotFound."""
+        """The order, and whether a signed payment of it is under way. Raises OrderNotFound."""
         order_id = visit.request.match_info["orderId"]
         try:
             found = await find_funding(self._service, order_id)
@@ -179,7 +179,7 @@ class PagesHttp:
         )
 
     async def _confirmations(self, order: Order) -> Confirmations | None:
-        """Confirmations of the deposits while the order waits for them; None if nobody knows."""
+        """Confirmations of the deposits while the order waits for them; None if unknown."""
         if order.status is not OrderStatus.DEPOSIT_DETECTED:
             return None
         try:
@@ -214,7 +214,7 @@ class PagesHttp:
     # --- files ---
 
     async def _attestation(self, visit: Visit) -> web.Response:
-        """The signed terms, a compact JWS; there as long as the order may be paid."""
+        """The signed terms, a compact JWS; available while the order may be paid."""
         order = await self._find(visit)
         text = self._status(order)["order"].get("attestation")
         if text is None:
@@ -235,11 +235,11 @@ class PagesHttp:
     # --- the form for a refund ---
 
     async def _back_to_order(self, visit: Visit) -> web.Response:
-        """The form's address as a page: a reader who opens it again means the order's."""
+        """Redirect a GET of the form's address to the page of the order."""
         return _see_order(await self._find(visit))
 
     async def _refund(self, visit: Visit) -> web.Response:
-        """Two steps: the address is shown once more, then taken."""
+        """Handle the form in two steps: show the address again, then set it."""
         order = await self._find(visit)
         if visit.request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return self._unchanged(visit, "refund.cross_site", 403)
@@ -264,7 +264,7 @@ class PagesHttp:
             )
 
     async def _read_and_take(self, visit: Visit, order: Order, form: RefundForm) -> web.Response:
-        """Raises InputError for an address that can't be taken."""
+        """Read and handle the form. Raises InputError for an address that is refused."""
         address = await read_untried(form.address.strip(), order, self._service, field="address")
         if form.confirmed != "yes":
             return self._confirm(visit, order, address)
