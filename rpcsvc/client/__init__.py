@@ -1,6 +1,6 @@
 """A client of the service: ``SwapClient`` for asyncio, ``SyncSwapClient`` without.
 
-It checks what the service signed, and knows nothing of the server's own code.
+It verifies the service's signatures, and imports no code of the server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the package; its module is loaded then: commands need neither of them."""
+    """Load the module of a name on first use: commands need neither client."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

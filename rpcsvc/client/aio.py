@@ -1,4 +1,4 @@
-"""The transport of programs with an event loop: aiohttp."""
+"""The asyncio transport, on aiohttp."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rpcsvc.http_client import HttpRequest, NoReply, NotReached, exchange
 
 
 class AioTransport:
-    """Carries requests over connections that it keeps. Made in a running event loop."""
+    """Sends requests over pooled connections. Create it in a running event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name
@@ -80,11 +80,11 @@ class AioTransport:
             yield AioStream(self.name, sent, response)
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep without blocking the event loop."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Leave nothing open."""
+        """Close all connections."""
         await self._session.close()
 
 

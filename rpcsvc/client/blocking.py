@@ -1,4 +1,4 @@
-"""The transport of commands and of SyncSwapClient: it blocks, with the standard library alone.
+"""The blocking transport of commands and SyncSwapClient, on the standard library alone.
 
 aiohttp takes longer to import than most commands take. What is awaited here never suspends, so
 ``finished`` runs it without an event loop.
@@ -45,7 +45,7 @@ def finished(call: Coroutine[Any, Any, T]) -> T:
 
 
 def rpc_calls(endpoint: Endpoint, token: str | None, slug: str = "service", **more: Any) -> Calls:
-    """Calls as commands make them: to /rpc, once, and on trust of the connection.
+    """Calls for commands: to /rpc, without retries or signature checks.
 
     A command's caller decides whether to repeat it. ``more``: as Calls takes it.
     """
@@ -60,7 +60,7 @@ def rpc_calls(endpoint: Endpoint, token: str | None, slug: str = "service", **mo
 
 
 class BlockingTransport:
-    """Carries requests to a service, each over a connection of its own."""
+    """Sends requests to a service, each over a new connection."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name
@@ -91,17 +91,17 @@ class BlockingTransport:
             yield BlockingStream(self.name, sent, response)
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         time.sleep(seconds)  # noqa: ASYNC251 - no loop is blocked: there is none
 
     async def close(self) -> None:
-        """Leave nothing open: nothing is kept."""
+        """Do nothing: no connection is kept open."""
 
     @contextmanager
     def _answered(
         self, sent: ServiceRequest, left: Callable[[], float]
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer, its head read. ``left`` says how long the next wait may be."""
+        """The answer, its head read. ``left`` returns the seconds that the next wait may take."""
         connection = connection_to(self._endpoint)
         try:
             self._connect(connection)
@@ -154,7 +154,7 @@ class BlockingStream:
 
 
 def connection_to(endpoint: Endpoint) -> http.client.HTTPConnection:
-    """A connection to a service, not made yet."""
+    """An unopened connection to a service."""
     if endpoint.socket is not None:
         return _UnixConnection(endpoint.socket)
     parts = urlsplit(endpoint.url)

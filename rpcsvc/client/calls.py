@@ -1,7 +1,7 @@
-"""Calls of operations: written, sent, repeated where that is safe, and checked; over any transport.
+"""Sends calls over any transport, retries those that are safe to repeat, and verifies the answers.
 
-A call goes to the agent API, or to /rpc. It is written once: a repetition has the same bytes and
-the same idempotency key, so it finds what the first one may have done.
+A call goes to the agent API, or to /rpc. A retry has the same bytes and the same idempotency key,
+so it can't repeat an effect of the first attempt.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ KEY: Final = "idempotency-key"
 
 
 class Route(NamedTuple):
-    """An operation over HTTP; without a path only /rpc has it.
+    """An operation over HTTP; without a path only /rpc offers it.
 
-    ``repeatable``: a second call does no more than the first; ``by_key``: if both have a key.
+    ``repeatable``: a second call has no further effect; ``by_key``: only if both have a key.
     """
 
     method: str
@@ -68,7 +68,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "swap.list": Route("GET", "/agent/swap/list"),
     "swap.webhookDeliveries": Route("GET", "/agent/swap/webhook-deliveries/{orderId}"),
     "swap.check": Route("POST", "/agent/swap/check/{orderId}"),
-    "swap.fund": Route("POST", "/agent/swap/fund/{orderId}"),  # by its authorization
+    "swap.fund": Route("POST", "/agent/swap/fund/{orderId}"),  # identified by its authorization
     "swap.refundAddress": Route("POST", "/agent/swap/refund-address/{orderId}"),
     "support.create": Route("POST", "/agent/support/tickets", repeatable=False),
     "sandbox.fund": Route("POST", "/sandbox/fund", repeatable=False),
@@ -113,7 +113,7 @@ class Trust:
 
 
 class _Call(NamedTuple):
-    """One call as it is sent, and whether a second one does no more."""
+    """One call as it is sent, and whether a second one has no further effect."""
 
     operation: str
     sent: ServiceRequest
@@ -123,8 +123,8 @@ class _Call(NamedTuple):
 class Calls:
     """Calls to a service, over a transport that may suspend or block.
 
-    ``over_rpc``: to /rpc, where the ``token`` goes, else to the agent API. ``network`` is the
-    service's, where it is known; ``local_session`` counts for calls that name none.
+    ``over_rpc``: to /rpc, with the ``token``, else to the agent API. ``network`` is the service's,
+    if known; ``local_session`` is used for calls without a session.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Calls:
         key: Any = None,
         request_id: str | None = None,
     ) -> Json:
-        """The envelope of a call that was done. Raises Refused, Unreachable and Unverified.
+        """The envelope of a successful call. Raises Refused, Unreachable and Unverified.
 
-        Each attempt has a request id of its own, unless one is given: its answer must bear it. One
-        that waits for an event (``waitSec``) has so much longer.
+        Each attempt has a new request id unless one is given; its answer must have the same id.
+        ``waitSec`` extends the timeout by so many seconds.
         """
         call = self._written(operation, params, key)
         attempt, may_be_done = 0, False
@@ -189,7 +189,7 @@ class Calls:
             raise not_this_service(self.transport.name, RPC_PATH, reply.status) from error
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass between attempts."""
+        """Sleep between attempts."""
         await (self.retries.sleep or self.transport.sleep)(seconds)
 
     def _written(self, operation: str, params: Json, key: Any) -> _Call:
@@ -261,7 +261,7 @@ class Calls:
             raise Unverified(error) from error
 
     async def _know_keys(self) -> None:
-        """Fetch the keys before anything is sent: a call that can't be verified is not made."""
+        """Fetch the keys before the call: without them its answer could not be verified."""
         if not self._trust.is_on or self._trust.jwks is not None:
             return
         try:
@@ -272,7 +272,7 @@ class Calls:
             raise Unverified(error) from error
 
     async def with_keys(self, check: Callable[[Json], T]) -> T:
-        """The result of a check with the issuer's keys, made once more if a new one was fetched.
+        """The result of a check with the issuer's keys, repeated once if a new key was fetched.
 
         Raises what the check raises, BadJwks, UnpinnedKey for keys without the pinned one, and
         Unreachable: the call may have been carried out.
@@ -280,7 +280,7 @@ class Calls:
         known = self._trust.jwks or {"keys": []}
         try:
             return check(known)
-        except verify.UnknownKey:  # the issuer may have a new one
+        except verify.UnknownKey:  # the issuer may have a new key
             try:
                 fresh = await self._fetched_keys()
             except Unreachable as error:
@@ -307,14 +307,14 @@ class Calls:
 
 
 def _kids(jwks: Json) -> dict[str, Json]:
-    """The keys of a set by kid, in their order; verify judges what they are worth."""
+    """The keys of a set by kid, in its order; rpcsvc.verify validates them."""
     keys = jwks.get("keys")
     found = [key for key in keys if isinstance(key, dict)] if isinstance(keys, list) else []
     return {key["kid"]: key for key in found if isinstance(key.get("kid"), str)}
 
 
 def _current_kid(jwks: Json) -> str | None:
-    """The key of a set that signs now: the first one that is not retired."""
+    """The kid of the current key: the first of the set that is not retired."""
     return next((kid for kid, key in _kids(jwks).items() if "retiredAt" not in key), None)
 
 
@@ -327,7 +327,7 @@ def in_path(path: str, params: Json) -> tuple[str, Json]:
 
 
 def _wait_of(params: Json) -> int:
-    """How long the service may wait; a value that is no number is left for it to refuse."""
+    """The seconds that the service may wait; it refuses a ``waitSec`` that is not a number."""
     seconds = params.get("waitSec")
     return max(seconds, 0) if type(seconds) is int else 0
 

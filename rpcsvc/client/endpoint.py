@@ -33,7 +33,7 @@ class Endpoint:
 
     @property
     def takes_token(self) -> bool:
-        """False for the socket, whose file mode is the gate."""
+        """False for the socket, whose file mode controls access."""
         return self.socket is None
 
 
@@ -48,13 +48,13 @@ def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
 def endpoint_of(url: str) -> Endpoint:
     """The service at a root URL, a path in it included; or at the base URL of its agent API.
 
-    Its ``url`` is the same however it was spelled. Raises BadUrl.
+    Its ``url`` is normalised. Raises BadUrl.
     """
     try:
         parts = urlsplit(url)
         _require_root(parts)
     except ValueError as error:
-        # Of a URL with a password, a parser's words may quote a part of that.
+        # The parser's message may quote a password in the URL.
         why = "it must not have a user name" if "@" in url else error
         raise BadUrl(
             f"{without_userinfo(url)!r} is not a service's root URL ({why}). Give one, {ROOT_URLS}."
@@ -96,7 +96,7 @@ def _require_root(parts: SplitResult) -> None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether ``host`` is this machine."""
+    """Whether ``host`` is a loopback name or address."""
     if host == "localhost":
         return True
     try:

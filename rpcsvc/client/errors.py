@@ -1,4 +1,4 @@
-"""Errors of the client library."""
+"""Errors of the client library, all subclasses of ClientError."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ class IdempotencyConflict(Refused):
 
 
 class QuoteChanged(Refused):
-    """The terms are worse than those of the quote: ask for another, and the user again."""
+    """The terms are worse than the quote. Get a new quote, and ask the user again."""
 
 
 class PaymentRefused(Refused):
-    """A signed payment will not do, or failed for good; ``reason`` in the words of x402.
+    """A signed payment is invalid, or failed for good. No money moved.
 
-    Nothing was taken. ``reason`` is ``transaction_failed`` for one that failed: sign another one,
-    with the next ``attempt``.
+    ``reason`` is an error code of x402. After ``transaction_failed`` sign another payment, with
+    the next ``attempt``.
     """
 
     @property
     def reason(self) -> str:
-        """Why, in the words of x402."""
+        """The error code of x402."""
         return str(self.details.get("paymentRequired", {}).get("error"))
 
 
 class RateLimited(Refused):
-    """The caller's budget is used up."""
+    """The caller's rate limit is exhausted."""
 
 
 class Unavailable(Refused):
-    """The service can't do it for now."""
+    """The service can't carry out the call for now."""
 
 
 _BY_CODE: Final[Mapping[str, type[Refused]]] = {
@@ -85,14 +85,14 @@ _BY_CODE: Final[Mapping[str, type[Refused]]] = {
 def refusal(envelope: Mapping[str, Any], retry_after: float | None) -> Refused:
     """The error for an envelope with ``ok: false``."""
     described = envelope.get("error")
-    error = described if isinstance(described, Mapping) else {}  # of whoever answers there
+    error = described if isinstance(described, Mapping) else {}  # any server may answer there
     has_problems = bool(envelope.get("validationErrors") or envelope.get("missingInputs"))
     kind = _BY_CODE.get(str(error.get("code")), InputRefused if has_problems else Refused)
     return kind(error, envelope, retry_after)
 
 
 class Unreachable(ClientError):
-    """No answer of the service came. ``may_be_done``: the call may have been carried out."""
+    """The service did not answer. ``may_be_done``: the call may have been carried out."""
 
     def __init__(self, message: str, *, may_be_done: bool = False) -> None:
         super().__init__(message)
@@ -100,7 +100,7 @@ class Unreachable(ClientError):
 
 
 class OutcomeUnknown(Unreachable):
-    """An order may have been made. Create with the same ``swap`` again: it makes no second one."""
+    """An order may exist. Call ``create`` again with the same ``swap``: it makes no second one."""
 
     def __init__(self, message: str, swap: Swap) -> None:
         super().__init__(message, may_be_done=True)
@@ -108,9 +108,10 @@ class OutcomeUnknown(Unreachable):
 
 
 class PaymentUnknown(Unreachable):
-    """A signed payment may be under way. Send the same again (``send_payment``): it moves no more.
+    """A signed payment may be under way. Send the same one again (``send_payment``): it pays once.
 
-    Sign no other one: ``fund`` called again signs none that could be carried out beside this one.
+    Sign no other payment yourself. ``fund`` is safe to call again with the same ``payer`` and
+    ``attempt``: it uses the same nonce.
     """
 
     def __init__(self, message: str, order_id: str, payment: Mapping[str, Any]) -> None:
@@ -120,7 +121,7 @@ class PaymentUnknown(Unreachable):
 
 
 class Unverified(ClientError):
-    """An answer is not to be trusted; ``cause`` says why. Send no money on the strength of it."""
+    """An answer can't be trusted; ``cause`` says why. Send no money because of it."""
 
     def __init__(self, cause: VerificationError) -> None:
         super().__init__(f"{cause.code}: {cause.message}")

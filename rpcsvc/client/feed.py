@@ -1,4 +1,4 @@
-"""The events of an order as they come: as a stream, and by long polls where no stream gets through.
+"""Follows the events of an order by a stream, or by long polls where streams are blocked.
 
 Source: the HTML standard, section 9.2 (server-sent events).
 """
@@ -19,15 +19,15 @@ from rpcsvc.client.transport import ServiceRequest, Stream
 _PATH: Final = f"{API_ROOT}/agent/swap/events/{{orderId}}"
 EVENT_STREAM: Final = "text/event-stream"
 WAIT_SECONDS: Final = 25
-# The service says at least every 25 s that it is there.
+# The service sends a heartbeat at least every 25 s.
 _SILENT_SECONDS: Final = 60.0
 _LARGEST_REFUSAL: Final = 1 << 16
-# After so many streams in a row without an event, something on the way does not let them through.
+# After so many streams in a row without an event, assume that a proxy blocks streams.
 _BARREN_STREAMS: Final = 2
 
 
 class _NoStream(Exception):
-    """No stream comes through to here."""
+    """Streams are blocked on the way to this client."""
 
 
 class Feed:
@@ -65,7 +65,7 @@ class Feed:
                 yield event
 
     async def _stream(self) -> AsyncGenerator[Event]:
-        """The events of one stream; afterwards ``_is_over`` says whether there are any more."""
+        """The events of one stream; afterwards ``_is_over`` says whether they were the last."""
         path, _ = in_path(_PATH, {"orderId": self._order_id})
         headers = {"accept": EVENT_STREAM, "last-event-id": str(self.cursor)}
         sent = ServiceRequest("GET", path, headers=headers, seconds=_SILENT_SECONDS)
@@ -98,7 +98,7 @@ class Feed:
 
 
 async def _refuse(response: Stream) -> None:
-    """Raise Refused for what the service refuses, else _NoStream: long polls may get through."""
+    """Raise Refused if the service refused, else _NoStream: long polls may get through."""
     try:
         envelope = read_envelope(await response.read(_LARGEST_REFUSAL))
     except ForeignAnswer as error:
@@ -109,7 +109,7 @@ async def _refuse(response: Stream) -> None:
 
 
 async def _read(response: Stream) -> AsyncGenerator[Event]:
-    """The events of a response. Raises ValueError for what is none."""
+    """The events of a response. Raises ValueError for a malformed event."""
     data: list[str] = []
     async for line in response.lines():
         text = line.decode().rstrip("\r\n")

@@ -14,7 +14,7 @@ _STATES: Final = {
     "unavailable": "unavailable",
     "internal_error": "internal_error",
 }
-# As operations/envelope.py has it; a probe, which imports this, must not import that.
+# Copied from operations/envelope.py, which a probe must not import.
 _RETRY: Final = {
     "action": "retry",
     "description": "Send the same call again later, with the same idempotency key if it had one.",
@@ -66,7 +66,7 @@ def read_result(body: bytes) -> Json:
 
 
 def _refuse(constant: str) -> None:
-    """NaN and the infinities, which Python reads and writes, and JSON does not have."""
+    """Refuse NaN and the infinities, which Python accepts although JSON has none."""
     raise ValueError(constant)
 
 
@@ -82,7 +82,7 @@ def _carried_out(envelope: Json) -> Json:
 
 
 def _refused(error: Json, operation: str, request_id: str | None, network: str | None) -> Json:
-    """A JSON-RPC error as an envelope: whoever reads stdout finds one shape only."""
+    """A JSON-RPC error as an envelope, so that stdout always has the same form."""
     data = error["data"]
     code = data["code"]
     if type(error["code"]) is not int or not isinstance(code, str):
@@ -105,9 +105,9 @@ def _refused(error: Json, operation: str, request_id: str | None, network: str |
 
 
 def written(message: Json) -> bytes:
-    """A body, as short as JSON can say it.
+    """A body as compact JSON, in UTF-8.
 
-    Escapes would take a text within its limit over the body's.
+    Escapes could make a text of allowed length exceed the limit of the body.
     """
     text = json.dumps(message, ensure_ascii=False)
     # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.

@@ -1,4 +1,4 @@
-"""``SwapClient``: quote, create, wait; every answer checked against the issuer that is trusted."""
+"""``SwapClient``: makes and follows orders, and verifies every answer with the issuer's keys."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _SANDBOX: Final = "sandbox"
 class SwapClient:
     """A client of the service at ``url``; ``async with`` opens and closes it.
 
-    Signatures count of the key ``kid`` only, if it is given. Else of the keys that the service
-    publishes at first, and of later ones that it lists beside the one first seen. ``issuer`` is its
-    site address, by default ``url``: what orders are attested by. With a ``token`` calls go to
-    /rpc. ``verify_answers=False`` trusts the connection alone.
+    With ``kid`` only signatures of that key are accepted. Without it, those of the keys that the
+    service publishes at first, and of later ones that it lists beside the first current key.
+    ``issuer`` is the site address in attestations, by default ``url``. With a ``token`` calls go
+    to /rpc. ``verify_answers=False`` trusts the connection alone.
     """
 
     @staticmethod
@@ -119,12 +119,12 @@ class SwapClient:
         return Quote.model_validate({**data["quote"], "digest": data["quoteDigest"]})
 
     async def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
-        """The order of the swap, made now unless it is there already.
+        """Create the order of the swap, or return it if it exists.
 
-        With a ``quote`` the swap is held to it: no order of worse terms is made (QuoteChanged).
-        Raises OutcomeUnknown when no answer came: call it again with the ``swap`` of the error. To
-        do so after a crash, too, keep ``swap.held_to(quote)`` and create that. The order's
-        attestation has been held against the swap, unless ``verify_answers`` is off.
+        With a ``quote`` no order with worse terms is made (raises QuoteChanged). Raises
+        OutcomeUnknown if no answer came: call again with the ``swap`` of the error. To survive a
+        crash, store ``swap.held_to(quote)`` first and create that. The order's attestation is
+        checked against the swap, unless ``verify_answers`` is off.
         """
         if quote is not None:
             swap = swap.held_to(quote)
@@ -143,21 +143,21 @@ class SwapClient:
         return placed
 
     async def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
-        """An order as it stands; ``verify_to``: refused unless it pays out to this address."""
+        """The current status of an order; ``verify_to``: refused unless it pays to this address."""
         check = {} if verify_to is None else {"verify": verify_to}
         return _status(await self._calls.call("swap.status", {"orderId": order_id, **check}))
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
         """The events after a cursor, each once, as they come, until the order is over for good.
 
-        They are hints: ask for the status before money depends on one.
+        Events are hints: get the status before you act on one.
         """
         async with aclosing(Feed(self._calls, order_id, after).events()) as events:
             async for event in events:
                 yield event
 
     async def wait(self, order_id: str) -> Status:
-        """The order once it is over, or once ``action_required`` says that its owner has to act."""
+        """Wait until the order is over or ``action_required`` is set; returns its status."""
         async with aclosing(self.events(order_id)) as events:
             async for event in events:
                 if event.state in _TURNS:
@@ -167,12 +167,12 @@ class SwapClient:
         return await self.status(order_id)
 
     async def cancel(self, order_id: str, session_id: str) -> Status:
-        """End an order that nothing was paid to."""
+        """Cancel an order without deposits."""
         params = {"orderId": order_id, "sessionId": session_id}
         return _status(await self._calls.call("swap.cancel", params))
 
     async def set_refund_address(self, order_id: str, session_id: str, address: str) -> bool:
-        """Name where a refund goes that waits for an address; whether it was accepted."""
+        """Set the address of a refund that waits for one; returns whether it was accepted."""
         params = {"orderId": order_id, "sessionId": session_id, "address": address}
         envelope = await self._calls.call("swap.refundAddress", params)
         return bool(envelope["data"]["refundAddress"]["accepted"])
@@ -180,13 +180,14 @@ class SwapClient:
     async def fund(
         self, swap: Swap, placed: Placed, payer: str, sign: x402.Signer, *, attempt: int = 1
     ) -> Funded:
-        """Pay what is due on an order of USDC by one signature of ``payer``, without gas (x402).
+        """Pay the due amount of a USDC order by one signature of ``payer``, without gas (x402).
 
         ``sign`` gets the typed data (EIP-712), checked: the USDC contract of the swap's chain, the
-        attested deposit address, what is due. Without ``payment`` in the result, wait: nothing else
-        is to be paid. Call it again when it is not known if it was paid: all that is signed in one
-        ``attempt`` has one nonce, of which a token takes one payment. Raises PaymentUnknown when no
-        answer came, PaymentRefused, and Refused (``order_not_fundable``) where nothing is due.
+        attested deposit address, the due amount. Without ``payment`` in the result, wait, and pay
+        nothing else. If the outcome is unknown, call it again with the same ``payer``: all
+        signatures of one ``attempt`` have the same nonce, and the token contract accepts a nonce
+        once for each payer (EIP-3009). Raises PaymentUnknown if no answer came, PaymentRefused,
+        and Refused (``order_not_fundable``) if nothing is due.
         """
         params = {"orderId": placed.order_id}
         try:
@@ -206,7 +207,7 @@ class SwapClient:
         return await self.send_payment(placed.order_id, x402.payment(offer, data, signature))
 
     async def send_payment(self, order_id: str, payment: Json) -> Funded:
-        """Send a signed payment, such as that of PaymentUnknown; it is carried out once.
+        """Send a signed payment, such as that of PaymentUnknown; it pays once.
 
         Raises PaymentUnknown and PaymentRefused.
         """
@@ -217,13 +218,13 @@ class SwapClient:
             raise PaymentUnknown(str(error), order_id, payment) from error
 
     async def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:
-        """The webhook of an order, and what was sent to it."""
+        """The webhook of an order, and its newest deliveries."""
         params = {"orderId": order_id, "sessionId": session_id}
         envelope = await self._calls.call("swap.webhookDeliveries", params)
         return Deliveries.model_validate(envelope["data"])
 
     async def sandbox_fund(self, order_id: str, amount: str | None = None) -> Json:
-        """Sandbox: send a simulated deposit, by default what is still due. Never repeated."""
+        """Sandbox: send a simulated deposit, by default the due amount. Never retried."""
         some = {} if amount is None else {"amount": amount}
         params = {"orderId": order_id, **some}
         envelope = await self._calls.call("sandbox.fund", params)
@@ -261,7 +262,7 @@ class SwapClient:
         )
 
     async def _check(self, placed: Placed, expected: verify.Expected) -> verify.OrderTerms:
-        """The attested terms. Raises Unverified unless they are those that were asked for."""
+        """The attested terms. Raises Unverified unless they match the expected order."""
         trust = self._trust
         address = placed.funding.deposit_address
 
@@ -294,7 +295,7 @@ def _funded(envelope: Json) -> Funded:
 
 
 def _chain_id(chain: str | int) -> int:
-    """The number of a chain, by this client's own table. Raises BadInput."""
+    """The number of a chain, from this client's own table. Raises BadInput."""
     text = str(chain).lower()
     if text in CHAINS:
         return CHAINS[text].chain_id

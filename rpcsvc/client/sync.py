@@ -1,4 +1,4 @@
-"""``SyncSwapClient``: SwapClient for programs without an event loop. Not for several threads."""
+"""``SyncSwapClient``: SwapClient for programs without an event loop; not thread-safe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Blocking(SwapClient):
 
 
 class SyncSwapClient:
-    """SwapClient whose calls wait for their answers; ``with`` opens and closes it."""
+    """SwapClient with blocking calls; ``with`` opens and closes it."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._client = _Blocking(url, **options)

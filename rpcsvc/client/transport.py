@@ -1,6 +1,6 @@
-"""The port through which requests leave: what is sent, what comes back, and who can carry it.
+"""Requests, replies, and the protocol of the transports that send them.
 
-Nothing is judged here, nothing repeated, and no redirect followed: ``Calls`` decides about both.
+A transport does not verify, retry or follow redirects: ``Calls`` verifies and retries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rpcsvc.client.errors import Unreachable
 
 CALL_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
-# The service's longest is the status of an order with thousands of deposits: some hundred KB.
+# The longest answer, the status of an order with thousands of deposits, has some hundred KB.
 LARGEST_ANSWER: Final = 16 * 2**20
 MAYBE_DONE: Final = (
     "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
@@ -27,7 +27,7 @@ MAYBE_DONE: Final = (
 class ServiceRequest:
     """A request. ``target``: path and query below the service's root URL.
 
-    ``seconds`` bounds the whole exchange; of a stream, each silence.
+    ``seconds`` limits the whole exchange, or each pause of a stream.
     """
 
     method: str
@@ -39,7 +39,7 @@ class ServiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReply:
-    """A whole answer, unjudged. ``target``: path and query of the request as it went out."""
+    """A whole answer, unverified. ``target``: path and query of the request as sent."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -67,11 +67,11 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Carries requests to one service."""
+    """Sends requests to one service."""
 
     @property
     def name(self) -> str:
-        """The service, for messages."""
+        """The name of the service in messages."""
         ...
 
     async def exchange(self, sent: ServiceRequest) -> ServiceReply:
@@ -83,33 +83,33 @@ class Transport(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         ...
 
     async def close(self) -> None:
-        """Leave nothing open."""
+        """Close all connections."""
         ...
 
 
 def not_reached(name: str, why: object) -> Unreachable:
-    """No connection was made: nothing was sent."""
+    """The error if no connection was made: nothing was sent."""
     return Unreachable(f"No service answers at {name}: {why}.")
 
 
 def lost(name: str, sent: ServiceRequest, why: object) -> Unreachable:
-    """The request went out, or part of it, and no whole answer came."""
+    """The error if the request was sent at least in part, and no whole answer came."""
     advice = "" if sent.method == "GET" else f" {MAYBE_DONE}"
     return Unreachable(f"The connection to {name} broke ({why}).{advice}", may_be_done=True)
 
 
 def not_this_service(name: str, what: str, status: int) -> Unreachable:
-    """Another server answered instead of the service."""
+    """The error if another server answered instead of the service."""
     advice = ""
     if status in (404, 405) or 300 <= status < 400:
         advice = f" Give the service's root URL, {ROOT_URLS}."
     elif not 400 <= status < 500 or status == 408:  # 408 means only that something took too long
         advice = f" {MAYBE_DONE}"
-    # A filter on the way may refuse an answer, too: whatever the status, the call may be done.
+    # A proxy may also have replaced the answer: whatever the status, the call may be done.
     return Unreachable(
         f"What answers at {name} (HTTP {status}) is not this service's {what}.{advice}",
         may_be_done=True,

@@ -1,4 +1,4 @@
-"""Payments of an order by x402: what a service offers is checked here before anything is signed.
+"""x402 payments of an order: checks the offer of the service before it is signed.
 
 Source: x402 version 2, scheme "exact" on EVM; EIP-3009; EIP-712.
 """
@@ -77,7 +77,7 @@ TEST_NETWORKS: Final = frozenset({"sandbox", "stagenet", "testnet"})
 
 
 class Bill(NamedTuple):
-    """The payment that the caller accepts: USDC units with a token of a chain, to an address."""
+    """The payment that the caller accepts: USDC units, the token contract, chain and address."""
 
     chain_id: int
     token: str
@@ -88,8 +88,8 @@ class Bill(NamedTuple):
 def bill(chain_id: int, to: str, units: int, network: str) -> Bill:
     """The bill of an order on a chain, or on its test chain where ``network`` is a test network.
 
-    Raises BadInput for a chain that is not known, and Unverified for a network that is not: which
-    of the two chains it means must not be guessed.
+    Raises BadInput for an unknown chain, and Unverified for an unknown network, which could mean
+    either of the two chains.
     """
     for chain in CHAINS.values():
         if chain.chain_id == chain_id:
@@ -103,7 +103,7 @@ def bill(chain_id: int, to: str, units: int, network: str) -> Bill:
 
 
 def units_of(amount: str) -> int:
-    """A decimal amount of USDC in atomic units. Raises ValueError for what is finer."""
+    """A decimal amount of USDC in atomic units. Raises ValueError for more decimals."""
     units = Decimal(amount).scaleb(verify.DECIMALS["u2x"])
     if units != int(units):
         raise ValueError(amount)
@@ -197,11 +197,11 @@ def payment(offer: Json, data: Json, signature: Signed) -> Json:
 
 
 def nonce_of(order_id: str, session_id: str, attempt: int) -> bytes:
-    """The nonce of an order's payment: a token takes it once, however often it is signed anew.
+    """The nonce of an order's payment: the token contract accepts it once for each payer.
 
-    Only the holder of the session can tell it beforehand. Who else could, might send an
-    authorization with a worthless signature under it, and a service that can't judge the signatures
-    of contract wallets would take the nonce for used.
+    Only the holder of the session can compute it. Otherwise anybody could send an authorization
+    with this nonce and an invalid signature, and a service that can't verify signatures of
+    contract wallets would take the nonce for used.
     """
     text = f"rpcsvc funding {order_id} {session_id.lower()} {attempt}"
     return hashlib.sha256(text.encode()).digest()
