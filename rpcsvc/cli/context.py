@@ -107,7 +107,7 @@ class Once(argparse.Action):
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse gives it
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse passes it
         namespace: argparse.Namespace,
         values: Any,
         option_string: str | None = None,  # noqa: ARG002 - as above

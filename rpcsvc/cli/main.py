@@ -82,7 +82,7 @@ def run(
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout is gone and did not get the answer.
+        # The reader of stdout closed it before it got the answer.
         _leave_stdout()
         return UNREACHABLE
     except AnswerUnwritten as error:
@@ -98,7 +98,7 @@ def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace],
         options = build_parser(command).parse_args(argv)
         return int(options.command(context_of(options)))
     except BadCommandLine as error:
-        status, failed = USAGE, error  # the parser has complained
+        status, failed = USAGE, error  # the parser has printed the error
     except (UsageError, BadUrl, UntrustedSocket, SettingsError) as error:
         status = _complain(error, USAGE)
         failed = error
@@ -183,7 +183,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """Complain as argparse does, and raise BadCommandLine."""
+        """Print the error as argparse does, and raise BadCommandLine."""
         sys.stderr.write(f"{self.format_usage()}{self.prog}: error: {message}\n")
         raise BadCommandLine(message)
 

@@ -18,10 +18,10 @@ from rpcsvc.store.schema import UnknownSchema
 
 @contextmanager
 def in_process(settings: Settings) -> Iterator[None]:
-    """For a command that runs the whole service in this process.
+    """Guard a command that runs the whole service in this process.
 
-    Raises Unreachable for an engine that signs: at its start the service makes due payments, which
-    nobody expects of a command. Otherwise raises as ``opening``.
+    Raises Unreachable for an engine that signs: the start of a service sends due payments, which a
+    command must not do. Otherwise raises as ``opening``.
     """
     if ENGINES[settings.engine].signs:
         raise Unreachable(

@@ -1,1 +1,1 @@
-"""The commands of an agent: operations, the demo, and checking what the service signed."""
+"""The commands of an agent: operations, the demo, and checks of signatures and receipts."""

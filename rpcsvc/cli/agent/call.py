@@ -28,7 +28,7 @@ from rpcsvc.errors import InvalidJson
 COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
 STATE_NAME = "cli-state.json"
 KEPT_SERVICES = 20
-# The service of the data directory, whether it runs or not.
+# The state file's name for the service of the data directory.
 HERE = ""
 
 
@@ -135,7 +135,7 @@ def _read(value: Any) -> CliState:
 
 
 def _is_plain(text: Any) -> bool:
-    """Whether a header can hold it."""
+    """Whether a header can hold the text."""
     return isinstance(text, str) and text.isascii() and text.isprintable()
 
 
@@ -233,11 +233,11 @@ class _Memory(NamedTuple):
     service: str
 
     def load(self) -> CliState:
-        """Raises BrokenState."""
+        """The state of the service. Raises BrokenState."""
         return load_state(self.data_dir, self.service)
 
     def save(self, state: CliState) -> None:
-        """Raises BrokenState and OSError."""
+        """Replace the state of the service. Raises BrokenState and OSError."""
         save_state(self.data_dir, state, self.service)
 
 

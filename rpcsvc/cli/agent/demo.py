@@ -96,7 +96,7 @@ class Remote:
             return refused.envelope
 
     async def pause(self) -> None:
-        """Wait while the server settles."""
+        """Wait PAUSE_SECONDS while the server settles."""
         await asyncio.sleep(PAUSE_SECONDS)
 
 

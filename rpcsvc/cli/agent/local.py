@@ -32,7 +32,7 @@ def call_in_process(context: Context, params: Json, key: Any, session: str | Non
     ``in_process``.
     """
     settings = context.settings()
-    # The answer says all; log lines would only mix with it.
+    # Log lines would only mix with the answer.
     configure_logging(settings.log.format, "error")
     name = context.options.called.operation
     operation = next(each for each in OPERATIONS if each.name == name)

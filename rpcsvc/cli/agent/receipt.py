@@ -133,7 +133,7 @@ def _receipt(source: str) -> Json:
 
 
 def _difference(receipt: Json, given: argparse.Namespace) -> str | None:
-    """How the receipt differs from what the caller ordered: one of another payout proves
+    """How the receipt differs from the caller's order: one of another payout proves
     nothing.
     """
     address, asset = str(receipt.get("address")), XMR if receipt["asset"] == "XMR" else USDC

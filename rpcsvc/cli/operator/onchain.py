@@ -1,7 +1,7 @@
 """``rpcsvc onchain init``: makes missing keys, and lists what a start still needs.
 
-It pays nothing and takes no order. It runs before there is a service to ask, so it reads the
-database itself; next to a running service it reads a snapshot and makes no keys.
+It pays nothing and takes no order. It reads the database itself, since no service may run yet;
+next to a running service it reads a snapshot and makes no keys.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def _recorded_by_server(settings: Settings) -> Recorded:
 
 @contextmanager
 def _owning(settings: Settings) -> Iterator[bool]:
-    """Keep services from starting meanwhile; False if one runs. Raises UsageError."""
+    """Lock the data directory; False if a service runs on it. Raises UsageError."""
     lock = OwnerLock(settings.data_dir)
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

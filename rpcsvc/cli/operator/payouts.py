@@ -125,7 +125,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# --- looking ---------------------------------------------------------------------------------
+# --- queries ---------------------------------------------------------------------------------
 
 
 def _list(context: Context) -> int:
@@ -194,7 +194,7 @@ def _pause(context: Context) -> int:
 
 
 def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
-    """Pause all replicas, by the database; the file was the brake until that is done."""
+    """Pause all replicas by the database row; until then the file pauses this one."""
     now = SystemClock().now_ms()
     try:
         _with_row(settings, lambda row: row.pause(reason, now))

@@ -77,7 +77,7 @@ def end_progress() -> None:
     show_progress("")
 
 
-# Long: a command may wait for nodes, or for a wallet that scans blocks first.
+# Seconds. Long: a command may wait for nodes, or for a wallet that scans blocks first.
 SECONDS: Final = 600
 _OF_THE_CALLER: Final = frozenset(
     {"invalid_input", "missing_input", "invalid_destination", "idempotency_conflict"}

@@ -25,7 +25,7 @@ from rpcsvc.settings import Settings
 
 MOST_TRANSFERS: Final = 10
 _SECONDS: Final = 30
-# A family, the labels of a sample of it, and how that is written.
+# A family, the labels of one of its samples, and the format of the value.
 _Shown = tuple[str, Mapping[str, str], str]
 _NETWORK_COLUMNS: Final[tuple[tuple[str, _Shown], ...]] = (
     ("FREE", ("rpcsvc_wallet_amount", {"part": "free"}, "amount")),
@@ -116,7 +116,7 @@ def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
                 shown = [printable(str(error))]
 
 
-# --- asking ------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 
 def read(settings: Settings) -> Snapshot:

@@ -1,5 +1,5 @@
-"""``rpcsvc treasury``: balances, moves to their targets, the operator's withdrawals, and notes on
-transactions that were made by hand."""
+"""``rpcsvc treasury``: balances, rebalancing to targets, withdrawals, and notes on manual
+transactions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rpcsvc.settings import Settings
 
 _ENDS: Final = ("settled", "failed", "cancelled")
 _LOOK_SECONDS: Final = 1.0
-# How many last characters of the address are typed to confirm it.
+# How many last characters of the address the operator types to confirm it.
 _LAST: Final = 6
 
 
@@ -236,7 +236,7 @@ def _withdraw(context: Context) -> int:
 
 
 def _confirm_withdrawal(view: Json) -> None:
-    """Let the operator type amount and address. Raises UsageError if they differ."""
+    """Have the operator type amount and address. Raises UsageError if they differ."""
     asset, address = view["asset"], view["address"]
     sys.stderr.write(
         f"{view['withdrawalId']}: {view['amount']} {asset} on {view['network']}, with up to"

@@ -1,4 +1,4 @@
-"""``rpcsvc db``: check, back up and copy the database, and own that of a stopped service."""
+"""``rpcsvc db``: check, back up and copy the database; exclusive access for other commands."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from rpcsvc.store.monero import SqlMoneroLedger
 
 
 def skip_addresses(context: Context) -> int:
-    """The command. Raises UsageError and Unreachable."""
+    """Run the command. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Database) -> tuple[int, int]:
@@ -67,7 +67,7 @@ async def _skip(
 
 
 def reread_deposits(context: Context) -> int:
-    """The command. Raises UsageError and Unreachable."""
+    """Run the command. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Database) -> int:

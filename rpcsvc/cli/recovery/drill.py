@@ -127,7 +127,7 @@ def _differences(report: Json) -> list[Json]:
 
 
 def _found_twice(first: Json, again: Json) -> Json:
-    """The second report, without differences that only it has."""
+    """The differences that both reports have, as in the second one."""
     if not _differences(again):
         return again
     known = {(item["kind"], item["subject"]) for item in _differences(first)}

@@ -53,7 +53,7 @@ from rpcsvc.treasury.annotations import Annotations
 
 
 def adopt(context: Context) -> int:
-    """The command. Raises UsageError and Unreachable: nothing was changed."""
+    """Run the command. Raises UsageError and Unreachable; then nothing was changed."""
     settings, options = onchain_settings(context), context.options
 
     async def work(database: Database) -> Adopted:
@@ -197,7 +197,7 @@ _IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_
 
 
 def close(context: Context) -> int:
-    """The command. Raises UsageError and Unreachable: nothing was changed."""
+    """Run the command. Raises UsageError and Unreachable; then nothing was changed."""
     settings, options = onchain_settings(context), context.options
     note = " ".join(options.note.split())
     if not note:
