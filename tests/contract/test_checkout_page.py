@@ -389,3 +389,13 @@ async def test_page_is_shown_while_no_node_tells_confirmations(
         monkeypatch.setattr(LocalVenue, "confirmations", unknown)
         status, text = await page(served, order.path)
         assert (status, SAY("checkout.confirmations") in text) == (200, False)
+
+
+async def test_sandbox_pays_an_order_by_itself_once(tmp_path: Path) -> None:
+    """Also while it is being paid out, when a client repeats a call that it had no answer to."""
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        order = await make_order(served, X2U, refundAddress=MONERO)
+        await fund(served, order)
+        await until_paid_out(served, order)
+        again = await served.post("/sandbox/fund", {"orderId": order.order_id})
+        assert (again.status, again.body["error"]["code"]) == (400, "invalid_input")

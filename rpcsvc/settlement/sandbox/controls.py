@@ -14,7 +14,7 @@ from typing import Any, Final
 from rpcsvc.clock import OffsetClock, iso8601
 from rpcsvc.domain.addresses import evm_address_from_seed
 from rpcsvc.domain.money import USDC, format_units, parse_amount
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import AWAITS_DEPOSIT, Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
@@ -191,7 +191,7 @@ def _due(order: Order, sent: Sequence[Tx]) -> int:
     """What is due beside what is on its way: sent, and not yet seen by the order."""
     seen = {item.key.txid for item in order.deposits if item.is_active}
     unseen = sum(tx.units for tx in sent if tx.state is not TxState.DROPPED and tx.txid not in seen)
-    if order.due_units <= unseen or order.status.is_terminal:
+    if order.due_units <= unseen or order.status not in AWAITS_DEPOSIT:
         raise InvalidInput(
             "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
         )
