@@ -123,8 +123,6 @@ def is_stopped(at: Server) -> bool:
 POINTS: list[tuple[str, Crash]] = [
     ("x2u", ("evm record", "stopped before", 1)),
     ("x2u", ("evm journal", "after", 1)),
-    ("x2u", ("evm publish", "stopped before", 1)),
-    ("u2x", ("monero journal", "stopped after", 1)),
     ("u2x", ("monero relay", "stopped after", 1)),
 ]
 
