@@ -227,7 +227,7 @@ async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: 
         assert len(up.chain) == 2
 
 
-async def test_standby_does_not_go_on_with_a_copy_that_has_less_than_it_saw(tmp_path: Path) -> None:
+async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) -> None:
     """As after a fail-over of PostgreSQL that lost commits, while the lease still has time."""
     async with world(tmp_path) as up:
         first = await up.take_over("a", watched=None)
