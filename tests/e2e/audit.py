@@ -1,4 +1,4 @@
-"""The books of a data directory, recomputed from outside: orders against simulated chains."""
+"""Compares the orders of a data directory with the simulated chains, without the service's code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _open(data_dir: Path) -> sqlite3.Connection:
 
 
 def audit(data_dir: Path) -> list[str]:
-    """Everything that does not add up; empty when all is well."""
+    """All differences between orders and chains; empty if there are none."""
     problems = check_database(data_dir)
     with closing(_open(data_dir)) as database:
         for problem, query in _CHECKS.items():
@@ -108,7 +108,7 @@ def orders_of(data_dir: Path) -> dict[str, str]:
 
 
 def deposits_on_chain(data_dir: Path, order_id: str) -> int:
-    """How many deposits the simulated chain holds for an order, noticed by the service or not."""
+    """The deposits that the simulated chain has for an order, recorded by the service or not."""
     query = (
         "SELECT count(*) FROM sandbox_transactions s JOIN orders o"
         " ON o.deposit_address = s.recipient WHERE o.order_id = ?"
@@ -118,7 +118,7 @@ def deposits_on_chain(data_dir: Path, order_id: str) -> int:
 
 
 def debits(data_dir: Path, to: str) -> list[int]:
-    """What left the simulated wallets to an address: units of each transaction."""
+    """Units of each transaction from the simulated wallets to an address."""
     sql = (
         "SELECT units FROM sandbox_transactions WHERE recipient = ? AND kind = 'transfer'"
         " AND state IN ('mempool', 'mined')"

@@ -1,6 +1,6 @@
-"""A line between two services that cuts, slows, resets and garbles what goes over it.
+"""A proxy between two services that cuts, slows, resets and garbles connections.
 
-Each connection carries one call and meets one mishap, drawn from a seed.
+Each connection carries one call and has at most one fault, drawn from a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 65_536
 
 
 class BadLine:
-    """Listens on ``port`` and passes calls on to ``target``; ``rate`` of them meet a mishap."""
+    """Listens on ``port`` and passes calls on to ``target``; a share of ``rate`` is faulty."""
 
     def __init__(self, target: int, seed: int, rate: float) -> None:
         self.target = target
@@ -30,7 +30,7 @@ class BadLine:
         self._calls: set[asyncio.Task[None]] = set()
 
     def take(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """Carry a connection beside the others; ``hang_up`` ends those that are left."""
+        """Serve a connection in a task of its own; ``hang_up`` ends those that are left."""
         call = asyncio.create_task(self.carry(near, back))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -43,7 +43,7 @@ class BadLine:
             await asyncio.wait(self._calls)
 
     async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """One connection, from its first byte to its end."""
+        """Serve one connection from its first byte to its end."""
         bad = self._random.random() < self.rate
         mishap = self._random.choice(MISHAPS) if bad else "none"
         self.met[mishap] += 1
@@ -83,7 +83,7 @@ class BadLine:
             await back.drain()
 
     async def _asked(self, request: bytes) -> bytes:
-        """What the far side answers; it closes when it has."""
+        """The target's response, up to the end of the connection."""
         far, there = await asyncio.open_connection("127.0.0.1", self.target)
         try:
             there.write(request)
@@ -96,7 +96,7 @@ class BadLine:
 
 
 async def _request(near: asyncio.StreamReader) -> bytes:
-    """A whole HTTP request with its declared body."""
+    """Read a complete HTTP request with its declared body."""
     head = await near.readuntil(b"\r\n\r\n")
     length = 0
     for line in head.lower().split(b"\r\n"):
@@ -107,7 +107,7 @@ async def _request(near: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def bad_line(target: int, *, seed: int, rate: float) -> AsyncIterator[BadLine]:
-    """A line to ``target``, a port of this machine, as long as the block lasts."""
+    """A proxy to ``target``, a port of this machine, for the duration of the block."""
     line = BadLine(target, seed, rate)
     server = await asyncio.start_server(line.take, "127.0.0.1", 0)
     line.port = server.sockets[0].getsockname()[1]

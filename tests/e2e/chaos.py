@@ -24,7 +24,7 @@ from rpcsvc.domain.addresses import stagenet_subaddress
 from tests.e2e.processes import Gone, Server, message, until
 
 SEED: Final = "CHAOS_SEED"
-# Where payouts go, and where refunds go: one that a refund failed to reach is not taken again.
+# Destinations of payouts and of refunds. An address whose refund failed is not accepted again.
 EVM: Final = ["0x52908400098527886E0F7030069857D2E4169EE7", *("0x" + n * 40 for n in "123")]
 MONERO: Final = [stagenet_subaddress(bytes([n]) * 64) for n in range(1, 5)]
 TO: Final = {"x2u": EVM, "u2x": MONERO}
@@ -121,7 +121,7 @@ class KillableService:
         self.up.set()
 
     def crash(self) -> None:
-        """Kill it as a power cut would, and launch it again."""
+        """Kill it with SIGKILL, and launch it again."""
         self.up.clear()
         self.server.kill()
         self.crashes += 1
@@ -142,7 +142,7 @@ def _is_alarm(line: str) -> bool:
     try:
         return json.loads(line).get("level") in _ALARMS
     except json.JSONDecodeError:
-        return True  # a traceback, or a last word
+        return True  # a traceback, or a last message
 
 
 @asynccontextmanager
@@ -292,7 +292,7 @@ class Caller:
             )
 
     async def poll(self) -> None:
-        """A placed order is found. Raises Gone."""
+        """Require that the status of a placed order can be read. Raises Gone."""
         known = [placed for placed in self.placed if placed.request.session_id is not None]
         if known:
             order_id = self.random.choice(known).order_id
@@ -320,7 +320,7 @@ class Caller:
         return OrderRequest(direction, session, (rpc, http))
 
     def _front_end_request(self) -> OrderRequest:
-        """With and without chunks, and with or without the integrator's fee."""
+        """An order over the BFF, with or without chunks and an integrator's fee."""
         direction, session = self._direction(), self._session()
         chain = self.random.choice(list(USDC))
         assets = [(0, "XMR"), (chain, USDC[chain])]

@@ -14,13 +14,13 @@ from tests.e2e.audit import count, orders_of
 from tests.e2e.chaos import KillableService
 from tests.e2e.processes import until
 
-# What is due, dust, too little, enough but less, more, and above the maximum.
+# The exact amount, dust, below the minimum, underpaid, overpaid, and above the maximum.
 AMOUNTS: Final = {
     "x2u": [None, None, None, "0.00005", "0.01", "0.3", "1", "7", "1000"],
     "u2x": [None, None, None, "0.01", "2", "60", "200", "1100", "60000"],
 }
 HOUR: Final = 3_600
-# More than any order of these has.
+# More deposits than any of these orders has.
 MOST_CHUNKS: Final = 200
 GONE: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
@@ -105,7 +105,7 @@ def _payout_inconsistencies(order: Order, payout: Transfer) -> list[str]:
 
 
 def _unswapped(order: Order, payout: Transfer) -> int:
-    """What the chunks left of the deposits that were paid out, in deposit units."""
+    """The part of the paid out deposits that no chunk swapped, in deposit units."""
     if not order.fills:
         return 0
     taken = sum(d.units for d in order.deposits if d.transfer_id == payout.transfer_id)
@@ -113,6 +113,6 @@ def _unswapped(order: Order, payout: Transfer) -> int:
 
 
 def _beside_deposits(order: Order, refund: Transfer) -> int:
-    """What a refund sends beside whole deposits, in deposit units."""
+    """The part of a refund beyond its own deposits, in deposit units."""
     taken = sum(d.units for d in order.deposits if d.transfer_id == refund.transfer_id)
     return refund.units + refund.fee - taken

@@ -29,7 +29,7 @@ from tests.postgres import new_database, own_server
 
 CONFIG: Final = Path(__file__).parents[2] / "config/haproxy.cfg"
 REPLICAS: Final = 3
-# Without a token /rpc does not answer to what comes through a balancer.
+# Without a token /rpc refuses requests that come through a load balancer.
 TOKEN: Final = "a token of the cluster"
 
 
@@ -65,7 +65,7 @@ class Replicas:
 
     @property
     def alive(self) -> list[Server]:
-        """Those that run; missing ones are started."""
+        """The replicas that run. With a supervisor, missing ones are started."""
         for _ in range(self.supervised - sum(not each.is_dead for each in self.all)):
             self.start()
         return [each for each in self.all if not each.is_dead]
@@ -131,7 +131,7 @@ async def replicas(
 
 
 async def is_ready(at: Server) -> bool:
-    """One that is paused is not: it takes the question, and does not answer."""
+    """Whether /readyz succeeds. A paused process accepts the connection and never answers."""
     try:
         async with asyncio.timeout(2):
             return (await at.health("/readyz")).get("http") == 200
@@ -142,8 +142,8 @@ async def is_ready(at: Server) -> bool:
 async def settles(at: Server, token: str | None) -> bool:
     """Whether it is ready and holds the lease.
 
-    One that has just taken it answers as before for a moment, ends its connections, and only then
-    says so.
+    For a moment after it took the lease a replica still answers as before, then it closes its
+    connections.
     """
     if not await is_ready(at):
         return False
@@ -158,17 +158,17 @@ async def settles(at: Server, token: str | None) -> bool:
 
 
 async def reads(at: Server) -> bool:
-    """Whether it can be asked for orders."""
+    """Whether it answers reads of orders."""
     return (await at.health("/readyz/reads")).get("http") == 200
 
 
 class Balancer(NamedTuple):
-    """Where clients come in."""
+    """HAProxy as clients reach it."""
 
     url: str
 
     async def takes_orders(self) -> bool:
-        """Whether it has found out which replica does: it asks them in turn until then."""
+        """Whether it has found the replicas that are ready; it probes them one after another."""
         async with aiohttp.ClientSession() as session:
             for _ in range(REPLICAS):
                 try:

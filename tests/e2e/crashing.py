@@ -1,8 +1,8 @@
 """``python -m tests.e2e.crashing SEAM WHEN N serve ...``: the service, killed by SIGKILL.
 
-It dies ``before`` or ``after`` the N-th call of a seam, as a power cut would have it: no handler
-runs, nothing is flushed. ``stopped before`` and ``stopped after``: it is paused there, by SIGSTOP.
-The product knows nothing of this; the seams are wrapped from outside.
+It is killed ``before`` or ``after`` the N-th call of a seam: no handler runs, nothing is flushed.
+``stopped before`` and ``stopped after``: it is paused there by SIGSTOP. The seams are wrapped here;
+the product has no code for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rpcsvc.webhook_sender import WebhookSender
 
 
 class Seam(NamedTuple):
-    """A method to die at; calls for which ``counts`` is false are let pass."""
+    """A method at which the process is killed. Calls for which ``counts`` is false pass."""
 
     owner: type
     name: str
@@ -44,7 +44,7 @@ SEAMS = {
     "once": Seam(Idempotency, "once"),
     "open": Seam(OrderProcessor, "open"),
     "write": Seam(Database, "write"),
-    # In the writer's thread: one transaction from the inside.
+    # In the writer's thread: within one transaction.
     "BEGIN": Seam(GroupConnection, "execute", sql("BEGIN")),
     "rows": Seam(GroupConnection, "_run"),
     "COMMIT": Seam(GroupConnection, "execute", sql("COMMIT")),
@@ -70,7 +70,7 @@ def seam(name: str) -> Seam:
     if name in SEAMS:
         return SEAMS[name]
     if " " in name:
-        # Those of the on-chain engine, whose packages are an extra.
+        # The seams of the engine onchain need an extra's packages.
         from tests.regtest import seams  # noqa: PLC0415
 
         if name.startswith("raise"):
@@ -84,7 +84,7 @@ def seam(name: str) -> Seam:
 
 
 def arm(at: Seam, when: str, number: int) -> None:
-    """Wrap the seam so that its ``number``-th call is deadly."""
+    """Wrap the seam so that its ``number``-th call kills or stops the process."""
     original: Callable[..., Any] = getattr(at.owner, at.name)
     calls = itertools.count(1)
     is_stopped, is_before = when.startswith("stopped"), when.endswith("before")

@@ -1,4 +1,4 @@
-"""Real server processes, and a client that outlives their deaths."""
+"""Real server processes, and calls that report when a server has died."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SETTINGS = {
     "RPCSVC_SANDBOX__USDC_BLOCK_MS": "50",
     "RPCSVC_LOG__FORMAT": "json",
 }
-# For what comes at once: only a test that fails, or a machine that is very busy, waits so long.
+# For events that are due at once. Only a failing test or a very busy machine waits this long.
 PATIENCE_SECONDS: Final = 180.0
 POLL_SECONDS = 0.02
-# Below those that the system gives to connections and to whoever asks it for any port.
+# Below the ephemeral ports of the system.
 PORTS: Final = range(20_000, 32_000)
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ Crash = tuple[str, str, int]
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody else is given for a long time, nor takes by chance.
+    """A free port of 127.0.0.1 that is not handed out again for a long time.
 
     Test processes run side by side, and some time passes before a daemon listens, or listens
     again after it was killed: each port is handed out once in a round of thousands.
@@ -69,7 +69,7 @@ def _is_free(port: int) -> bool:
 
 
 async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PATIENCE_SECONDS) -> T:
-    """Look again and again until there is something to see; TimeoutError after ``seconds``."""
+    """Poll ``look`` until it returns a true value; TimeoutError after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not (seen := await look()):  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(POLL_SECONDS)
@@ -77,7 +77,7 @@ async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PAT
 
 
 class Server:
-    """One server process on a data directory; its log lies beside it unless told otherwise."""
+    """One server process on a data directory. Its log is beside it by default."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Server:
         return await asyncio.to_thread(self._process.wait, seconds)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it with SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> int:
-        """End it in order; returns its exit status."""
+        """End it with SIGTERM; returns its exit status."""
         if not self.is_dead:
             self._process.terminate()
         return self._process.wait(timeout=PATIENCE_SECONDS)
@@ -132,11 +132,11 @@ class Server:
             return {}
 
     async def is_well(self) -> bool:
-        """Whether every health check is well now."""
+        """Whether every health check is ok now."""
         return (await self.health()).get("http") == 200
 
     async def ready(self) -> bool:
-        """Wait until it takes orders; False when it died before."""
+        """Wait until it is ready; False if it ended first."""
 
         async def ready_or_dead() -> bool:
             return self.is_dead or (await self.health("/readyz")).get("http") == 200
@@ -156,7 +156,7 @@ async def server(
     environ: Mapping[str, str] | None = None,
     log_dir: Path | None = None,
 ) -> AsyncIterator[Server]:
-    """A server that is ready, or already dead of its crash."""
+    """A server that is ready, or already killed at its crash point."""
     running = Server(data_dir, crash=crash, environ=environ, log_dir=log_dir)
     try:
         await running.ready()

@@ -1,4 +1,4 @@
-"""The swaps that are crashed."""
+"""The swaps of the crash tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""An attacker on a moving price, with many addresses: what he wins, and who is still served.
+"""An attacker with many addresses on a moving price: bounds on his profit and on denial of service.
 
 He orders, cancels, pays in time or late, sends dust, and waits, on the whole service with its real
-order machine, limits and store. docs/economics.md states the bound; an honest client with a token
-gets what he was quoted at any time, and so does one without while no more than
-HARMLESS addresses are in the way.
+order machine, limits and store. docs/economics.md states the bound. An honest client with a token
+always gets the quoted amount; so does one without while at most HARMLESS addresses hold orders.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ XMR = 10**12
 START = 165_000_000
 WINDOW_SECONDS = 3_600
 BREAK_BPS, SPREAD_BPS = 100, 50
-# How far the market may run ahead of the rate that the service has.
+# How far the market may be ahead of the service's rate.
 LAG_BPS = 30
-# What is paid in, at most, so that trades alone do not empty the wallets.
+# The most that is deposited, so that trades alone do not empty the wallets.
 MOST_PAID = {"x2u": "20", "u2x": "3300"}
 UNPAID = {"x2u": "100", "u2x": "20000"}
 HONEST = {"x2u": "12", "u2x": "2000"}
@@ -42,7 +41,7 @@ DIRECTIONS = st.sampled_from(["x2u", "u2x"])
 ADDRESSES = st.integers(1, 200)
 HONEST_CLIENT = Client("token", "honest")
 HONEST_STRANGER = Client(ADDRESS, "198.51.100.9")
-# Addresses that hold unfunded orders, and leave some of what all addresses share: see
+# As many addresses may hold unfunded orders and leave a part of the share of all: see
 # docs/economics.md, "How many addresses it takes".
 HARMLESS = 3
 HELD, USDC_HELD = {"monero": 1_500 * XMR}, 250_000 * 10**6
@@ -59,7 +58,7 @@ class Attack:
 
 
 class Market(RuleBasedStateMachine):
-    """``market`` is the price outside, in USDC units per XMR; ``known`` what the service has."""
+    """``market``: the market's rate in USDC units per XMR; ``known``: the service's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class Market(RuleBasedStateMachine):
         self.loop.close()
         self.folder.cleanup()
 
-    # --- what may happen ---------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------
 
     @rule(bps=st.integers(-150, 150))
     def price_moves(self, bps: int) -> None:
@@ -111,12 +110,12 @@ class Market(RuleBasedStateMachine):
 
     @rule(address=ADDRESSES, direction=DIRECTIONS)
     def attacker_orders(self, address: int, direction: str) -> None:
-        """An order that may be paid later, if that is worth it."""
+        """An order that may be paid later, if the price has moved in his favour."""
         self.attack(address, direction, MOST_PAID[direction])
 
     @rule(first=ADDRESSES, count=st.integers(2, 12), direction=DIRECTIONS)
     def attacker_holds_the_wallet(self, first: int, count: int, direction: str) -> None:
-        """As many of the largest orders as he has addresses."""
+        """He makes the largest order possible from each of his addresses."""
         for address in range(first, first + count):
             self.attack(address, direction, UNPAID[direction])
 
@@ -124,7 +123,7 @@ class Market(RuleBasedStateMachine):
     def attacker_waits_for_the_price(
         self, address: int, direction: str, bps: int, dust: bool
     ) -> None:
-        """He pays once the market has moved against the service; dust is to hold the lock."""
+        """He pays once the market has moved against the service; dust is to keep the lock."""
         before = len(self.attacks)
         self.attack(address, direction, MOST_PAID[direction])
         ordered = [attack.order_id for attack in self.attacks[before:]]
@@ -147,7 +146,7 @@ class Market(RuleBasedStateMachine):
     @precondition(lambda self: self.attacks)
     @rule(data=st.data(), share=st.sampled_from([1, 50, 100, 150]))
     def attacker_pays(self, data: st.DataObject, share: int) -> None:
-        """Dust, a half, what is due, or more; never more than MOST_PAID and a half."""
+        """He sends dust, a half, the exact amount, or more; at most one and a half of MOST_PAID."""
         attack = data.draw(st.sampled_from(self.attacks))
         units = float(MOST_PAID[attack.direction]) * share / 100
         self.pay(attack.order_id, f"{units:.6f}")
@@ -178,8 +177,8 @@ class Market(RuleBasedStateMachine):
 
     @rule(direction=DIRECTIONS)
     def honest_stranger_swaps(self, direction: str) -> None:
-        """Known by his address alone, he is served unless too many addresses are in his way; then
-        he is told when to come back, within the deposit window.
+        """Without a token: he is served unless too many addresses hold orders. Then the refusal
+        says when to retry, within the deposit window.
         """
         answer = self.order(HONEST_STRANGER, direction, HONEST[direction])
         if answer["ok"]:
@@ -208,7 +207,7 @@ class Market(RuleBasedStateMachine):
         assert (found.status, found.payout.units) == ("completed", found.terms.expected_output)
         self.note_worth()
 
-    # --- how it is done ----------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------
 
     def order(self, client: Client, direction: str, amount: str) -> dict[str, Any]:
         to = EVM if direction == "x2u" else MONERO
@@ -223,7 +222,7 @@ class Market(RuleBasedStateMachine):
         return dict(self.run_(call))
 
     def pay(self, order_id: str, amount: str | None) -> None:
-        self.box.clock.now += 1  # what is first seen in the millisecond of a break is in time
+        self.box.clock.now += 1  # a deposit first seen in the millisecond of a break is in time
         params = {"amount": amount} if amount else {}
         self.run_(self.box.call("sandbox.fund", orderId=order_id, **params))
 
@@ -232,11 +231,11 @@ class Market(RuleBasedStateMachine):
         assert order is not None
         return order
 
-    # --- what must hold ----------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------
 
     def note_worth(self) -> None:
-        """A deposit is worth what the market said at first sight; without a rate of its own, what
-        it said until the decision.
+        """A deposit is valued at the market's rate when it was first seen; if it has no rate of its
+        own, at the highest until the decision.
         """
         for attack in self.attacks:
             order = self.found(attack.order_id)
@@ -249,7 +248,7 @@ class Market(RuleBasedStateMachine):
                 attack.worth[deposit.key] = max(worth, attack.worth.get(deposit.key, worth))
 
     def require_bounded(self) -> None:
-        """Nobody is paid more than docs/economics.md allows for what he sent."""
+        """No payout is above the bound of docs/economics.md for its deposits."""
         for attack in self.attacks:
             order = self.found(attack.order_id)
             if order.payout is None:

@@ -1,6 +1,6 @@
 """The stores that the benchmark grows are read and served by the product.
 
-The wallets of its simulated chains do not hold what copied orders received: nobody pays there.
+The wallets of its simulated chains do not hold the deposits of copied orders: no payouts are made.
 """
 
 from __future__ import annotations

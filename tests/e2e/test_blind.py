@@ -1,4 +1,4 @@
-"""A network that can't be seen for a while: no order is decided on before what came is known."""
+"""A network whose node is down: its orders are not decided until the deposit scan has caught up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
 
 @contextmanager
 def out_of_sight(box: Sandbox, network: str) -> Iterator[None]:
-    """The node of one network is down; the others show what they have."""
+    """The node of one network is down; deposits of the others are still reported."""
     engine = box.up.backend.engine
     sees = engine.observe
 

@@ -39,11 +39,11 @@ ENVIRON: Final = {
     "RPCSVC_SANDBOX__RATE_PATH_BPS": "0,12,-7,31,-20,5,25,-33",
     "RPCSVC_SANDBOX__RATE_STEP_SECONDS": "1",
 }
-# At least so long, and until that many crashes: a busy machine starts slowly.
+# The least duration and number of crashes: a busy machine starts slowly.
 SECONDS: Final = 25.0
 CRASHES: Final = 3
 CALLERS: Final = 6
-# A fault is ended more often than it is begun: else nothing would move for most of the time.
+# Faults end more often than they begin; otherwise orders would be stuck most of the time.
 FAULT_SCHEDULE: Final[list[dict[str, Any]]] = [
     *[{"fault": fault} for fault in ("engine_down", "rates_down", "pause_blocks")],
     *[{"fault": fault} for fault in ("engine_up", "rates_up", "resume_blocks") for _ in range(3)],
@@ -53,7 +53,7 @@ FAULT_SCHEDULE: Final[list[dict[str, Any]]] = [
 
 
 class User(Caller):
-    """Pays its orders and injects faults into them, as its own random numbers say."""
+    """Pays its orders and injects faults into them, drawn from its own random numbers."""
 
     async def run(self, over: asyncio.Event) -> None:
         """Draw one action after the other until ``over`` is set."""
@@ -79,7 +79,7 @@ class User(Caller):
             self.service.rpc("sandbox.fund", orderId=placed.order_id, **params)
             for _ in range(deposits)
         )
-        with suppress(Refused):  # nothing is due any more
+        with suppress(Refused):  # no amount is due any more
             await asyncio.gather(*sent)
 
     async def inject_fault(self) -> None:
@@ -92,7 +92,7 @@ class User(Caller):
 
 
 async def crash_repeatedly(service: KillableService, seed: int, over: asyncio.Event) -> None:
-    """Kill the service at random moments, while it starts included; then set ``over``."""
+    """Kill the service at random moments, also during its start; then set ``over``."""
     drawn, end = random.Random(f"{seed} crashes"), time.monotonic() + SECONDS
     while time.monotonic() < end or service.crashes < CRASHES:
         await asyncio.sleep(drawn.uniform(0.2, 4.0))

@@ -36,11 +36,11 @@ from tests.e2e.processes import Gone, until
 from tests.e2e.sidecar import environ
 from tests.sandbox import ORDER_FAULTS
 
-# At least so long, and until both crashed that often: a busy machine starts slowly.
+# The least duration and number of crashes of each: a busy machine starts slowly.
 SECONDS: Final = 25.0
 CRASHES: Final = 2
 CALLERS: Final = 4
-# What the log says of a call that was cut off, and that its caller may repeat.
+# Errors that are logged for a call that was cut off and may be repeated.
 IN_DOUBT: Final = "upstream_order_in_doubt"
 FAULT_SCHEDULE: Final = [
     {"fault": fault}
@@ -52,7 +52,7 @@ FAULT_SCHEDULE: Final = [
 
 
 class SidecarUser(Caller):
-    """Orders at the sidecar and pays at the exchange, as its own random numbers say."""
+    """Orders at the sidecar and pays at the exchange, drawn from its own random numbers."""
 
     def __init__(self, sidecar: KillableService, exchange: KillableService, name: str) -> None:
         super().__init__(sidecar, name)
@@ -88,7 +88,7 @@ class SidecarUser(Caller):
 
     async def _at_exchange(self, method: str, placed: PlacedOrder, params: dict[str, Any]) -> None:
         theirs = upstream_order(self.service.data_dir, placed.order_id)
-        with suppress(Refused):  # nothing is due any more, or it has no such deposit
+        with suppress(Refused):  # no amount is due any more, or it has no such deposit
             await self._exchange.rpc(method, orderId=theirs, **params)
 
 
@@ -98,7 +98,7 @@ def upstream_order(data_dir: Path, order_id: str) -> str:
 
 
 def relayed(data_dir: Path) -> list[tuple[str, str]]:
-    """Every order of a sidecar: its id here and there."""
+    """Every order of a sidecar: its own id and the exchange's."""
     return _rows(data_dir, "SELECT order_id, upstream_id FROM orders")
 
 
@@ -138,7 +138,7 @@ async def crash_in_turn(
 
 
 async def recover(exchange: KillableService, users: Sequence[SidecarUser]) -> None:
-    """End every fault, have every call answered, let every deadline pass, and refund what waits."""
+    """End every fault, answer every call, pass every deadline, and name refund addresses."""
     for fault in ("engine_up", "rates_up", "resume_blocks"):
         await exchange.rpc("sandbox.fault", fault=fault)
     await asyncio.gather(*(_retry_all(user) for user in users))

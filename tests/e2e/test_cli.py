@@ -1,6 +1,6 @@
 """The command line against a server's socket, against its URL, and without one.
 
-What is about the process itself (streams, signals, what a shell makes of it) runs in one.
+Tests of streams, signals and shells run the command in a process of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Cli:
         )
 
     async def ask(self, *arguments: str, **environ: str) -> dict[str, Any]:
-        """The envelope of a call, which is all there is on stdout; nothing is on stderr."""
+        """The envelope of a call: the only output on stdout, with an empty stderr."""
         done = await self.run(*arguments, **environ)
         answer: dict[str, Any] = json.loads(done.stdout)
         assert done.stderr == ""
@@ -83,7 +83,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for tests that change nothing of it."""
+    """A server for tests that only read from it."""
     up = Server(tmp_path_factory.mktemp("shared") / "data")
     try:
         assert asyncio.run(up.ready())
@@ -145,7 +145,7 @@ async def test_command_lines_in_the_documents_work_as_they_stand(cli: Cli, tmp_p
         elsewhere = Cli(tmp_path / "client")
         answers = [await _typed(elsewhere, line) for line in dict.fromkeys(lines)]
         assert all(answer["ok"] for answer in answers)
-        # JSON-RPC has the command's key; HTTPS has one that is apart from both.
+        # JSON-RPC uses the command's key; HTTPS has a key of its own.
         made = next(a["data"]["order"] for a in answers if a["operation"] == "swap.execute")
         https, rpc = (
             re.findall(rf'idempotency-key{mark} "?([0-9a-f-]+)', full)[0] for mark in (":", '":')
@@ -165,7 +165,7 @@ def _command_lines(page: str) -> list[str]:
 
 
 async def _typed(cli: Cli, line: str) -> dict[str, Any]:
-    """The envelope of a line that is typed into a shell as it stands in a document."""
+    """Run a line from a document in a shell, unchanged; its envelope."""
     program = shlex.quote(sys.executable)
     done = await asyncio.to_thread(
         subprocess.run,
@@ -193,7 +193,7 @@ async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
         made = await elsewhere.ask("agent:swap:create", *SWAP, **where)
         assert (await elsewhere.ask("sandbox:fund", **where))["ok"]
         assert (await elsewhere.until_over(**where))["state"] == "completed"
-    # what is remembered is the client's; nothing else was made on its side
+    # the client keeps its own memory file and creates nothing else
     assert [path.name for path in elsewhere.data_dir.iterdir()] == ["cli-state.json"]
     state = json.loads((elsewhere.data_dir / "cli-state.json").read_text())
     assert state["order_id"] is None
@@ -237,7 +237,7 @@ async def test_key_of_another_transport_finds_its_order_despite_state(
             "agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "other-0123456789"
         )
         await cli.ask("agent:swap:create", *SWAP, "--idempotency-key", "other-0123456789")
-        # What the CLI fills in is no part of what a key stands for, whichever way a retry comes.
+        # Inputs that the CLI fills in are not bound to the key, whichever transport a retry uses.
         remembered = await cli.ask(
             "agent:swap:create", *SWAP, "--idempotency-key", "third-0123456789"
         )
@@ -269,7 +269,7 @@ async def test_a_command_that_settles_writes_no_log(cli: Cli) -> None:
     assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]
 
     async def waits_for_an_address() -> bool:
-        answer = await cli.ask("agent:swap:status")  # settles in its own process what is due
+        answer = await cli.ask("agent:swap:status")  # runs due effects in its own process
         return bool(answer["data"]["actionRequired"] == "refund_address")
 
     await until(waits_for_an_address)
@@ -384,7 +384,7 @@ async def test_demo_interrupted_at_its_start_leaves_nothing_behind(
         sys.executable, "-m", "rpcsvc", "demo",
         env={**cli.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # A shell in the background ignores it, and so would the demo.
+        # A background job of a shell ignores SIGINT, and its children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     async with asyncio.timeout(180):
@@ -437,7 +437,7 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
 
 
 async def test_order_with_an_unwritable_answer_is_not_called_refused(cli: Cli) -> None:
-    """1 would say that there is no order, and a script would make another one."""
+    """Exit status 1 means that there is no order: a script would create another one."""
     words = ["agent:swap:execute", *SWAP, "--idempotency-key", "k-0123456789abcd"]
     done = await cli.in_shell(">/dev/full", *words)
     assert done.returncode == 3

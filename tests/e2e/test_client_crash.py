@@ -1,4 +1,4 @@
-"""``rpcsvc.client`` against a service that is killed: it goes on with the one that follows."""
+"""``rpcsvc.client`` continues with the restarted service after a kill."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_client_goes_on_after_the_service_was_killed(tmp_path: Path) -> No
             servers.append(Server(tmp_path / "data"))
             line.target = servers[1].url
             swap = Swap.model_validate(SWAP)
-            # Both are asked of a service that is not there yet.
+            # Both calls are made before the service listens again.
             again = SwapClient(line.url, issuer=servers[1].url, retries=PATIENT)
             async with asyncio.timeout(90), again:
                 second = await again.create(swap)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 async def polled(front: Balancer, order_id: str, seen: list[str]) -> None:
-    """Ask for the order until it is over, each time over a new connection. None may fail."""
+    """Poll the order until it is over, each time over a new connection. No call may fail."""
     url = f"{front.url}/api/v1/agent/swap/status/{order_id}"
     while seen[-1:] != ["completed"]:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -33,7 +33,7 @@ async def polled(front: Balancer, order_id: str, seen: list[str]) -> None:
 
 
 async def answered(front: Balancer, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """The data of a call that was carried out; None while no replica takes it."""
+    """The data of a successful call; None while no replica is ready."""
     headers = {"idempotency-key": "a key of sixteen or more"}
     async with (
         aiohttp.ClientSession() as session,

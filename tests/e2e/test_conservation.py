@@ -49,7 +49,7 @@ class Scenario:
             async with sandbox(data_dir, self.clock) as box:
                 for _ in range(part):
                     await self.step(box)
-            left -= part  # the service stops here, whatever it is doing
+            left -= part  # the service is stopped here, in the middle of any work
         async with sandbox(data_dir, self.clock) as box:
             await self.recover(box)
             await self.check(box)
@@ -111,7 +111,7 @@ class Scenario:
         self.orders.append((direction, order.order_id, order.terms.session_id))
 
     async def recover(self, box: Sandbox) -> None:
-        """End all faults, let every deadline pass, and give the addresses that are asked for."""
+        """End all faults, let every deadline pass, and name the refund addresses that are due."""
         for fault in ("engine_up", "rates_up", "resume_blocks"):
             await box.fault(fault)
         await box.settle(70)

@@ -1,4 +1,4 @@
-"""kill -9 between the steps that matter; afterwards the books balance and a retry is safe."""
+"""kill -9 between the steps of a swap; afterwards the books balance and a retry is safe."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Client:
 
     data_dir: Path
     direction: str
-    amount: str | None = None  # of the deposit; what is due unless set
-    data: bytes = b""  # what create answered first
+    amount: str | None = None  # of the deposit; the order's amount unless set
+    data: bytes = b""  # the first answer to create
     end: dict[str, Any] = field(default_factory=dict)
 
     async def run(self, at: Server) -> None:
@@ -60,7 +60,7 @@ class Client:
         return dict(made)
 
     async def fund(self, at: Server, order_id: str) -> None:
-        # A call that died may have been carried out: the chain knows.
+        # A call without an answer may have been carried out: look at the chain.
         if not deposits_on_chain(self.data_dir, order_id):
             amount = {"amount": self.amount} if self.amount else {}
             await call_for_data(at, "sandbox.fund", {"orderId": order_id, **amount})
@@ -70,7 +70,7 @@ class Client:
             data = (await call(at, "swap.status", {"orderId": order_id}))["data"]
             return "waits" if data["actionRequired"] else data["outcome"]
 
-        # The address of an earlier run may be at work already: then nothing waits for it.
+        # The address from an earlier run may be in use already: then none is asked for.
         if not count(self.data_dir, "orders WHERE refund_address IS NOT NULL"):
             assert await until(waits_or_is_over) == "waits"
             asked = {"orderId": order_id, "sessionId": session_id, "walletAddress": MONERO}
@@ -79,14 +79,14 @@ class Client:
 
 @dataclass
 class Swapped(Client):
-    """The whole amount, in time."""
+    """The exact amount, in time: paid out."""
 
     outcome = "completed"
 
 
 @dataclass
 class Refunded(Client):
-    """More than the maximum: all of it goes back."""
+    """More than the maximum: all of it is refunded."""
 
     outcome = "refunded"
 
@@ -96,7 +96,7 @@ class Refunded(Client):
 
 @dataclass
 class Expired(Client):
-    """Nothing comes, and the time is up."""
+    """No deposit until the deadline."""
 
     outcome = "expired"
 
@@ -107,7 +107,7 @@ class Expired(Client):
 
 @dataclass
 class PartlyPaid(Client):
-    """Less than the amount, but enough, when the time is up."""
+    """Underpaid but above the minimum at the deadline."""
 
     outcome = "completed"
 
@@ -123,7 +123,7 @@ class PartlyPaid(Client):
             return count(self.data_dir, "deposits WHERE state = 'confirmed'") == 1
 
         await until(confirmed)
-        # Once: a second week would pass between the decision to swap and the signature.
+        # Only once: otherwise a week would pass between the decision to swap and the signature.
         if not count(self.data_dir, "sandbox_settings WHERE name = 'clock_offset_ms'"):
             await call_for_data(at, "sandbox.fault", {"fault": "advance_clock", "seconds": A_WEEK})
 
@@ -150,8 +150,8 @@ def both_sides(*steps: tuple[str, int]) -> list[Crash]:
     return [(seam, when, n) for seam, n in steps for when in ("before", "after")]
 
 
-# The first transaction of a server makes the simulated chains; the second is the order: its row,
-# its history, the answer under its key.
+# A server's first transaction creates the simulated chains; the second is the order with its
+# history and the answer under its key.
 CREATE = [
     *both_sides(("once", 1), ("open", 1), ("write", 2), ("rows", 3)),
     *[("BEGIN", "after", 2), ("rows", "after", 2), ("rows", "after", 4), ("COMMIT", "after", 2)],
@@ -258,7 +258,7 @@ async def test_a_crash_in_any_transaction_ends_in_exactly_one_payout(
 
 
 class Load:
-    """Clients that order and fund, whatever happens to the server."""
+    """Clients that order and fund while the server is killed and restarted."""
 
     def __init__(self, data_dir: Path, seed: int) -> None:
         self.server = Server(data_dir)
@@ -298,7 +298,7 @@ class Load:
         return None
 
     async def settle(self) -> None:
-        """Fund what a dead server may have swallowed, and follow every order to its end."""
+        """Repeat deposits that a killed server may have lost, and follow every order to its end."""
         for _, order_id, _ in self.acknowledged.values():
             if not deposits_on_chain(self.server.data_dir, order_id):
                 await call_for_data(self.server, "sandbox.fund", {"orderId": order_id})
@@ -306,7 +306,7 @@ class Load:
             assert (await until_over(self.server, order_id))["state"] == "completed"
 
     async def replay(self) -> None:
-        """Every key still gives the answer that was given first, to the byte."""
+        """Every key still gives the first answer, byte for byte."""
         for key, (direction, _, data) in self.acknowledged.items():
             keyed = {**SWAPS[direction], "idempotency-key": key}
             assert (await call_for_data(self.server, "swap.execute", keyed))[1] == data
@@ -372,9 +372,9 @@ async def batched(at: Server, method: str, each: list[dict[str, Any]]) -> list[d
 
 
 async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
-    """Kill a server that has so many open orders, a payout pending for each of them.
+    """Kill a server with ``orders`` open orders, each with a payout pending.
 
-    How many seconds it took to answer when it had none: what is quick depends on the machine.
+    Returns the seconds from its start to its first answer without orders, for comparison.
     """
     begun = time.monotonic()
     async with server(data_dir) as first:

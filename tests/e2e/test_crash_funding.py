@@ -1,4 +1,4 @@
-"""kill -9 around a signed payment: one debit, one credit, whatever the client has kept."""
+"""kill -9 around a signed payment: one debit, one credit, with or without the client's copy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Payer:
         self.end = await until_over(at, order_id)
 
     async def pay(self, at: Server, order_id: str) -> None:
-        """Sign what the service asks for, and nothing unless it asks."""
+        """Sign the payment that the service asks for; none if it asks for none."""
         payment = self.payment if self.keeps else None
         if payment is None:
             asked = await call(at, "swap.fund", {"orderId": order_id})

@@ -40,7 +40,7 @@ INTERVAL_MS = 1_000
 BASE = 165 * ONE_USDC
 PATH = [0, 12, -7, 31, -20, 5, 25, -33]
 STEP_MS = 1_000
-# The rate of a chunk is read, and then the chunk is committed: as long as that may take.
+# The most time between reading the rate of a chunk and committing the chunk.
 AT_MOST_MS = 500
 ENVIRON = {
     "RPCSVC_SANDBOX__RATE_PATH_BPS": ",".join(map(str, PATH)),
@@ -63,7 +63,7 @@ class Client:
         return await self.bff(at, "GET", f"/orders/{order_id}")
 
     async def fund(self, at: Server) -> str:
-        """Order, and pay unless the chain knows of it already; the order's id. Raises Gone."""
+        """Order, and pay unless the chain has the deposit; the order's id. Raises Gone."""
         order_id = str((await self.create(at))["orderId"])
         if not deposits_on_chain(self.data_dir, order_id):
             await call_for_data(at, "sandbox.fund", {"orderId": order_id})
@@ -101,7 +101,7 @@ class Client:
 
 
 async def stored(data_dir: Path, order_id: str) -> Order:
-    """The order as its books have it, once the server is gone."""
+    """The order in the database, after the server has ended."""
     database = await Database.open(data_dir)
     try:
         order = await SqlOrderStore(database, str).order(order_id)
@@ -112,7 +112,7 @@ async def stored(data_dir: Path, order_id: str) -> Order:
 
 
 def foretold(order: Order) -> int:
-    """What the chunks bring: their sizes, the price path and the times of filling alone say it."""
+    """The output computed from the chunks' sizes, the price path and the fill times alone."""
     terms, total = order.terms, 0
     for fill in order.fills:
         assert fill.rate in {price_at(BASE, PATH, STEP_MS, fill.at - ms) for ms in (0, AT_MOST_MS)}
@@ -121,7 +121,7 @@ def foretold(order: Order) -> int:
 
 
 async def check_the_end(client: Client, end: dict[str, Any]) -> None:
-    """Every chunk once, in its time; one payout, of their sum."""
+    """Require every chunk once, on schedule, and one payout of their sum."""
     data_dir = client.data_dir
     order = await stored(data_dir, client.made["orderId"])
     assert (end["status"], end["twap"]["status"]) == ("completed", "completed")

@@ -278,7 +278,7 @@ async def test_reorganised_deposit_is_confirmed_again_before_payout(
     box: Sandbox, direction: str
 ) -> None:
     order = await box.order(direction)
-    await box.fault("engine_down")  # nothing can be paid out yet
+    await box.fault("engine_down")  # no payout is possible yet
     await order.fund()
     await box.settle()
     assert (await order.status())["data"]["order"]["status"] == "deposit_confirmed"

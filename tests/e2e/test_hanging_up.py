@@ -1,4 +1,4 @@
-"""A caller that hangs up before it is heard: still nobody that is trusted."""
+"""A caller that resets its connection before its request is read is not trusted as local."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service whose lease another process has taken writes nothing, and ends."""
+"""A service whose lease was taken by another process writes nothing and exits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rows(data_dir: Path, sql: str) -> list[tuple[object, ...]]:
 
 
 async def test_service_that_lost_its_lease_writes_nothing_and_ends(tmp_path: Path) -> None:
-    """As if the owner lock had been lost, with the file system that it is on."""
+    """The owner lock does not prevent it, as when its file system is gone."""
     data_dir = tmp_path / "data"
     async with server(data_dir) as up:
         assert (await call(up, "swap.create", SWAPS["u2x"]))["ok"]

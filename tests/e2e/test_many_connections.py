@@ -1,4 +1,4 @@
-"""Clients that hold connections open and send nothing: others are served meanwhile."""
+"""Idle connections do not keep other clients from being served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUEST = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
-    """Children may open few files; this process has as many as it needs."""
+    """Limit the open files of child processes, not those of this one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(IDLE + 200, hard), hard))
     yield 1_024
@@ -44,7 +44,7 @@ def get(connection: socket.socket) -> bytes:
 
 
 async def test_idle_connections_leave_room_for_others(tmp_path: Path, few_descriptors: int) -> None:
-    """From six addresses: each is held to its share, and the number in all to the descriptors."""
+    """From six addresses: each is limited to its share, and the sum by the file descriptors."""
     server = Server(tmp_path / "data")
     try:
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (few_descriptors, few_descriptors))

@@ -1,4 +1,4 @@
-"""An order that is sent very many deposits, as anyone may for next to nothing, stops no other."""
+"""An order with very many tiny deposits, which cost a sender almost nothing, delays no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_every_one_of_many_deposits_is_recorded_and_counts(tmp_path: Path)
         swamped = await box.order("u2x")
         for _ in range(MANY):
             await swamped.fund(ONE_UNIT)
-        await swamped.fund()  # what is due, by the books, when nothing has been seen yet
+        await swamped.fund()  # the order's amount, since no deposit is recorded yet
 
         await box.settle(20)
 

@@ -1,4 +1,4 @@
-"""5,000 callers that wait for events of one service: what they cost, and what they are told."""
+"""5,000 callers that wait for events of one service: their CPU and memory, and their answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def descriptors() -> Iterator[None]:
-    """This process and its children may open a file for each connection."""
+    """Allow this process and its children an open file for each connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < ROOM + 1_000:
         pytest.skip(f"needs {ROOM + 1_000} open files, may have {hard}")
@@ -81,7 +81,7 @@ async def test_5000_waiting_callers_cost_next_to_nothing(tmp_path: Path, descrip
         made = [(await call(at, "swap.create", SWAPS["x2u"]))["data"]["order"] for _ in range(2)]
         quiet, busy = (order["orderId"] for order in made)
         idle = cpu_seconds(at.pid)
-        await asyncio.sleep(QUIET_SECONDS)  # a span of time is what is measured
+        await asyncio.sleep(QUIET_SECONDS)  # the CPU time of this span is measured
         idle = cpu_seconds(at.pid) - idle
         before = resident_bytes(at.pid)
         waiting: list[Open] = []

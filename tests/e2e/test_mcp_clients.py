@@ -1,4 +1,4 @@
-"""Whole swaps by the official SDK's client: over HTTP, and over stdio through ``rpcsvc mcp``."""
+"""Swaps to the end by the official SDK's client, over HTTP and over stdio with ``rpcsvc mcp``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LOCK_MS = 900_000
 # Against the service by a little, and by more than orders.lock_break_bps.
 LITTLE = {"x2u": "164.5", "u2x": "165.5"}
 MUCH = {"x2u": "163", "u2x": "167"}
-# In favour of the service: the rate may then be worse than minReceived for who pays.
+# In favour of the service: the payer may then get less than minReceived.
 BAD = {"x2u": "150", "u2x": "180"}
 
 
@@ -166,12 +166,12 @@ async def test_the_lock_is_never_longer_than_the_deposit_window(tmp_path: Path) 
         assert found["priceLockedUntil"] == found["expiresAt"]
 
 
-# --- while no source tells a rate --------------------------------------------------------------
+# --- without a rate ----------------------------------------------------------------------------
 
 
 @contextmanager
 def outage(box: Sandbox) -> Iterator[None]:
-    """No source tells a rate."""
+    """No rate source has a rate."""
 
     def no_rate() -> None:
         raise Unavailable("No source tells a rate.")

@@ -12,7 +12,7 @@ from tests.e2e.processes import until
 from tests.e2e.swaps import SWAPS
 from tests.postgres import new_database
 
-# By a process before this one, whose row is fresh for long: the sandbox has 165.
+# Published by an earlier process, and still fresh; the sandbox's own rate is 165.
 _OTHER = (
     "INSERT INTO rates (published_at, usdc_per_xmr, token)"
     " VALUES (now_ms() + 3600000, 169000000, 1)"

@@ -1,4 +1,4 @@
-"""One order that can't be recorded must not stop the others."""
+"""One quarantined order must not stop the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLAIM = """
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing a traceback at every tick would take longer than all else."""
+    """Turn off tracebacks: rendering one at every tick would dominate the run time."""
     captured(monkeypatch, "rpcsvc.orders.processor")
 
 
@@ -33,7 +33,7 @@ async def _claim_deposit_of(box: Sandbox, address: str, other: str) -> None:
 
 
 def _take_back_claim(data_dir: Path, other: str) -> None:
-    """As no version of the service could: a deposit is never deleted."""
+    """Delete the claim behind the triggers: the service never deletes a deposit."""
     with closing(sqlite3.connect(data_dir / DATABASE_NAME, isolation_level=None)) as database:
         database.execute("DROP TRIGGER deposits_are_never_deleted")
         database.execute("DELETE FROM deposits WHERE order_id = ?", (other,))
@@ -77,7 +77,7 @@ async def test_quarantined_order_is_retried_until_health_recovers(
 
 
 async def test_nothing_is_signed_for_an_order_that_is_aside(tmp_path: Path) -> None:
-    """What can't be recorded may be that its deposit is gone."""
+    """The event that can't be recorded may be the removal of its deposit."""
     async with sandbox(tmp_path) as box:
         broken, thief = await box.order("u2x"), await box.order("u2x")
         await broken.fund()
@@ -100,7 +100,7 @@ async def test_nothing_is_signed_for_an_order_that_is_aside(tmp_path: Path) -> N
 
 
 async def test_a_fault_waits_while_the_chain_is_being_mined(tmp_path: Path) -> None:
-    """Else a deposit could be mined and dropped at once, and the simulated books be wrong."""
+    """Otherwise a deposit could be mined and dropped at once, and the chain's sums be wrong."""
     async with sandbox(tmp_path) as box:
         order = await box.order("x2u")
         await order.fund()

@@ -1,4 +1,4 @@
-"""Orders that are made with a refund address: whoever else knows the order can't redirect it."""
+"""Orders with a refund address: knowing the order is not enough to redirect its refund."""
 
 from __future__ import annotations
 

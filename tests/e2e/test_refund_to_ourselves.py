@@ -1,4 +1,4 @@
-"""A refund to a deposit address of the service would go round in circles, a fee each time."""
+"""A refund to a deposit address of the service is refused: it would be refunded again and again."""
 
 from __future__ import annotations
 

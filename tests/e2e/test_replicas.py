@@ -42,7 +42,7 @@ from tests.e2e.sidecar import environ
 from tests.e2e.swaps import MONERO, SWAPS
 from tests.postgres import new_database, own_server
 
-# docs/cluster.md says 15 for a quiet machine; the one of the tests is not quiet.
+# docs/cluster.md says 15 for an idle machine; the test machine is busy.
 LATE_SECONDS = 45
 
 
@@ -52,12 +52,12 @@ async def order(at: Server, key: str) -> tuple[str, bytes]:
     order_id = data["order"]["orderId"]
     status = await call(at, "swap.status", {"orderId": order_id})
     if status["state"] == "waiting_for_funding":
-        with suppress(AssertionError):  # it is on its way: nothing is due
+        with suppress(AssertionError):  # the deposit is pending: no amount is due
             await call_for_data(at, "sandbox.fund", {"orderId": order_id})
     return str(order_id), body
 
 
-# The orders are paid in XMR; what goes out on another network is a refund.
+# The orders are paid out in XMR; a transfer on another network is a refund.
 _PAYOUTS = (
     "SELECT count(*) FROM sandbox_transactions WHERE kind = 'transfer' AND network = 'monero'"
 )
@@ -282,7 +282,7 @@ async def test_order_made_for_a_caller_that_was_killed_is_found_again(
 
 @asynccontextmanager
 async def locked(url: str, table: str) -> AsyncIterator[None]:
-    """Nobody adds to the table within this; it can be read."""
+    """Lock the table against inserts within the block; reads pass."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(f"BEGIN; LOCK TABLE {table} IN SHARE MODE")
@@ -300,7 +300,7 @@ async def has_made(exchange: Server) -> bool:
 async def test_replicas_killed_while_they_ask_make_no_order_twice(
     postgres: Callable[[], str], tmp_path: Path, seed: int
 ) -> None:
-    """Callers and the settler are killed between a claim and its outcome, on a bad line."""
+    """Callers and the settler are killed between a claim and its outcome; connections fail."""
     dice = random.Random(seed)
     async with (
         server(tmp_path / "exchange") as exchange,
@@ -330,7 +330,7 @@ _UNDER_WAY = "SELECT count(*) FROM relays WHERE state = 'claimed'"
 
 
 async def placed(up: Replicas, key: str) -> str:
-    """Ask any replica for one order until it is made; its id."""
+    """Repeat one create at any replica until it succeeds; the order's id."""
     dice = random.Random(key)
     swap = {**SWAPS["x2u"], "idempotency-key": key}
     while True:
@@ -386,11 +386,11 @@ async def test_process_that_does_not_wait_is_refused_beside_another(
 async def test_replicas_killed_at_random_lose_and_double_nothing(
     postgres: Callable[[], str], tmp_path: Path, seed: int
 ) -> None:
-    """Three replicas, clients that repeat until they are answered, and faults between."""
+    """Three replicas, clients that repeat until they are answered, and faults meanwhile."""
     dice = random.Random(seed)
     async with replicas(postgres(), tmp_path) as up:
         up.start()
-        await up.holder()  # it made the keys that the others copy
+        await up.holder()  # it created the keys that the others copy
         up.supervised = 3
         clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
         for _ in range(4):
@@ -466,7 +466,7 @@ async def test_one_key_on_all_replicas_makes_one_order(
 
 
 async def keyed(at: Server, direction: str = "u2x") -> bytes:
-    """The answer to the one keyed call."""
+    """The answer to the same call with the same key."""
     swap = {**SWAPS[direction], "idempotency-key": "a key of sixteen or more"}
     body = await send(at, message("swap.execute", swap))
     assert json.loads(body)["result"]["ok"], body
@@ -474,7 +474,7 @@ async def keyed(at: Server, direction: str = "u2x") -> bytes:
 
 
 async def client(up: Replicas, key: str) -> str:
-    """Repeat everything until it is done, at any replica each time; one order comes of it."""
+    """Order, fund and poll at any replica, with repeats, until the one order is over."""
     known: set[tuple[str, bytes]] = set()
     dice = random.Random(key)
     while True:

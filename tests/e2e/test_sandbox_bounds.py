@@ -1,4 +1,4 @@
-"""The sandbox's extremes: what can't be stored is refused before it stops the simulated chains."""
+"""Amounts beyond the sandbox's integers are refused before they stop the simulated chains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_a_deposit_that_the_wallet_could_not_hold_is_refused(box: Sandbox)
     most = answer["error"]["details"]["maximum"]
     answer = await box.call("sandbox.fund", orderId=order.order_id, amount=most)
     assert answer["ok"]
-    # It is in the pool: nothing more fits, and once it is mined the chains go on.
+    # While it is in the pool no other deposit fits; once it is mined the chains go on.
     again = await box.call("sandbox.fund", orderId=order.order_id, amount="0.1")
     assert again["error"]["code"] == "amount_above_maximum"
     await box.settle()

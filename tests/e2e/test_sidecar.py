@@ -1,4 +1,4 @@
-"""A sidecar and a central service as two processes, with a bad line between them."""
+"""A sidecar and a central service as two processes, with a faulty connection between them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ENDS = {"completed", "failed", "expired", "refunded"}
 
 
 class Agent:
-    """Asks a sidecar for orders and follows them, whatever happens."""
+    """Makes orders at a sidecar and follows them, with retries after every failure."""
 
     def __init__(self, sidecar: Server, central: Server) -> None:
         self.sidecar = sidecar
         self.central = central
 
     async def call(self, method: str, path: str, body: Any = None, key: str = "") -> Any:
-        """The answer, or None when there was none or the service could not be used."""
+        """The answer; None if there was none or the service was unavailable."""
         headers = {"idempotency-key": key} if key else {}
         try:
             async with (

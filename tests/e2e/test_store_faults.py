@@ -30,7 +30,7 @@ SLOW_PAYOUTS = {"RPCSVC_SANDBOX__USDC_BLOCK_MS": "1000"}
 
 
 class Trouble(Protocol):
-    """Something that keeps a server from writing to its database, until it is over."""
+    """A fault that keeps a server from writing to its database until it is ended."""
 
     data_dir: Path
 
@@ -172,7 +172,7 @@ async def test_store_that_cannot_write_reports_it_and_recovers(
         before = count(trouble.data_dir, "orders")
 
         trouble.end(at)
-        # Nobody writes meanwhile: a load balancer would send no orders to a service like this.
+        # No caller writes meanwhile: load balancers send no orders to a service that is not ready.
         await until(at.is_well)
         keyed = {**SWAPS["x2u"], "idempotency-key": key}
         once, again = [await call_for_data(at, "swap.create", keyed) for _ in range(2)]
@@ -227,7 +227,7 @@ async def test_a_log_on_the_full_disk_takes_nothing_else_down(small_disk: Path) 
         order_id = made["order"]["orderId"]
         await call_for_data(at, "sandbox.fund", {"orderId": order_id})
         trouble.begin(at)
-        for number in range(60):  # the last block of the log is full by then, too
+        for number in range(60):  # enough to fill the last block of the log, too
             answer = await call(at, "swap.create", SWAPS["x2u"])
             assert answer["ok"] or answer["error"]["code"] == "unavailable", f"{number}: {answer}"
         trouble.end(at)

@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: a real OTLP/HTTP receiver beside real server processes."""
+"""Traces as a collector receives them: a real OTLP/HTTP receiver and real server processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TWAP orders on the sandbox: foretold sums, restarts between chunks, and rates that fall."""
+"""TWAP orders on the sandbox: computed outputs, restarts between chunks, and falling rates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def seen(box: Sandbox, placed: Placed) -> dict[str, Any]:
 
 
 async def foretold(box: Sandbox, placed: Placed) -> int:
-    """What the chunks bring, from the times at which they were filled and the price path alone."""
+    """The output computed from the fill times and the price path alone."""
     order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     terms = order.terms
@@ -113,7 +113,7 @@ async def test_agent_status_tells_the_chunks_as_the_bff_does(
             reported.setdefault(progress["status"], set()).add(progress["estimatedTimeRemainingMs"])
             await box.settle(1)
         assert list(reported) == ["pending", "active", "completed"]
-        # A stored answer would tell the time as it was when the last chunk was swapped.
+        # A stored answer would have the remaining time of the last chunk.
         assert len(reported["active"]) > 4
         assert reported["completed"] == {0}
 

@@ -1,4 +1,4 @@
-"""Orders that ended without a deposit: their answers go, and late money still finds its way."""
+"""Orders that ended without a deposit: their answers are pruned, late deposits still handled."""
 
 from __future__ import annotations
 

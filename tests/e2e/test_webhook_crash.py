@@ -19,7 +19,7 @@ EVENTS = 6  # of a swap without incidents
 @pytest.mark.parametrize(
     ("crash", "expected"),
     [
-        # Sent, and nobody wrote it down: it comes once more, under the same id.
+        # Sent but not recorded: it is sent once more, under the same id.
         (("record webhook", "before", 1), [1, 1, 2, 3, 4, 5, 6]),
         (("record webhook", "after", 1), [1, 2, 3, 4, 5, 6]),
         (("send webhook", "before", 1), [1, 2, 3, 4, 5, 6]),

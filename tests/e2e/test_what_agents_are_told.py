@@ -1,4 +1,4 @@
-"""What an answer says beside the bare outcome: what is missing, what to send, what not to send."""
+"""Guidance in answers: missing inputs, the amount to send, and when not to send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_nobody_is_led_to_an_address_whose_time_is_over(box: Sandbox) -> N
     assert before["data"]["fundingInstructions"]
     assert before["data"]["amountDue"] == "0.8"
     await box.fault("pause_blocks")
-    box.clock.now += HOUR_MS  # the worker has not looked at the deadline yet
+    box.clock.now += HOUR_MS  # the worker has not checked the deadline yet
     after = await order.status()
     assert after["nextActions"][0]["action"] == "stop_funding"
     assert after["data"]["fundingInstructions"] is None

@@ -1,4 +1,4 @@
-"""``rpcsvc treasury withdraw`` beside a real process: one debit for one id, whatever dies."""
+"""``rpcsvc treasury withdraw`` beside a real process: one debit for one id, over kills."""
 
 from __future__ import annotations
 

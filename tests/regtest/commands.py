@@ -12,7 +12,7 @@ from tests.regtest.exchange import Exchange
 
 
 class Said(NamedTuple):
-    """How a command ended."""
+    """Exit status and output of a command."""
 
     status: int
     out: str

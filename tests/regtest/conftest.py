@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say it aloud: a skipped test is a dot among many."""
+    """Report missing daemons in the summary: a skipped test is easily overlooked."""
     if lacking := missing():
         terminalreporter.write_line(
             f"On-chain tests were skipped; not installed: {', '.join(lacking)}; {HINT}"
@@ -60,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows what its daemons logged."""
+    """Add the daemons' logs to the report of a failed test."""
     report = yield
     if report.failed:
         for daemon in running:
@@ -79,7 +79,7 @@ def monerod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monerod]:
 
 @pytest.fixture(scope="session")
 def miner(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miner]:
-    """A chain with money on it. Tests share the chain: they look at differences."""
+    """A chain with money on it. Tests share the chain, so they compare before and after."""
     with WalletRpc(tmp_path_factory.mktemp("bank"), monerod) as bank:
         ready = Miner(monerod, bank)
         run_apart(ready.begin())
@@ -88,7 +88,7 @@ def miner(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 async def node(miner: Miner) -> AsyncIterator[MonerodClient]:
-    """The chain's monerod; the pool is empty before and after."""
+    """A client of the chain's monerod; the pool is empty before and after."""
     async with MonerodClient(miner.monerod.endpoint) as client:
         await client.flush_pool()
         yield client
@@ -99,7 +99,7 @@ async def node(miner: Miner) -> AsyncIterator[MonerodClient]:
 def shared_wallet_rpc(
     monerod: Monerod, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WalletRpc]:
-    """A wallet daemon for tests that do it no harm. Opening a wallet takes it a second or two."""
+    """A wallet daemon for tests that leave it running. Opening a wallet takes a second or two."""
     with WalletRpc(tmp_path_factory.mktemp("shared"), monerod) as daemon:
         run_apart(new_wallet(daemon))
         yield daemon
@@ -195,7 +195,7 @@ async def own(
         yield made
 
 
-# --- all of it -------------------------------------------------------------------------------
+# --- the whole stack -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ async def stack(
     anvil: Anvil,
     token: Token,
 ) -> AsyncIterator[Exchange]:
-    """The whole stack of an operator, the service apart, and a user with money."""
+    """The stack of an operator without the service, and a user with money."""
     async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
         yield running
 
@@ -219,7 +219,7 @@ async def trader(
     shared_wallet_rpc: WalletRpc,
     token_code: bytes,
 ) -> AsyncIterator[Trader]:
-    """The whole stack for all tests of a module; they run in the module's loop."""
+    """One stack for all tests of a module; they run in the module's loop."""
     home = tmp_path_factory.mktemp("exchange")
     async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
         yield ready

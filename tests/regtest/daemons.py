@@ -1,4 +1,4 @@
-"""Real daemons as processes of a test, and the controls of their chains that no client offers.
+"""Real daemons as processes of a test, and controls of their chains for tests only.
 
 Each listens on a free port of 127.0.0.1 and keeps data and log in a directory of its own.
 """
@@ -62,7 +62,7 @@ def anvil_path() -> Path | None:
 
 
 def missing() -> list[str]:
-    """What these tests need and can't find."""
+    """The programs that these tests need and that are not installed."""
     programs = [name for name in ("monerod", "monero-wallet-rpc") if shutil.which(name) is None]
     if anvil_path() is None:
         programs.append("anvil")
@@ -80,7 +80,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def wait_for(look: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
-    """Look again and again until it is so; TimeoutError after ``seconds``."""
+    """Poll until ``look`` returns True; TimeoutError after ``seconds``."""
     give_up = time.monotonic() + seconds
     while not look():
         if time.monotonic() > give_up:
@@ -139,20 +139,20 @@ class Daemon:
             raise AssertionError(f"{self.name} does not answer:\n{self.log_tail()}") from None
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in order."""
+        """End it with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """It takes connections and answers nothing, until ``thaw``."""
+        """Stop it with SIGSTOP: it accepts connections and answers nothing, until ``thaw``."""
         self._signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def has_unread(self) -> bool:
-        """Whether a connection holds bytes that it has not read: it may be frozen."""
+        """Whether a connection has bytes that the process has not read yet."""
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, _, state, queues, *_ = line.split()
             is_here = local.endswith(f":{self.port:04X}") and state != _LISTENING
@@ -215,7 +215,7 @@ class Monerod(Daemon):
 
     @property
     def restricted_endpoint(self) -> Endpoint:
-        """The same node as strangers see it: with those transactions only that are broadcast."""
+        """The node's restricted RPC, which shows broadcast transactions only."""
         return Endpoint("restricted monerod", f"http://127.0.0.1:{self._restricted_port}")
 
     def command(self) -> Sequence[str | Path]:
@@ -230,7 +230,7 @@ class Monerod(Daemon):
 
 
 class WalletRpc(Daemon):
-    """monero-wallet-rpc on a directory of wallets. It refreshes only when told."""
+    """monero-wallet-rpc on a directory of wallets, without automatic refresh."""
 
     USERNAME: Final = "wallet-user"
     SECRET: Final = "wallet, with a comma: and colon"
@@ -256,7 +256,7 @@ class WalletRpc(Daemon):
 
 
 class Anvil(Daemon):
-    """Anvil: an EVM chain that mines each transaction at once, until told otherwise."""
+    """Anvil: an EVM chain that mines each transaction at once unless automine is off."""
 
     def __init__(self, directory: Path, chain_id: int = 42161, *extra: str) -> None:
         super().__init__("anvil", directory, ("eth_chainId", [], ""))
@@ -314,7 +314,7 @@ class Miner:
             return await generate_blocks(node, blocks, self._address)
 
     async def _until_broadcast(self, node: MonerodClient) -> None:
-        """A new transaction is not mined in the first moments (Dandelion++ keeps it back)."""
+        """Wait until the pool is broadcast: Dandelion++ first hides transactions from mining."""
         async with MonerodClient(self.monerod.restricted_endpoint) as seen:
 
             async def broadcast() -> bool:
@@ -332,9 +332,9 @@ class Miner:
             return txid
 
     async def offer_anew(self) -> None:
-        """What the bank paid and monerod gave up while blocks were replaced, hand over once more.
+        """Resubmit the bank's payments that monerod abandoned while blocks were replaced.
 
-        It would stay in the pool, unmined. What others paid is their own affair.
+        They would stay in the pool, unmined. Payments of other wallets are not resubmitted.
         """
         async with WalletClient(self.bank.endpoint) as bank:
             mine = {item.txid for item in await bank.transfers(0, (WalletTransferKind.PENDING,))}
@@ -347,7 +347,7 @@ class Miner:
                     await node.submit(found["txs"][0]["as_hex"])
 
     async def reconnect(self) -> None:
-        """To be called after the node was killed: the bank's connection to it is dead."""
+        """Reconnect the bank's wallet to the node after the node was killed."""
         async with WalletClient(self.bank.endpoint) as bank:
 
             async def refreshed() -> bool:
@@ -366,14 +366,14 @@ class Miner:
 
 
 async def new_wallet(daemon: WalletRpc, name: str = WALLET_NAME) -> None:
-    """Make a wallet and leave it open; it refreshes only when told."""
+    """Make a wallet and leave it open, without automatic refresh."""
     async with WalletClient(daemon.endpoint) as wallet:
         await wallet.create(name, WALLET_PASSWORD)
         await wallet.auto_refresh(enabled=False)
 
 
 async def kill_and_reopen(daemon: WalletRpc, wallet: WalletClient, name: str = WALLET_NAME) -> None:
-    """Kill a wallet daemon, start it again, and open what its file holds."""
+    """Kill a wallet daemon, start it again, and open the wallet from its file."""
     await asyncio.to_thread(daemon.kill)
     await asyncio.to_thread(daemon.start)
     await wallet.open(name, WALLET_PASSWORD)
@@ -381,12 +381,12 @@ async def kill_and_reopen(daemon: WalletRpc, wallet: WalletClient, name: str = W
 
 
 async def mined(client: EvmClient, txid: str) -> Receipt:
-    """The receipt, as soon as there is one: Anvil mines a moment after it took a transaction."""
+    """The receipt, as soon as there is one: Anvil mines shortly after it accepted a transaction."""
     return await until(lambda: client.receipt(txid))
 
 
 class AnvilControls:
-    """What Anvil can be told about its chain."""
+    """Anvil's RPC methods that control its chain."""
 
     def __init__(self, client: EvmClient) -> None:
         self._rpc = client.rpc
@@ -401,7 +401,7 @@ class AnvilControls:
         """Have Anvil sign and send a transaction; its id."""
         params = {"from": sender, "data": "0x" + data.hex(), "value": hex(value)}
         if to is not None:
-            # Anvil's own estimate is of the state before those that wait to be mined.
+            # Anvil estimates gas on the state without the pending transactions.
             params |= {"to": to, "gas": hex(_CALL_GAS)}
         return str(await self._rpc.act("eth_sendTransaction", [params]))
 

@@ -31,7 +31,7 @@ from tests.regtest.token import compiled, deploy
 
 
 def say(text: str) -> None:
-    """A line for the person who watches."""
+    """Print a line of progress."""
     print(text, flush=True)
 
 
@@ -56,7 +56,7 @@ async def stack(directory: Path) -> AsyncIterator[Exchange]:
 
 
 async def swap(run: Exchange, at: Server, title: str, params: dict[str, Any]) -> None:
-    """One swap, told as it happens."""
+    """One swap, with its progress printed."""
     say(f"\n== {title}")
     order = (await create(at, **params))["data"]["order"]
     say(f"order {order['orderId']}: send {params['amount']} to {order['depositAddress']}")
@@ -71,7 +71,7 @@ async def swap(run: Exchange, at: Server, title: str, params: dict[str, Any]) ->
 
 
 async def follow(run: Exchange, at: Server, order_id: str) -> dict[str, Any]:
-    """Say each status as it comes, with a block now and then, until the order is completed."""
+    """Print each new status and mine a block now and then, until the order is completed."""
     last = "awaiting_deposit"
 
     async def poll() -> dict[str, Any] | None:

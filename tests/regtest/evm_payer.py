@@ -56,7 +56,7 @@ def network_of(token: Token) -> EvmNetwork:
 
 
 async def _is_first(address: str) -> bool:
-    """Whether it is the deposit address that the service is taken to have."""
+    """Whether it is the only deposit address that the service has in these tests."""
     return address == KEYS.address(1)
 
 
@@ -86,13 +86,13 @@ class EvmPayer:
         return self.token.controls
 
     def transfer(self, address: str, units: int = USDC) -> Transfer:
-        """A payout that nobody has prepared."""
+        """A planned payout."""
         self.transfers += 1
         name, kind = f"tr_{self.transfers}", TransferKind.PAYOUT
         return Transfer(name, kind, NETWORK, USDC_ASSET, address, units, 0)
 
     async def sign(self, transfer: Transfer) -> PreparedTransfer:
-        """What is on record for the transfer, signed now if it was not before."""
+        """The recorded payment of the transfer; signs it if there is none."""
         known = await self.payments.recorded(transfer)
         if known is not None:
             return known
@@ -106,7 +106,7 @@ class EvmPayer:
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
     async def pay(self, transfer: Transfer) -> Verdict:
-        """As the order layer does: look for our own id first, publish if it is absent."""
+        """Publish as the order layer does: only if the transaction is absent from the node."""
         verdict = await self.payments.look_up(transfer)
         if verdict.outcome is Outcome.ABSENT:
             verdict = await self.payments.publish(transfer)
@@ -120,7 +120,7 @@ class EvmPayer:
         return ready
 
     async def settle(self, transfer: Transfer) -> Verdict:
-        """Mine until it is deep, and look."""
+        """Mine until it is deep enough to settle, and look it up."""
         await self.controls.mine(self.network.settled_after)
         return await self.payments.look_up(transfer)
 
@@ -156,7 +156,7 @@ class EvmPayer:
         return address
 
     async def end(self) -> None:
-        """Stop as one that is killed: nothing is finished or given back."""
+        """Close as if killed: no work is finished and nothing is given back."""
         if self.is_open:
             self.is_open = False
             await self.client.rpc.close()
@@ -203,7 +203,7 @@ async def evm_payer(
 
 @asynccontextmanager
 async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
-    """The whole USDC side, which quotes the fee."""
+    """The USDC adapter, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
     unrecorded = SqlUnrecordedLedger(own.database)
     deposits, openings = SqlEvmDepositLedger(own.database), SqlOpeningLedger(own.database)

@@ -1,6 +1,6 @@
-"""The reader of USDC deposits on a node of the test's own, which may be killed and may lie.
+"""The scanner of USDC deposits on a node of the test's own, and payments by its users.
 
-And what its users do.
+The scanner may be killed, and its node may give wrong answers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ States = dict[DepositKey, DepositState]
 
 @dataclass
 class EvmReader:
-    """The reader of deposits as a service runs it. ``calls``: what it asked of its node."""
+    """The deposit scanner as a service runs it. ``calls``: the methods that it called."""
 
     token: Token
     endpoint: Endpoint
@@ -59,11 +59,11 @@ class EvmReader:
     is_open: bool = True
 
     async def poll(self) -> dict[DepositKey, DepositSighting]:
-        """One pass; nothing is committed."""
+        """One pass without a commit; the deposits found."""
         return {item.key: item for item in await self.scanner.observe()}
 
     async def reconcile(self) -> States:
-        """One pass, committed; what it showed."""
+        """One pass, committed; the states found."""
         seen = await self.poll()
         await self.scanner.acknowledge(list(seen.values()))
         return {key: item.state for key, item in seen.items()}
@@ -72,7 +72,7 @@ class EvmReader:
         return DepositKey(self.network.name, txid, position)
 
     async def kill(self) -> None:
-        """End it: nothing is given back or finished."""
+        """Close as if killed: no work is finished and nothing is given back."""
         if self.is_open:
             self.is_open = False
             await self.connection.client.rpc.close()
@@ -120,11 +120,11 @@ def network_of(token: Token, **options: Any) -> EvmNetwork:
     return replace(made, **options)
 
 
-# --- what users do -----------------------------------------------------------------------------
+# --- payments by users -------------------------------------------------------------------------
 
 
 async def sent(token: Token, data: bytes) -> SignedTransaction:
-    """A call of the token from the user, in the pool or mined."""
+    """Send a call of the token from the user; it is in the pool or mined."""
     plan = TransactionPlan(
         chain_id=42161, nonce=await token.client.nonce(USER.address), to=token.address,
         gas=500_000, max_fee=5 * 10**9, tip=10**8, data=data,
@@ -135,7 +135,7 @@ async def sent(token: Token, data: bytes) -> SignedTransaction:
 
 
 async def pay(token: Token, address: str, units: int = USDC) -> SignedTransaction:
-    """A payment from the user, mined."""
+    """Pay from the user, and wait until it is mined."""
     signed = await sent(token, usdc.transfer(address, units))
     assert (await mined(token.client, signed.txid)).ok
     return signed
@@ -147,13 +147,13 @@ async def resubmit(token: Token, signed: SignedTransaction) -> None:
 
 
 async def pay_in_a_row(token: Token, *transfers: tuple[str, int]) -> str:
-    """One transaction that makes several transfers: a contract that does so when it is made."""
+    """One transaction with several transfers: made by the constructor of a contract."""
     payer = (await token.controls.accounts())[1]
     await token.mint(payer, sum(units for _, units in transfers))
     contract = contract_address(payer, await token.client.nonce(payer) + 1)
     allow = usdc.selector("approve(address,uint256)") + usdc.address_word(contract)
     allow += usdc.uint_word(10**12)
-    # Without it the calls fail, and the gas that Anvil reckons is for failing.
+    # Without an allowance the calls fail, and Anvil estimates the gas of the failure.
     await mined(token.client, await token.controls.send_from(payer, token.address, allow))
     calls = [usdc.transfer_from(payer, to, units) for to, units in transfers]
     txid = await token.controls.send_from(payer, None, making(token.address, calls))
@@ -175,11 +175,11 @@ def making(target: str, calls: list[bytes]) -> bytes:
     return code + b"\x00" + b"".join(calls)
 
 
-# --- a node that lies ------------------------------------------------------------------------
+# --- a node with wrong answers ---------------------------------------------------------------
 
 
 class Crooked:
-    """Stands before a node, and may change what it answers. ``twist`` gets method and answer."""
+    """A proxy before a node that may change answers. ``twist`` gets method and answer."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -200,7 +200,7 @@ class Crooked:
 
 @asynccontextmanager
 async def crooked(reader: EvmReader) -> AsyncIterator[tuple[Crooked, EvmReader]]:
-    """The reader's service, started again behind a node that may lie."""
+    """Restart the scanner on a node whose answers may be changed."""
     node, app = Crooked(reader.endpoint.url), web.Application()
     app.router.add_post("/", node.handle)
     runner = web.AppRunner(app)

@@ -1,4 +1,4 @@
-"""The whole stack: daemons, chains with money on them, and the service as a process of its own."""
+"""The full stack: daemons, chains with money on them, and the service as a process of its own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Exchange:
     next_block: float = 0.0
 
     def environ(self) -> dict[str, str]:
-        """The service's settings. Nodes may be swapped for a proxy by ``extra``."""
+        """The service's settings. ``extra`` may put a proxy in place of a node."""
         return {
             "RPCSVC_ENGINE": "onchain",
             "RPCSVC_CHAINS_FILE": str(self.data_dir / "chains.toml"),
@@ -107,7 +107,7 @@ class Exchange:
 
     @asynccontextmanager
     async def starting(self, crash: Crash | None = None) -> AsyncIterator[Server]:
-        """The service as it comes up; it may not be fit to take orders, or dead already."""
+        """The service during its start; it may not be ready, or already killed."""
         running = Server(self.data_dir, crash=crash, environ=self.environ())
         try:
             yield running
@@ -121,10 +121,10 @@ class Exchange:
         await self.controls.mine(blocks)
 
     async def mine_in_time(self, *, evm: bool = True) -> None:
-        """The next block, if it is time for one.
+        """Mine a block on each chain, if enough time has passed since the last.
 
-        Blocks with time between them, as real ones: the service looks at wallet and node in one
-        state, and signs nothing while they differ.
+        The time between blocks is needed: the service signs only while wallet and node agree on
+        the chain's height.
         """
         if time.monotonic() < self.next_block:
             return
@@ -134,7 +134,7 @@ class Exchange:
         self.next_block = time.monotonic() + BLOCK_SECONDS
 
     async def pay_usdc(self, to: str, units: int) -> str:
-        """The user sends USDC; the transaction id. It is mined."""
+        """Send USDC from the user, mined; the transaction id."""
         await self.token.mint(self.user.address, units)
         txid = await self._from_user(to, units)
         await mined(self.evm, txid)
@@ -149,7 +149,7 @@ class Exchange:
         )
 
     async def pay_xmr(self, to: str, units: int) -> str:
-        """The user sends XMR; the transaction id. It waits in the pool."""
+        """Send XMR from the user, left in the pool; the transaction id."""
         return await self.miner.pay(to, units)
 
     @property
@@ -206,19 +206,19 @@ async def call(at: Server, method: str, params: Mapping[str, Any]) -> dict[str, 
 
 
 async def create(at: Server, **params: Any) -> dict[str, Any]:
-    """A new order's envelope; it must be taken. The service may still be looking at its nodes."""
+    """Create an order; its envelope. Raises AssertionError if the service refuses it."""
     envelope = await call(at, "service.swap.create", {"chain": "arbitrum", **params})
     assert envelope["ok"], envelope
     return envelope
 
 
 async def status(at: Server, order_id: str) -> dict[str, Any]:
-    """The order as status tells it."""
+    """The order in the answer of swap.status."""
     return dict((await details(at, order_id))["order"])
 
 
 async def details(at: Server, order_id: str) -> dict[str, Any]:
-    """All that status tells of an order: deposits, transfers and receipt, too."""
+    """The full data of swap.status: order, deposits, transfers and receipt."""
     envelope = await call(at, "service.swap.status", {"orderId": order_id})
     assert envelope["ok"], envelope
     return dict(envelope["data"])
@@ -241,9 +241,9 @@ async def reaches(
 
 
 async def swept(stack: Exchange) -> None:
-    """Wait, with a block now and then, until the service has on record that all USDC is swept.
+    """Mine now and then until the database has all USDC as swept.
 
-    A completed order does not say so: its sweep goes its own way.
+    A completed order does not imply it: sweeps are independent of orders.
     """
 
     async def is_on_record() -> bool:

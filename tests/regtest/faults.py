@@ -1,4 +1,4 @@
-"""Looking at a service in trouble: what its health says, and what it does with those who ask."""
+"""The health and the refusals of a service whose daemons fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WELL_SECONDS = 300
 
 
 async def degraded(at: Server, reason: str) -> str:
-    """Wait until health says so, with this among its reasons; the whole detail."""
+    """Wait until health is degraded with this reason; the details of all checks."""
     seen = ""
 
     async def says() -> str | None:
@@ -29,7 +29,7 @@ async def degraded(at: Server, reason: str) -> str:
 
 
 async def well(at: Server) -> None:
-    """Wait until every check is well."""
+    """Wait until every health check is ok."""
     try:
         await until(at.is_well, seconds=WELL_SECONDS)
     except TimeoutError:
@@ -37,7 +37,7 @@ async def well(at: Server) -> None:
 
 
 async def refusal(at: Server, direction: str, amount: str | None = None) -> dict[str, Any]:
-    """The error that a quote is refused with; it must be one that asks to try again."""
+    """The error of a refused quote; it must be ``unavailable``."""
     asked = {"direction": direction, "chain": "arbitrum"}
     asked["amount"] = amount or ("1" if direction == "x2u" else "165")
     envelope = await call(at, "service.swap.quote", asked)
@@ -47,6 +47,6 @@ async def refusal(at: Server, direction: str, amount: str | None = None) -> dict
 
 
 async def both_refused(at: Server) -> None:
-    """Nobody is quoted anything, either way."""
+    """Require that quotes are refused in both directions."""
     for direction in ("x2u", "u2x"):
         await refusal(at, direction)

@@ -1,9 +1,8 @@
-"""What Geth's pool asks of a replacement, for a node that asks next to nothing: Anvil.
+"""Geth's rule for replacement transactions, put before Anvil, whose own rule is weaker.
 
-Stands in for the daemon at its line (line.py). A transaction for a nonce that a waiting one of the
-same sender has is refused unless both fees are higher, by ``percent`` at least, rounded down; the
-same bytes are known already. What waits is asked of the node each time: it is mined, dropped and
-replaced without notice.
+Runs in the proxy of the daemon (line.py). A transaction with the nonce of a pending one of the same
+sender is refused unless both fees are higher by at least ``percent``, rounded down; the same bytes
+are refused as known. The node is asked each time which one is pending.
 Source: core/txpool/legacypool (list.Add) and core/txpool/errors.go of go-ethereum; EIP-1559.
 """
 
@@ -31,7 +30,7 @@ _FIELDS: Final = ("nonce", "maxFeePerGas", "maxPriorityFeePerGas")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A signed transaction (EIP-1559), and what it offers: wei per gas."""
+    """A signed transaction (EIP-1559) and its fees in wei per gas."""
 
     txid: str
     sender: str
@@ -50,13 +49,13 @@ class Offer:
         return cls("0x" + keccak256(raw).hex(), sender, nonce, max_fee, tip)
 
     def outbids(self, old: Offer, percent: int) -> bool:
-        """Whether both fees are higher than the old ones, and by so many percent at least."""
+        """Whether both fees are higher than the old ones by at least ``percent``."""
         pairs = ((self.max_fee, old.max_fee), (self.tip, old.tip))
         return all(new > was and new >= was * (100 + percent) // 100 for new, was in pairs)
 
 
 class FeeRule:
-    """The rule of one pool. ``refused`` are the offers that were turned away, in order."""
+    """The rule of one pool. ``refused``: the refused transactions, in order."""
 
     def __init__(self, node: EvmClient, percent: int = USUAL_PERCENT) -> None:
         self.percent = percent
@@ -65,7 +64,7 @@ class FeeRule:
         self._passed: dict[tuple[str, int], list[Offer]] = {}
 
     async def __call__(self, body: bytes) -> bytes | None:
-        """The answer in the node's place; None: the node shall answer."""
+        """The refusal in place of the node's answer; None: pass the call on."""
         request = orjson.loads(body)
         if request.get("method") != _SEND:
             return None
@@ -89,7 +88,7 @@ class FeeRule:
         return UNDERPRICED
 
     async def _held(self, offer: Offer) -> Offer | None:
-        """What the pool holds for that sender and nonce; None: nothing."""
+        """The pending transaction of the same sender and nonce; None: there is none."""
         for passed in reversed(self._passed.get((offer.sender, offer.nonce), [])):
             known = await self._node.transaction(passed.txid)
             if known is not None and known.block_number is None:

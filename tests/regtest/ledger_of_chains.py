@@ -1,7 +1,7 @@
-"""What the chains say of an operator's money, never what the service says.
+"""An operator's money as the chains have it, without the service's database.
 
-Who was paid how often, what the wallets hold, what the networks took in fees; and whether all of it
-adds up to one atomic unit.
+Counts payments by payee, wallet balances and network fees, and checks that they add up to the
+atomic unit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def xmr_payments(wallet: WalletClient, addresses: Container[str]) -> set[s
 
 
 async def refreshed(wallet: WalletClient) -> None:
-    """Have a wallet scan the chain. Its connection may be to a node that was killed since."""
+    """Refresh a wallet. Its connection may be to a node that was killed since."""
 
     async def scanned() -> bool:
         try:
@@ -65,7 +65,7 @@ async def refreshed(wallet: WalletClient) -> None:
 
 @dataclass(frozen=True)
 class XmrWallet:
-    """Piconero in the operator's wallet. ``unspent``: by the node's word, output by output.
+    """Piconero in the operator's wallet. ``unspent``: the sum of outputs unspent by the node.
 
     ``sent``: the fees of the transactions that it has sent and that are mined, by id.
     """
@@ -76,7 +76,7 @@ class XmrWallet:
 
 
 async def xmr_wallet(stack: Exchange) -> XmrWallet:
-    """Look into the operator's wallet and check it against the node."""
+    """Read the operator's wallet, and check its outputs against the node."""
     async with stack.wallet as wallet, stack.node as node:
         await refreshed(wallet)
         outputs = await wallet.outputs(OutputFilter.ALL)
@@ -89,7 +89,7 @@ async def xmr_wallet(stack: Exchange) -> XmrWallet:
 
 
 async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receipt]:
-    """The receipts of all that the hot wallet sent and that is mined, newest block first.
+    """The receipts of the hot wallet's mined transactions, newest block first.
 
     From block to parent: Anvil's list by number may have holes after it was killed.
     """
@@ -109,15 +109,15 @@ async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receip
     return receipts
 
 
-# --- all of it -------------------------------------------------------------------------------
+# --- the sums --------------------------------------------------------------------------------
 
 
 @dataclass
 class Books:
-    """What the wallets held at first, and what came and went since, as the users know it.
+    """The wallets' opening balances, and the users' payments since.
 
-    ``given`` are units that the test put into the hot wallet, or took out, besides; ``payments``
-    are transactions of XMR that reached users.
+    ``given``: units that the test itself moved into or out of the hot wallet. ``payments``: XMR
+    transactions that reached users.
     """
 
     stack: Exchange
@@ -135,7 +135,7 @@ class Books:
 
     @classmethod
     async def opened(cls, stack: Exchange) -> Books:
-        """The wallets before the first order."""
+        """Read the wallets before the first order."""
         head = await stack.evm.block()
         assert head is not None
         return cls(
@@ -147,7 +147,7 @@ class Books:
         )
 
     async def differences(self) -> list[str]:
-        """What does not add up; empty when all does. The service must not be running."""
+        """All differences; empty if there are none. The service must not be running."""
         return [*await self._xmr_differences(), *await self._usdc_differences()]
 
     async def _xmr_differences(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A line to a daemon: it passes calls on, garbles answers, holds them back or changes them."""
+"""A proxy to a daemon that can delay, drop or change its answers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.e2e.processes import free_port
 GARBAGE: Final = b"<html>502, probably</html> {{{"
 _HOP: Final = frozenset({"host", "connection", "keep-alive", "content-length", "transfer-encoding"})
 
-# What becomes of an answer: the method asked for (its path and body), and the answer.
+# Changes an answer, given the request (its path and body) and the answer.
 Change = Callable[[bytes, bytes], bytes]
-# Answers a call (its body) in the daemon's place; None: the daemon shall.
+# Answers a call (its body) in place of the daemon; None: the call is passed on.
 StandIn = Callable[[bytes], Awaitable[bytes | None]]
 
 
 class Line:
-    """Between the service and one daemon. ``change`` is applied to each answer; None: to none.
+    """A proxy between the service and one daemon. ``change`` is applied to each answer.
 
-    What ``stand_in`` answers never reaches the daemon; it stays when the line is cleared.
-    While ``hold`` is cleared no answer comes; ``lost`` counts answers that were thrown away.
+    Calls that ``stand_in`` answers never reach the daemon; ``clear`` keeps it. Answers for which
+    ``lose`` is true are dropped, and counted in ``lost``.
     """
 
     def __init__(self, target: str) -> None:
@@ -40,15 +40,15 @@ class Line:
 
     @property
     def url(self) -> str:
-        """What the service takes for the daemon."""
+        """The URL that the service has for the daemon."""
         return f"http://127.0.0.1:{self.port}"
 
     def clear(self) -> None:
-        """A good line from now on."""
+        """Pass all answers on unchanged from now on."""
         self.change, self.lose, self.delay = None, None, 0.0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Carry one call."""
+        """Pass one call on."""
         body = await request.read()
         if self.stand_in is not None and (said := await self.stand_in(body)) is not None:
             return web.Response(body=said, content_type="application/json")
@@ -83,7 +83,7 @@ class Line:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Line]:
-        """Carry calls as long as the block lasts. One connection: digest nonces belong to one."""
+        """Serve within the block, over one connection to the daemon: digest nonces belong to it."""
         runner = web.ServerRunner(web.Server(self.handle))
         connector = aiohttp.TCPConnector(limit=1)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
@@ -97,10 +97,10 @@ class Line:
 
 
 def garbage(_body: bytes, _answer: bytes) -> bytes:
-    """What a broken gateway says."""
+    """The answer of a broken gateway."""
     return GARBAGE
 
 
 def replacing(old: bytes, new: bytes) -> Change:
-    """Answers of a daemon that says one thing otherwise."""
+    """A change that replaces one text in all answers."""
     return lambda _body, answer: answer.replace(old, new)

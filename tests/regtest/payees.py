@@ -1,4 +1,4 @@
-"""Who is paid by the XMR adapter, and what the order layer would do for it."""
+"""Payees of the XMR adapter, and the order layer's part of a payment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, bank_of
 
 @dataclass
 class Payee:
-    """Someone else's wallet: what it got is what was paid."""
+    """A wallet outside of the service, which shows the payments that arrived."""
 
     wallet: WalletClient
     address: str
@@ -39,7 +39,7 @@ async def funded_accounts(rpc: WalletRpc, miner: Miner, count: int) -> list[int]
 
 
 async def pay(adapter: Treasury, transfer: Transfer) -> Verdict:
-    """As the order layer does: look for our own id first, publish if it is absent."""
+    """Publish as the order layer does: only if the transaction is absent from the node."""
     verdict = await adapter.adapter.look_up(transfer)
     if verdict.outcome is Outcome.ABSENT:
         verdict = await adapter.adapter.publish(transfer)
@@ -47,7 +47,7 @@ async def pay(adapter: Treasury, transfer: Transfer) -> Verdict:
 
 
 async def settle(adapter: Treasury, miner: Miner, transfer: Transfer) -> None:
-    """Bring it to its end."""
+    """Mine until the transfer is settled."""
     assert (await pay(adapter, transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
     assert await adapter.adapter.look_up(transfer) == Verdict(Outcome.SETTLED)

@@ -1,4 +1,4 @@
-"""An older copy of the database put back, as an operator does it; and the commands that follow."""
+"""Restores an older copy of the database, and the operator's commands after that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AMID_A_PASS = (
 
 
 async def differences(stack: Exchange) -> list[dict[str, str]]:
-    """What ``rpcsvc audit`` finds."""
+    """The differences that ``rpcsvc audit`` finds."""
     said = await command(stack, "audit", "--json")
     assert said.status in (0, 1), said
     found: list[dict[str, str]] = said.json["differences"]
@@ -32,8 +32,8 @@ async def differences(stack: Exchange) -> list[dict[str, str]]:
 
 
 async def explain_sweeps(stack: Exchange) -> None:
-    """The operator's word for the sweeps that came after the copy, if any did: what the audit of
-    the ether names, once all payments are adopted.
+    """Annotate the sweeps since the copy, if any: the transactions that the audit of the ether
+    names once all payments are adopted.
     """
     for item in await differences(stack):
         if item["kind"] == "ether":
@@ -45,9 +45,9 @@ async def explain_sweeps(stack: Exchange) -> None:
 
 @asynccontextmanager
 async def started(stack: Exchange) -> AsyncIterator[Server]:
-    """A service that is up, though it may take no orders yet: paused, or with much to catch up.
+    """A service that listens, but may not be ready: paused, or still scanning.
 
-    It is stopped in order.
+    It is stopped with SIGTERM.
     """
     at = Server(stack.data_dir, environ=stack.environ())
 
@@ -67,7 +67,7 @@ async def started(stack: Exchange) -> AsyncIterator[Server]:
 async def copy_of(stack: Exchange, to: Path) -> Path:
     """A copy of the database, taken between two passes of the service.
 
-    In the middle of one an order may be further than what is on record of its deposit.
+    Within a pass an order may be ahead of the record of its deposit.
     """
 
     async def is_between_passes() -> bool:
@@ -84,14 +84,14 @@ async def copy_of(stack: Exchange, to: Path) -> Path:
 
 
 async def has_looked(stack: Exchange) -> bool:
-    """Whether the service has put on record from which block on it looks at each chain."""
+    """Whether the first block to scan is on record for each chain."""
     with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
         sql = "SELECT (SELECT count(*) FROM monero_cursor), (SELECT count(*) FROM evm_cursor)"
         return all(database.execute(sql).fetchone())
 
 
 async def restore(stack: Exchange, copy: Path) -> None:
-    """Put a copy in the place of the database; the payment journal is lost. No service runs."""
+    """Restore a copy without the payment journal. The service must not be running."""
     done = await command(stack, "db", "restore", str(copy), "--without-journal")
     assert done.status == 0, done
     switch = PauseSwitch(stack.data_dir)
@@ -100,7 +100,7 @@ async def restore(stack: Exchange, copy: Path) -> None:
 
 
 async def has_split(stack: Exchange) -> bool:
-    """Mine, and look whether a payment of the XMR wallet to itself is settled."""
+    """Mine; whether a payment of the XMR wallet to itself is settled."""
     await stack.mine_in_time()
     return count_splits(stack) > 0
 
@@ -113,7 +113,7 @@ def count_splits(stack: Exchange) -> int:
 
 
 async def restore_wallet_from_words(stack: Exchange, from_height: int | None = None) -> None:
-    """The wallet's file is lost, too: the keys and recipients of its payments are gone."""
+    """Restore the wallet from its words: keys and recipients of its payments are lost."""
     if from_height is None:
         async with stack.node as node:
             from_height = max((await node.info()).height - 400, 0)

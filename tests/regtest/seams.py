@@ -1,4 +1,4 @@
-"""Where the service dies inside the on-chain engine: between its own steps of one payment.
+"""The points inside the engine onchain at which the service is killed: between steps of a payment.
 
 tests/e2e/crashing.py wraps them from outside; the product knows nothing of this.
 """
@@ -85,17 +85,17 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "evm record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
-    # After: published, and nothing noted of it.
+    # After: published, and not recorded as such.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (SqlEvmPaymentLedger, "put_payment", _mined),
-    # A payment is signed anew at a higher fee: ``hasten`` first.
+    # A payment is replaced at a higher fee: needs ``hasten``.
     "raise record": (JournaledEvmPaymentLedger, "add_attempt", _something),
     "raise journal": (PaymentJournal, "_append", _journaled_raise),
     "raise publish": (EvmPublisher, "hand_over", _raised),
     "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
-    # After: the node was asked, and nothing noted of what it said.
+    # After: the node has answered, and its answer is not recorded.
     "authorization look": (EvmAuthorizations, "carry_out", _something),
     "authorization record": (
         JournaledEvmPaymentLedger,
@@ -108,9 +108,9 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "monero acknowledge": (SqlMoneroLedger, "acknowledge", _something),
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
-    # After: the wallet may have been told, and was not.
+    # After: recorded as RELAYING, and not handed to the wallet.
     "monero mark": (SqlMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
-    # After: on the network, and the wallet has not stored that.
+    # After: relayed, and the wallet has not stored it.
     "monero relay": (WalletClient, "relay", _something),
     "monero relayed": (MoneroPayments, "_relay", _monero),
     "upkeep record": (JournaledMoneroLedger, "add_payment", _upkeep),
@@ -121,5 +121,5 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
 
 
 def hasten() -> None:
-    """In the process that is to die: an EVM payment is replaced after six seconds, not a minute."""
+    """Have EVM payments replaced after six seconds instead of a minute, in the killed process."""
     vars(wiring)["EvmNetwork"] = partial(EvmNetwork, bump_after_ms=6_000)

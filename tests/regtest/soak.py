@@ -1,9 +1,9 @@
-"""``python -m tests.regtest.soak --seed N --minutes M``: orders and faults, mixed by chance.
+"""``python -m tests.regtest.soak --seed N --minutes M``: random orders and faults.
 
-Orders both ways meanwhile meet deaths of the service and of each daemon, answers that are lost,
-late or garbage, and reorganisations of both chains, none deeper than what confirms a deposit. At
-the end all is left in peace, each order is followed to its completion, payouts and money are
-counted on the chains, and ``rpcsvc audit`` compares them with the books.
+During orders in both directions the service and each daemon are killed, answers are lost, delayed
+or garbage, and both chains are reorganised, never deeper than the confirmations of a deposit. Then
+the faults end, each order is followed to its completion, payouts and money are counted on the
+chains, and ``rpcsvc audit`` compares them with the database.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.regtest.trading import PaidOrder, Trader, kill_anvil, trading
 MOST_OPEN: Final = 4
 _DEEPEST: Final = CONFIRMATIONS - 1
 
-# Whether so many steps are enough.
+# Whether the run may end after so many steps.
 Enough = Callable[[int], bool]
 
 
 @dataclass
 class Tally:
-    """What happened, and what came of it."""
+    """Counts of orders and faults, and the problems found."""
 
     orders: int = 0
     faults: int = 0
@@ -68,7 +68,7 @@ class Soak:
         self.lines = lines
         self.tally = Tally()
         self._random = random.Random(seed)
-        # How often it is asked depends on the machine: it must not change what is drawn next.
+        # How often it is drawn from depends on timing: it must not change the other draws.
         self._luck_of_answers = random.Random(seed)
         self._server: Server | None = None
         self._open: dict[str, tuple[PaidOrder, str]] = {}
@@ -88,7 +88,7 @@ class Soak:
         return self._server
 
     async def run(self, is_enough: Enough) -> Tally:
-        """Mix until it is enough, then settle and count."""
+        """Run random steps until ``is_enough``, then settle and count."""
         self._start()
         await well(self.server)
         try:
@@ -115,7 +115,7 @@ class Soak:
         await self._close_completed()
 
     async def _order(self, direction: str) -> None:
-        """One more order, paid at once, unless the service is not fit just now."""
+        """Make and pay one more order, unless the service is not ready."""
         with suppress(Gone, AssertionError):
             deal, address = await self.trader.order(self.server, direction)
             await self.trader.pay(direction, address)
@@ -123,7 +123,7 @@ class Soak:
             self.tally.orders += 1
 
     async def _repay(self) -> None:
-        """A user whose USDC a reorganisation gave back sends it once more."""
+        """Send a user's deposit of USDC again if a reorg has returned it."""
         for deal, address in self._open.values():
             if deal.direction == "u2x" and not await usdc_received(self.stack, address):
                 await self.trader.pay(deal.direction, address)
@@ -202,7 +202,7 @@ class Soak:
             paid = await self.trader.received(deal)
             self.tally.double += max(0, len(paid) - 1)
             self.tally.lost += paid[:1] != [deal.expected]
-        # What a reorganisation took back from a user is on no chain.
+        # A deposit that was reorged out is on no chain.
         books = self.trader.books
         books.usdc_in = sum(
             [sum(await usdc_received(self.stack, item)) for item in books.deposit_addresses]
@@ -210,7 +210,7 @@ class Soak:
         self.tally.differences = [*await self.trader.differences(), *await self._audited()]
 
     async def _audited(self) -> list[str]:
-        """What ``rpcsvc audit`` finds: it knows the books and all daemons, and nothing of us."""
+        """The findings of ``rpcsvc audit``, which reads the database and all daemons."""
         data_dir = str(self.stack.data_dir)
         command = [sys.executable, "-m", "rpcsvc", "audit", "--data-dir", data_dir]
         process = await asyncio.create_subprocess_exec(

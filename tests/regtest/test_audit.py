@@ -1,4 +1,4 @@
-"""The auditor on real daemons: clean after swaps, and it finds what was planted."""
+"""The auditor on real daemons: no difference after swaps, and each planted one is found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OK, FAILED, UNREACHABLE = 0, 1, 3
 
 
 class Audited:
-    """What ``rpcsvc audit`` said: exit status, and its JSON."""
+    """Exit status and JSON of ``rpcsvc audit``."""
 
     def __init__(self, status: int, said: str, reported: str) -> None:
         self.status = status
@@ -52,7 +52,7 @@ async def audit(stack: Exchange, data_dir: Path | None = None) -> Audited:
 
 
 def planted(stack: Exchange, to: Path, *statements: str) -> Path:
-    """A data directory with a copy of the database alone, changed behind all triggers."""
+    """A data directory with a copy of the database only, changed with its triggers dropped."""
     to.mkdir(mode=0o700)
     with (
         closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as source,
@@ -73,7 +73,7 @@ def plant(database: sqlite3.Connection, *statements: str) -> None:
 
 
 async def swap_both_ways(stack: Exchange, wallet: WalletClient) -> None:
-    """One swap each way, all the way; and what happens meanwhile, sweeps included."""
+    """One completed swap in each direction, with their sweeps."""
     to = await wallet.primary_address()
     async with stack.serving() as at:
         made = await create(at, direction="x2u", amount="1", to=stack.user.address)

@@ -1,4 +1,4 @@
-"""What the auditor reads off real chains: what it keeps between looks, and when it starts anew."""
+"""The auditor's reads of real chains: its progress between audits, and when it rereads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fresh_address() -> str:
 
 
 def evm_books(head: Block, hot: str, *addresses: str) -> Books:
-    """The service has looked at the chain up to ``head``, and begins after it."""
+    """Books of a service that has scanned the chain up to ``head``."""
     watched = Watched(head.number + 1, head.number, head.hash)
     return Books(watched={NAME: watched}, evm_hot=hot, evm_addresses=frozenset(addresses))
 

@@ -26,11 +26,11 @@ GWEI = 10**9
 NAME = "arbitrum"
 
 
-# --- what the reader adds up -----------------------------------------------------------------
+# --- the reader's sums -----------------------------------------------------------------------
 
 
 class Hot:
-    """A hot wallet, and books that know what it signed."""
+    """A hot wallet, and books with the transactions that it signed."""
 
     def __init__(self, token: Token) -> None:
         self.token = token
@@ -39,7 +39,7 @@ class Hot:
         self.books = Books()
 
     async def begin(self) -> None:
-        """Some ether; the service has looked at it."""
+        """Fund the wallet with ether, and record the opening balance."""
         await self.token.controls.set_ether(self.signer.address, ETHER)
         await self.token.mint(self.signer.address, 100)
         head = await self.token.client.block()
@@ -155,7 +155,7 @@ def gap(item: dict[str, str]) -> int:
 
 
 async def by_hand(stack: Exchange, sender: str, to: str, wei: int) -> tuple[str, int]:
-    """Somebody sends plain ether; the transaction, and its fee."""
+    """Send plain ether outside of the service; the transaction and its fee."""
     await stack.controls.impersonate(sender)
     txid = await stack.controls.send_from(sender, to, value=wei)
     receipt = await mined(stack.evm, txid)

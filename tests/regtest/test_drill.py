@@ -1,4 +1,4 @@
-"""``rpcsvc drill restore`` on real daemons: its audit asks the chains."""
+"""``rpcsvc drill restore`` on real daemons: its audit reads the chains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def drilled(stack: Exchange, backup: Path) -> tuple[int, dict[str, Any]]:
 async def test_drill_audits_a_backup_against_the_chains(
     stack: Exchange, wallet: WalletClient, tmp_path: Path
 ) -> None:
-    """Both payouts are signed after the backup: the drill has them from the journal."""
+    """Both payouts are signed after the backup: the drill adopts them from the journal."""
     to = await wallet.primary_address()
     async with stack.serving() as at:
         to_usdc = (await create(at, direction="x2u", amount="1", to=stack.user.address))["data"]

@@ -1,6 +1,6 @@
 """Signed authorizations carried out by the hot wallet, on a real EVM node.
 
-What was moved is counted in the balances on the chain, never in the service's database.
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VALUE = 165 * USDC
 
 @dataclass
 class Rig:
-    """What carries authorizations out, and a payer who holds 1,000 USDC and no ether."""
+    """The service's authorizations, and a payer who holds 1,000 USDC and no ether."""
 
     own: EvmPayer
     signer: EvmSigner
@@ -91,7 +91,7 @@ class Rig:
         return address
 
     async def broadcast(self, record: FundingRecord) -> str:
-        """What anyone may do with a signed authorization; the transaction's id."""
+        """Send a signed authorization from another account; the transaction's id."""
         given, signed = record.signed.authorization, record.signed
         data = usdc.transfer_with_authorization(given, signed.vrs)
         return await self.own.controls.send_from(self.own.token.owner, self.own.token.address, data)
@@ -167,7 +167,7 @@ async def test_one_that_others_sent_first_costs_no_gas(rig: Rig) -> None:
 
 
 async def test_one_that_others_mine_first_is_paid_by_theirs(rig: Rig) -> None:
-    """The service's own transaction waits in the pool, and is reverted then: one debit."""
+    """The service's own transaction is mined after theirs and reverts: one debit."""
     record, controls = rig.record(), rig.own.controls
     await controls.automine(enabled=False)
     await rig.outcome(record)
@@ -192,7 +192,7 @@ async def test_a_nonce_used_for_another_payment_fails_when_deep(rig: Rig) -> Non
     with pytest.raises(AuthorizationRefused) as refused:
         await rig.authorizations.require_usable(record)
     assert refused.value.refusal.reason is Reason.NONCE_USED
-    # As if it was recorded just before.
+    # As if it was recorded before the other was mined.
     assert await rig.outcome(record) == (Outcome.PENDING, None)
     await rig.own.controls.mine(rig.own.network.failed_after - 2)
     assert await rig.outcome(record) == (Outcome.PENDING, None)
@@ -214,7 +214,7 @@ async def test_one_that_ran_out_fails_when_its_end_is_deep(rig: Rig) -> None:
 
 
 async def test_a_reverted_one_fails_only_once_it_ran_out(rig: Rig) -> None:
-    """The payer moves the money away: while the window is open, anyone could use it later."""
+    """The payer moves the USDC away: anyone could still use the authorization in its window."""
     record, controls = rig.record(), rig.own.controls
     await controls.automine(enabled=False)
     await rig.outcome(record)

@@ -46,7 +46,7 @@ async def funded(token: Token) -> Token:
 async def signed(
     token: Token, data: bytes, *, nonce: int | None = None, gwei: int = 5, signer: EvmSigner = HOT
 ) -> SignedTransaction:
-    """A transaction of the hot wallet to the token."""
+    """A signed transaction of the hot wallet to the token."""
     if nonce is None:
         nonce = await token.client.nonce(signer.address)
     plan = TransactionPlan(
@@ -61,7 +61,7 @@ async def pay(token: Token, to: str, units: int, *, nonce: int | None = None) ->
 
 
 async def carried_out(token: Token, data: bytes) -> bool:
-    """Send a call from the hot wallet; whether it did what it says."""
+    """Send a call from the hot wallet; whether it succeeded."""
     transaction = await signed(token, data)
     assert (await token.client.submit(transaction.raw)).submission is Submission.ACCEPTED
     return (await mined(token.client, transaction.txid)).ok

@@ -1,4 +1,4 @@
-"""Deposits of USDC on a real node: seen, confirmed, moved, gone, back; over every absence."""
+"""Deposits of USDC on a real node: seen, confirmed, moved, reorged out, back; over outages."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_confirmed_deposit_moved_to_another_block_reconfirms(
 
 
 async def sent_again_after_another(reader: EvmReader, signed: SignedTransaction) -> None:
-    """Both into one block, another's transfer first: the event's number in its block changes."""
+    """Mine the deposit after another transfer in one block: its log index changes."""
     token = reader.token
     whale = (await token.controls.accounts())[0]
     plan = usdc.selector("mint(address,uint256)") + usdc.address_word(STRANGER) + usdc.uint_word(1)
@@ -217,7 +217,7 @@ async def test_kill_between_scan_and_commit_loses_and_doubles_nothing(
 async def test_a_long_absence_is_made_up_for_range_by_range(
     reader: EvmReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As many ranges as some 20,000 blocks have, which take Anvil a minute to make.
+    # As many ranges as for some 20,000 blocks, which would take Anvil a minute to mine.
     monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 50)
     address, controls = reader.pool.take(), reader.token.controls
     await reader.kill()
@@ -277,7 +277,7 @@ async def test_hanging_node_is_reported_and_loses_nothing(reader: EvmReader, anv
         anvil.thaw()
         hasty.connection.client.rpc.endpoint = (
             reader.endpoint
-        )  # now it has all the time that it needs
+        )  # from now on without the short time limit
         assert await hasty.reconcile() == {hasty.key(signed.txid): SEEN}
         assert hasty.scanner.problem is None
 
@@ -341,7 +341,7 @@ async def test_garbage_is_reported_and_moves_nothing(
 async def test_inconsistent_node_confirms_and_removes_nothing(
     reader: EvmReader,
 ) -> None:
-    """As an address does behind which two nodes are, of which one is on a fork."""
+    """As with a load balancer over two nodes of which one is on a fork."""
     signed = await pay(reader.token, reader.pool.take())
     key = reader.key(signed.txid)
     assert await reader.reconcile() == {key: SEEN}
@@ -364,7 +364,7 @@ async def test_inconsistent_node_confirms_and_removes_nothing(
         assert await behind.reconcile() == {key: CONFIRMED}
 
 
-# --- what it costs ---------------------------------------------------------------------------
+# --- number of calls -------------------------------------------------------------------------
 
 
 async def test_watching_10000_addresses_costs_no_more_calls_than_100(

@@ -38,13 +38,13 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 ORACLE: Final = "0x420000000000000000000000000000000000000F"
 SOURCE: Final = Path(__file__).parent / "contracts" / "GasPriceOracle.vy"
 SLOT: Final = "0x1"
-# An unsigned transfer of USDC and its signature: about so many bytes.
+# Approximate bytes of a signed transfer of USDC.
 LEAST_BYTES, MOST_BYTES = 160, 200
 
 
 @pytest.fixture(scope="module")
 def oracle_code() -> str:
-    """What the oracle's code is when it is there."""
+    """The code that is put at the oracle's address."""
     command = [sys.executable, "-m", "vyper", "-f", "bytecode_runtime", str(SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ class Oracle:
         await self.price(wei_per_byte)
 
     async def price(self, wei_per_byte: int) -> None:
-        """0: it reverts."""
+        """Set the fee per byte; with 0 the oracle reverts."""
         word = "0x" + usdc.uint_word(wei_per_byte).hex()
         await self._rpc.act("anvil_setStorageAt", [ORACLE, SLOT, word])
 
@@ -78,7 +78,7 @@ def oracle(token: Token, oracle_code: str) -> Oracle:
 
 @pytest.fixture
 async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPayer]:
-    """A hot wallet with 1 ether and 1,000 USDC, on a chain that is told to have an oracle."""
+    """A hot wallet with 1 ether and 1,000 USDC, on a chain configured to have an oracle."""
     await token.controls.set_ether(HOT, ETHER)
     await token.mint(HOT, 1000 * USDC)
     network = replace(network_of(token), l1_fee_oracle=ORACLE, highest_fee=ETHER // 10)
@@ -87,7 +87,7 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPa
 
 
 async def l1_part(own: EvmPayer) -> int:
-    """What the oracle's fee adds to the cost of a payout."""
+    """The part of a payout's cost that is the oracle's fee."""
     await own.payments.refresh_gas()
     return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
 
@@ -98,7 +98,7 @@ def price_of(own: EvmPayer) -> int:
     return price.max_fee
 
 
-# --- what a payout costs ------------------------------------------------------------------------
+# --- the cost of a payout -----------------------------------------------------------------------
 
 
 async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(
@@ -170,7 +170,7 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     (reported,) = own.payments.conditions()
     assert (transfers[0].transfer_id in reported, "gives no fee" in reported) == (True, True)
     assert len((await own.payment(transfers[0])).attempts) == 1
-    # The second was put back, which needs no fee.
+    # The second payout was rebroadcast, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
     await oracle.put(GWEI)
     await own.payments.maintain()
@@ -209,7 +209,7 @@ async def test_a_spike_on_l1_alone_stops_new_payouts(own: EvmPayer, oracle: Orac
     await own.sign(own.transfer(USER))
 
 
-# --- what is quoted -----------------------------------------------------------------------------
+# --- quotes -------------------------------------------------------------------------------------
 
 
 async def test_quoted_fee_includes_the_l1_part_or_is_refused(own: EvmPayer, oracle: Oracle) -> None:

@@ -1,6 +1,6 @@
-"""A hot wallet that has sent what is not on record: a stolen key, or an older copy of the database.
+"""A hot wallet with unrecorded outgoing transactions: a stolen key, or an older database copy.
 
-Nothing more is signed before the operator has looked; then payouts go on above what was sent.
+Payouts are paused until the operator resumes them; then they continue with the next free nonce.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 
 async def spend_nonce(payer: EvmPayer, nonce: int) -> str:
-    """What someone else does with the same key; the transaction's id."""
+    """Use a nonce outside of the service with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, 50 * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
     assert result.submission is Submission.ACCEPTED

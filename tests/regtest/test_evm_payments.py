@@ -1,6 +1,6 @@
-"""Payouts of USDC on a real EVM node: exactly once, whatever is lost, killed or reorganised.
+"""Payouts of USDC on a real EVM node: exactly once, over lost answers, kills and reorgs.
 
-What was paid is counted in the balances on the chain, never in the service's database.
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.regtest.evm_payer import (
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 
-# --- the plain way -----------------------------------------------------------------------------
+# --- without faults ----------------------------------------------------------------------------
 
 
 async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: EvmPayer) -> None:
@@ -113,7 +113,7 @@ async def test_two_at_once_get_no_nonce_in_common(payer: EvmPayer) -> None:
     assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
 
 
-# --- what is not signed ------------------------------------------------------------------------
+# --- refused before signing --------------------------------------------------------------------
 
 
 async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: EvmPayer) -> None:
@@ -339,7 +339,7 @@ async def test_a_record_that_is_not_ours_is_left_alone(payer: EvmPayer) -> None:
 
 
 async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: EvmPayer) -> None:
-    """It was cancelled while it was signed: the bytes are dropped, and nothing has to be filled."""
+    """The order is cancelled during signing: the bytes are dropped and leave no nonce gap."""
     refused = payer.transfer(USER)
     with pytest.raises(ImpossibleTransition):
         await payer.payments.prepare(refused, Recorder(ImpossibleTransition("it is cancelled")))
@@ -387,7 +387,7 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: EvmPayer) -> N
     assert await payer.token.balance(USER) == USDC
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- fees, balances and health -----------------------------------------------------------------
 
 
 async def test_no_order_is_taken_while_the_hot_wallet_is_blacklisted(payer: EvmPayer) -> None:

@@ -1,6 +1,6 @@
-"""Payouts of USDC that wait too long and are replaced for a higher fee; one attempt pays.
+"""Stuck payouts of USDC are replaced at a higher fee; one attempt pays.
 
-What was paid is counted in the balances on the chain, never in the service's database.
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 
 async def stuck_payout(payer: EvmPayer) -> Transfer:
-    """In the pool, where nothing is mined."""
+    """A payout in the pool, with mining off."""
     await payer.controls.automine(enabled=False)
     transfer = await payer.prepared(payer.transfer(USER))
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
@@ -132,7 +132,7 @@ async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: EvmPayer) 
 
 
 def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on, the ids of the transactions that the node is handed."""
+    """The ids of the transactions that are submitted to the node from now on."""
     txids: list[str] = []
     real = payer.client.submit
 
@@ -148,7 +148,7 @@ def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_payment_behind_the_stuck_one_is_resent_each_period(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node has it; the block producers may not. The same bytes: it may never cost more."""
+    """Block producers may lack it though the node has it. The same bytes, so the same fee."""
     await stuck_payout(payer)
     second = await payer.prepared(payer.transfer(FRIEND))
     await payer.pay(second)

@@ -1,6 +1,6 @@
-"""Payouts of USDC that are reorganised away, or whose nonce someone else uses with the same key.
+"""Payouts of USDC that are reorged out, or whose nonce is used elsewhere with the same key.
 
-What was paid is counted in the balances on the chain, never in the service's database.
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 
 async def spend_nonce(payer: EvmPayer, nonce: int, *, gwei: int = 50) -> str:
-    """What someone else does with the same key; the transaction's id."""
+    """Use a nonce outside of the service with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, gwei * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
     assert result.submission is Submission.ACCEPTED
     return result.txid
 
 
-# --- reorganisations and others with the same key -----------------------------------------------
+# --- reorganisations, and the same key elsewhere ------------------------------------------------
 
 
 async def test_reorged_payout_is_resent_with_the_same_bytes(
@@ -142,13 +142,13 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
 
 
 def closed_by_hand(transfer: Transfer) -> Statement:
-    """As ``rpcsvc payouts close`` notes it."""
+    """The row that ``rpcsvc payouts close`` writes."""
     row = (transfer.transfer_id, transfer.txid, "gone", 1, "kid", "signature")
     return statement("INSERT INTO closed_by_hand VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 async def without_funding(payer: EvmPayer, *, settled: bool) -> Transfer:
-    """A payout off the chain, with the USDC that paid it: what brought that is away, too."""
+    """A payout that was reorged out together with the deposit of its USDC."""
     before = await payer.controls.snapshot()
     await payer.token.mint(HOT, 1000 * USDC)
     transfer = await payer.prepared(payer.transfer(USER, 1500 * USDC))
@@ -164,7 +164,7 @@ async def without_funding(payer: EvmPayer, *, settled: bool) -> Transfer:
 async def test_payout_reorged_with_its_usdc_fails_and_moves_nothing(
     payer: EvmPayer,
 ) -> None:
-    """Then its order refunds. The next payout has the next nonce."""
+    """Its order is then refunded. The next payout has the next nonce."""
     transfer = await without_funding(payer, settled=False)
     await payer.payments.maintain()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
@@ -192,7 +192,7 @@ async def test_payout_whose_usdc_returns_first_pays_by_the_same_bytes(
 
 
 async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPayer) -> None:
-    """Its nonce is spent: only the operator can pay."""
+    """Its nonce is spent: only the operator can pay the user."""
     transfer = await without_funding(payer, settled=True)
     await payer.payments.maintain()
     assert not (await mined(payer.token.client, transfer.txid or "")).ok
@@ -208,7 +208,7 @@ async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPay
 async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     payer: EvmPayer, settled: bool
 ) -> None:
-    """The operator's funding of gas is off the chain with it: health asks for some."""
+    """The operator's top-up of ether was reorged out, too: health asks for ether."""
     transfer = await payer.paid(payer.transfer(USER))
     if settled:
         assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
@@ -252,7 +252,7 @@ async def test_nonce_used_with_the_same_key_fails_the_payout_once_deep(
 async def test_failed_payment_is_never_republished_after_a_reorg(
     payer: EvmPayer,
 ) -> None:
-    """By then the deposit is on its way back."""
+    """By then the deposit is being refunded."""
     transfer = await payer.prepared(payer.transfer(USER))
     before = await payer.controls.snapshot()
     await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -309,7 +309,7 @@ async def test_transaction_that_moved_nothing_is_no_payout(
     assert payer.payments.conditions() == []
 
 
-# --- looked at in a bad moment ------------------------------------------------------------------
+# --- lookups during a reorganisation ------------------------------------------------------------
 
 
 async def test_payment_mined_between_two_queries_is_not_displaced(
@@ -375,7 +375,7 @@ async def test_old_use_of_a_nonce_is_found_in_its_block(
 
 
 def forgets(payer: EvmPayer, patched: pytest.MonkeyPatch, *, states: bool) -> None:
-    """The node has thrown receipts and transactions away, and the states of old blocks or not."""
+    """The node has pruned receipts and transactions, with or without the states of old blocks."""
     real = payer.client.nonce
 
     async def unknown(_: str) -> None:
@@ -404,7 +404,7 @@ async def test_mined_payout_survives_a_node_that_has_dropped_it(
     with monkeypatch.context() as patched:
         forgets(payer, patched, states=states)
         assert (await payer.payments.look_up(transfer)).outcome is Outcome.UNKNOWN
-        assert payer.payments.conditions() == []  # it may only be late
+        assert payer.payments.conditions() == []  # the node may only be lagging
         for _ in range(3):
             await payer.controls.mine(3 * payer.network.failed_after)
             payer.clock.now += MINUTE_MS
@@ -434,7 +434,7 @@ async def test_pruned_node_still_answers_what_was_asked_in_time(
 
 
 async def raised_elsewhere(payer: EvmPayer, transfer: Transfer) -> SignedTransaction:
-    """The same payout at a higher fee, mined, which is not on record."""
+    """An unrecorded replacement of the payout at a higher fee, mined."""
     order = (await payer.payment(transfer)).order
     plan = TransactionPlan(
         payer.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data

@@ -1,4 +1,4 @@
-"""Payments in the pending block of a real node, and the time of the deposits that come of them."""
+"""Payments in the pending block of a real node, and the first-seen time of their deposits."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ METHOD = "eth_getBlockByNumber"
 
 @dataclass
 class Offer:
-    """An order that waits at an address until then (ms). Blocks come only when they are mined.
+    """An order that waits at an address until ``until`` (ms). Blocks are mined explicitly.
 
-    Time is what the test says, for the service and for the chain: ``start`` seconds, and more.
+    The test sets the time of service and chain: seconds after ``start``.
     """
 
     reader: EvmReader
@@ -48,12 +48,12 @@ class Offer:
     until: int
 
     def at(self, seconds: int) -> int:
-        """So long after the start, in ms; the service's clock shows it."""
+        """Set the service's clock to so long after the start; the time in ms."""
         self.reader.clock.now = (self.start + seconds) * SECOND
         return self.reader.clock.now
 
     async def mined_at(self, seconds: int) -> int:
-        """A block of what is pending, so long after the start; its time in ms."""
+        """Mine the pending block so long after the start; its time in ms."""
         token = self.reader.token
         await token.client.rpc.act("evm_setNextBlockTimestamp", [self.start + seconds])
         await token.controls.mine()
@@ -89,7 +89,7 @@ async def pays(offer: Offer, units: int = USDC) -> SignedTransaction:
 
 
 async def found(reader: EvmReader) -> dict[str, DepositSighting]:
-    """One pass, committed; the deposits that it showed, by transaction."""
+    """One pass, committed; its deposits by transaction."""
     seen = await reader.poll()
     await reader.scanner.acknowledge(list(seen.values()))
     return {key.txid: item for key, item in seen.items()}
@@ -104,7 +104,7 @@ async def test_payment_pending_at_expiry_and_mined_later_is_in_time(
     reader.calls.clear()
     assert await reader.poll() == {}
     assert reader.calls.count(METHOD) == 2, "the newest block, and the pending one"
-    # One that no look sees before it is mined.
+    # Never seen pending: no pass before it is mined.
     second = await pays(offer, 2 * USDC)
     mined_at = await offer.mined_at(70)
     assert (await mined(reader.token.client, first.txid)).ok

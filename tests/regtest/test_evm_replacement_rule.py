@@ -1,7 +1,7 @@
-"""Stuck payouts of USDC on a node that takes a replacement only for fees high enough, as Geth does.
+"""Stuck payouts of USDC on a node with Geth's rule for the fees of a replacement.
 
-Anvil takes any; the rule is put before it (fee_rule.py), between it and the service. What was paid
-is counted in the balances on the chain, never in the service's database.
+Anvil accepts any higher fee; a proxy between it and the service enforces the rule (fee_rule.py).
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ BASE_FEE = 20 * GWEI
 
 @dataclass
 class Strict:
-    """A service whose node has the rule. ``payer.token`` bypasses it, as a miner does."""
+    """A service whose node has the rule. ``payer.token`` bypasses it, as a block producer can."""
 
     payer: EvmPayer
     rule: FeeRule
     line: Line
 
     async def bump(self) -> None:
-        """A pass of maintenance, when what waits has waited long enough."""
+        """A pass of maintenance a minute later, when pending payments are due for a higher fee."""
         self.payer.clock.now += MINUTE_MS
         await self.payer.payments.maintain()
 
@@ -60,7 +60,7 @@ class Strict:
         return (await self.payer.payment(transfer)).attempts
 
     async def waits(self, txid: str) -> bool:
-        """Whether the node's pool has it."""
+        """Whether the transaction is in the node's pool."""
         found = await self.payer.token.client.transaction(txid)
         return found is not None and found.block_number is None
 
@@ -84,9 +84,9 @@ async def node(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Stri
 
 
 async def outpriced(node: Strict) -> Transfer:
-    """A payout in the pool, and a base fee that has risen above what it offers: not mined.
+    """A payout in the pool that is not mined: the base fee is above its maximum fee.
 
-    Anvil drops it then, where other nodes keep it: so it is put back.
+    Anvil drops it in that case, where other nodes keep it, so it is resubmitted.
     """
     own = node.payer
     await own.controls.automine(enabled=False)
@@ -102,7 +102,7 @@ async def outpriced(node: Strict) -> Transfer:
 
 
 async def settles_once(node: Strict, transfer: Transfer, attempt: Attempt) -> None:
-    """By this attempt, and no other; the user has what is due once, and looking again is safe."""
+    """Require that this attempt settles, that the user is paid once, and that lookups repeat."""
     own = node.payer
     await own.controls.mine(own.network.settled_after)
     for _ in range(2):
@@ -161,7 +161,7 @@ async def test_the_rule_answers_in_the_form_of_geth(node: Strict) -> None:
 
 
 async def test_without_the_rule_one_wei_more_replaces(node: Strict) -> None:
-    """Why it is needed; the day that Anvil has the rule itself, it can go."""
+    """Shows why the proxy is needed; it can be removed once Anvil has the rule itself."""
     own = node.payer
     await own.controls.automine(enabled=False)
     node.line.stand_in = None
@@ -203,7 +203,7 @@ async def test_the_first_is_mined_after_all_and_settles_it(node: Strict) -> None
     transfer = await outpriced(node)
     await node.bump()
     first, second = await node.attempts(transfer)
-    # A miner that has not heard of the second; the base fee has fallen again.
+    # The block producer lacks the second attempt; the base fee has fallen again.
     await node.payer.controls.drop(second.txid)
     await node.payer.token.client.submit(bytes.fromhex(first.raw))
     await settles_once(node, transfer, first)
@@ -219,7 +219,7 @@ async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Str
     await settles_once(node, transfer, second)
 
 
-# --- a node that asks for more -----------------------------------------------------------------
+# --- a node with a higher minimum raise --------------------------------------------------------
 
 
 @pytest.mark.parametrize(("percent", "tries"), [(25, 1), (26, 2), (100, 4)])
@@ -274,7 +274,7 @@ async def test_raising_ends_at_the_highest_fee_and_warns(node: Strict) -> None:
     (reported,) = own.payments.conditions()
     assert (UNDERPRICED in reported, "highest_fee" in reported) == (True, True)
     assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
-    # The operator lowers what the node asks for: the last one signed is enough.
+    # The operator lowers the node's minimum: the last signed attempt is enough.
     node.rule.percent = 10
     await node.bump()
     assert (await own.payment(transfer)).attempts == payment.attempts
@@ -294,7 +294,7 @@ async def test_the_first_settles_it_though_all_others_were_refused(node: Strict)
 
 
 async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Strict) -> None:
-    """The same hot wallet elsewhere: the pool's fees are higher than any that are on record."""
+    """The same key elsewhere has a pending transaction with fees above all recorded ones."""
     own = node.payer
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
@@ -310,7 +310,7 @@ async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Str
     assert await own.token.balance(FRIEND) == 0
 
 
-# --- what a higher fee does not help -----------------------------------------------------------
+# --- refusals that a higher fee does not solve -------------------------------------------------
 
 
 async def test_lost_replacement_is_resent_and_not_raised(

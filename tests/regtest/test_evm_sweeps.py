@@ -1,6 +1,6 @@
 """Sweeping deposits to the hot wallet on a real EVM node.
 
-What was swept is counted in the balances on the chain, never in the service's database.
+The tests count balances on the chain, never the service's database.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPa
 
 
 async def finish(own: EvmPayer) -> None:
-    """Mine what is under way until it is settled, and let the service see it."""
+    """Mine until all sweeps under way are settled and recorded."""
     for sweep in await own.ledger.sweeps_under_way(NETWORK):
         payment = await own.ledger.payment(sweep.payment_id or "")
         assert payment is not None
@@ -71,7 +71,7 @@ async def all_left(own: EvmPayer) -> list[int]:
 
 
 async def steal(own: EvmPayer, index: int, units: int, serial: int = 1) -> None:
-    """What another service with the same keys does: use the authorization of a sweep."""
+    """Use the authorization of a sweep from another service with the same keys."""
     address = KEYS.address(index)
     nonce = usdc.keccak256(
         b"sweep" + usdc.uint_word(own.network.chain_id) + usdc.address_word(own.token.address)
@@ -89,7 +89,7 @@ async def steal(own: EvmPayer, index: int, units: int, serial: int = 1) -> None:
     assert (await mined(client, txid)).ok
 
 
-# --- the plain way -----------------------------------------------------------------------------
+# --- without faults ----------------------------------------------------------------------------
 
 
 async def test_several_addresses_are_swept_together_and_hold_no_ether(own: EvmPayer) -> None:
@@ -227,7 +227,7 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-# --- what can't be swept -----------------------------------------------------------------------
+# --- deposits that can't be swept --------------------------------------------------------------
 
 
 async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer) -> None:
@@ -241,7 +241,7 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer
     assert f"{bad} is on the token's blacklist" in reported
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
-    assert await own.live() == []  # it is looked at rarely
+    assert await own.live() == []  # it is retried rarely
     own.clock.now += HOUR_MS
     await own.sweeps.maintain()
     await finish(own)
@@ -301,7 +301,7 @@ async def test_settled_sweep_with_unused_authorization_took_nothing(
 
 
 async def settled_sweep(own: EvmPayer) -> Sweep:
-    """A sweep whose payment is settled, and whose own end is not on record yet."""
+    """A sweep whose payment is settled and that is not recorded as done yet."""
     await own.sweeps.maintain()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     payment = await own.ledger.payment(sweep.payment_id or "")
@@ -316,7 +316,7 @@ async def settled_sweep(own: EvmPayer) -> Sweep:
 async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    """Of several behind one address, another answers than the one that has shown the payment."""
+    """A load balancer switches to a node that lacks the block of the payment."""
     await own.give(2, 5 * USDC)
     await own.controls.mine()
     before = await own.token.client.block()
@@ -343,7 +343,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
 async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     own: EvmPayer,
 ) -> None:
-    """Its end was not recorded yet: the service was stopped, or its node was down."""
+    """It was not recorded as done yet: the service was stopped, or its node was down."""
     await own.give(2, 5 * USDC)
     await own.controls.mine()
     sweep = await settled_sweep(own)
@@ -394,7 +394,7 @@ async def test_an_address_of_another_mnemonic_is_told(
     assert "not of this mnemonic" in own.sweeps.conditions()[0]
 
 
-# --- with the same keys elsewhere ---------------------------------------------------------------
+# --- the same keys elsewhere --------------------------------------------------------------------
 
 
 async def test_authorization_used_elsewhere_counts_as_swept(own: EvmPayer) -> None:
@@ -423,7 +423,7 @@ async def test_deposit_after_an_outside_sweep_is_swept_next(
 
 
 async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
-    """5 USDC were to be swept, and the same keys have taken ``units`` on the nonce of our own."""
+    """A sweep of 5 USDC fails: the same keys swept ``units`` elsewhere under its nonce."""
     await own.give(2, 5 * USDC)
 
     async def lost(raw: bytes) -> SubmissionResult:
@@ -482,7 +482,7 @@ async def test_deposit_after_an_outside_sweep_does_not_block_its_end(
 
 
 async def drain(own: EvmPayer, index: int, units: int) -> None:
-    """What someone does who has the key of a deposit address."""
+    """Move USDC off a deposit address with its key, outside of the service."""
     signer = KEYS.signer(index)
     await own.controls.set_ether(signer.address, ETHER)
     plan = TransactionPlan(
@@ -557,11 +557,11 @@ async def test_a_stuck_sweep_is_replaced_and_counted_once(own: EvmPayer) -> None
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-# --- the second choice --------------------------------------------------------------------------
+# --- sweeps by permit ---------------------------------------------------------------------------
 
 
 def without_receive(directory: Path) -> bytes:
-    """The token's creation code, but it refuses receiveWithAuthorization whoever sends it."""
+    """The token's creation code with a receiveWithAuthorization that always reverts."""
     check = 'assert to == msg.sender, "FiatTokenV2: caller must be the payee"'
     source = SOURCE.read_text().replace(check, 'assert False, "no such function"', 1)
     assert source.count(check) == 0
@@ -619,17 +619,17 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
         assert await token.balance(HOT) == 5 * USDC
 
 
-# --- deposit and sweep reorganised away ----------------------------------------------------------
+# --- deposit and sweep reorged out ---------------------------------------------------------------
 
 
 async def acknowledge(own: EvmPayer, state: str) -> None:
-    """What the scanner records of all deposits."""
+    """Record this state for all deposits, as the scanner does."""
     change = "UPDATE evm_deposits SET acknowledged = ?"
     await own.database.write([statement(change, (state,))])
 
 
 async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
-    """A deposit whose sweep is settled and on record, both off the chain; the sweep."""
+    """A deposit and its settled, recorded sweep, both reorged out; the sweep."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
@@ -643,14 +643,14 @@ async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
 
 
 async def settle_all(own: EvmPayer) -> None:
-    """Mine until whatever is published is deep, and let the service see it."""
+    """Mine until all published payments are deep, and record their outcomes."""
     await own.controls.mine(own.network.failed_after)
     await own.payments.maintain()
     await own.sweeps.maintain()
 
 
 async def refused_again(own: EvmPayer, sweep: Sweep) -> None:
-    """The sweep is published again at once, and mined in vain."""
+    """Require that the sweep is published again at once, and reverts."""
     await own.payments.maintain()
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
@@ -703,7 +703,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
 
 
 async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPayer) -> None:
-    """The payout that another copy of the keys made on the other branch has its nonce."""
+    """On the new branch the same key elsewhere has used its nonce for another transaction."""
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
@@ -719,7 +719,7 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPay
 
 
 async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> None:
-    """Its failure was in a block that was replaced, too: a miner still had its bytes."""
+    """The block of its failure is replaced, too, and a block producer still has its bytes."""
     sweep = await deposit_and_sweep_gone(own)
     before = await own.controls.snapshot()
     await refused_again(own, sweep)
@@ -742,7 +742,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
 async def test_sweep_reorged_below_finality_ends_with_its_deposit(
     own: EvmPayer, comes_back: bool
 ) -> None:
-    """It was mined and not settled yet. Refused once, it is made anew after an hour."""
+    """It was mined and not settled yet. After it reverts once, it is made anew after an hour."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
@@ -768,7 +768,7 @@ async def test_sweep_reorged_below_finality_ends_with_its_deposit(
 async def test_a_permit_and_what_it_let_take_are_made_anew(
     anvil: Anvil, evm: EvmClient, tmp_path: Path, is_back: bool
 ) -> None:
-    """Both settled, both gone with the deposit: the permit holds again, the other fails."""
+    """Both are settled and reorged out with the deposit. The permit is valid again."""
     token = await deploy(evm, without_receive(tmp_path))
     await token.controls.set_ether(HOT, ETHER)
     async with evm_payer(anvil, token, tmp_path) as own:
@@ -789,7 +789,7 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
         await settle_all(own)
         if not is_back:
             assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
-            await own.give(2, 5 * USDC)  # another one is swept whole
+            await own.give(2, 5 * USDC)  # a later deposit is swept in full
             await own.sweeps.maintain()
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC

@@ -19,7 +19,7 @@ from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, r
 
 
 def verify(stack: Exchange, data: dict[str, Any], *options: str) -> tuple[int, dict[str, Any]]:
-    """``rpcsvc receipt verify`` as a user runs it: exit status and what it says."""
+    """``rpcsvc receipt verify`` as a user runs it: exit status and JSON."""
     done = subprocess.run(
         [sys.executable, "-m", "rpcsvc", "receipt", "verify", "-", *options],
         input=json.dumps({"data": data}), capture_output=True, text=True, check=False,
@@ -77,7 +77,7 @@ async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
 
 @pytest.mark.slow
 async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None:
-    """The hot wallet holds 20,000 USDC: one order takes most of it, no second one gets it too."""
+    """The hot wallet holds 20,000 USDC: most is reserved for one order, and for no second one."""
     swap = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}
     async with stack.serving() as at:
         quote = await call(
@@ -95,7 +95,7 @@ async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None
 
 
 async def most_now(at: Server, direction: str) -> float:
-    """What capabilities say can be paid for now, in deposit units."""
+    """The largest order that capabilities say can be paid now, in deposit units."""
     rows = (await call(at, "service.capabilities", {}))["data"]["limits"]
     return next(float(row["maxNow"]) for row in rows if row["direction"] == direction)
 

@@ -1,4 +1,4 @@
-"""A restored copy does not know what was paid since: adopted, it is not paid again."""
+"""Payouts since a restored copy: once adopted, they are not paid again."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_addresses_of_lost_orders_are_not_handed_out_again(
         await addresses(at)
         await until(lambda: has_looked(stack))
         await stop(at)
-    # A service that is stopped gives back what it has not handed out.
+    # A stopped service gives unused addresses back to its pool.
     copy = await copy_of(stack, tmp_path / "copy.db")
     async with stack.serving() as at:
         lost = await addresses(at)
@@ -219,7 +219,7 @@ async def test_a_withdrawal_is_a_difference_until_it_is_explained(
 
 
 async def withdrawn(own: WalletClient, to: str, units: int) -> str:
-    """The operator takes XMR out of the wallet, by hand."""
+    """Send XMR out of the wallet by hand, as the operator may."""
     await own.refresh()
     prepared = await own.prepare([Destination(to, units)])
     await own.relay(prepared.metadata)

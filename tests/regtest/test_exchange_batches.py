@@ -1,6 +1,6 @@
-"""Payouts of XMR that are due at the same time leave in one transaction, killed or not.
+"""Payouts of XMR that are due together are paid by one transaction, also over kills.
 
-Counted on the chain: each user is paid once, by as few transactions as it takes.
+Counted on the chain: each user is paid once, by as few transactions as possible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHAINS: dict[str, list[Crash]] = {
 
 
 async def all_due(trader: Trader) -> list[PaidOrder]:
-    """Orders that are confirmed and held back by the operator, all of them."""
+    """Orders with confirmed deposits, whose payouts were paused until all were due."""
     switch = PauseSwitch(trader.stack.data_dir)
     async with trader.stack.serving() as at:
         orders = [await trader.order(at, "u2x") for _ in range(ORDERS)]
@@ -52,7 +52,7 @@ async def until_due(trader: Trader, at: Server, deal: PaidOrder) -> None:
 
 
 async def paid_by(trader: Trader, deals: Sequence[PaidOrder]) -> int:
-    """How many transactions it took."""
+    """The number of transactions that paid the orders."""
     return len(await xmr_payments(trader.payee, {deal.to for deal in deals}))
 
 
@@ -71,7 +71,7 @@ async def test_a_service_killed_while_it_pays_several_pays_each_once(
 ) -> None:
     deals = await all_due(trader)
     for crash in crashes:
-        async with trader.stack.starting(crash) as at:  # it may die before it is ready
+        async with trader.stack.starting(crash) as at:  # it may be killed before it is ready
             with suppress(Gone):
                 await at.ready()
                 await reaches(trader.stack, at, deals[0].order_id, "completed")

@@ -1,7 +1,7 @@
 """kill -9 of the service at every step of a swap of XMR for USDC; afterwards one payout.
 
-One order is killed at several points in turn, each time by a service that has just been started
-after the death before: a chain of points costs one order. What was paid is counted on the chain.
+During one order the service is killed at several points in turn, and restarted after each: a chain
+of points needs one order only. Payouts are counted on the chain.
 """
 
 from __future__ import annotations

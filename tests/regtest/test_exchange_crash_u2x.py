@@ -1,7 +1,7 @@
 """kill -9 of the service at every step of a swap of USDC for XMR; afterwards one payout.
 
-As in test_exchange_crash.py, the other way: the wallet daemon is a second memory here, and it may
-be killed together with the service.
+As in test_exchange_crash.py. The wallet daemon has state of its own, and may be killed together
+with the service.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def test_kill_of_service_and_wallet_at_the_relay_pays_once(trader: Trader,
         await asyncio.to_thread(trader.stack.wallet_rpc.kill)
     await asyncio.to_thread(trader.stack.wallet_rpc.start)
     async with trader.stack.serving() as at:
-        # Another payment meanwhile: a wallet that forgot the first may offer its inputs again.
+        # Another payment meanwhile: a wallet that has lost the first may spend its inputs again.
         await trader.deal(at, "u2x")
         await trader.finish(at)
         await trader.stop(at)

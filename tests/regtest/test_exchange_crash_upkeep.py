@@ -1,7 +1,7 @@
-"""kill -9 of the service at every step of what it signs besides: a raised fee, and a split of XMR.
+"""kill -9 of the service at every step of a fee replacement, and of a split of XMR.
 
-Sweeps: test_exchange_crash_u2x.py. Nothing else is signed on an EVM network: deposit addresses need
-no gas, and ether comes from the operator.
+Sweeps: test_exchange_crash_u2x.py. No other maintenance is signed on an EVM network: deposit
+addresses need no gas, and ether comes from the operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RAISE: Final[list[Crash]] = [
     ("raise publish", "before", 1),
     ("raise publish", "after", 1),
 ]
-# How many outputs the wallet is to have: one transaction makes what is missing, or most of it.
+# The target number of outputs: one transaction makes all or most of the missing ones.
 SPLITS: Final[dict[str, tuple[str, list[Crash]]]] = {
     "from signing to the relay": (
         "15",
@@ -90,7 +90,7 @@ async def test_service_killed_while_it_splits_outputs_pays_itself_once(
         await trader.stop(at)
     del stack.extra[XMR_OUTPUTS]
     assert len(set((await xmr_wallet(stack)).sent) - before) == 1
-    # Such a transaction reaches no user; nothing else differs.
+    # A split reaches no user; there is no other difference.
     left = await trader.differences()
     assert [text for text in left if not text.startswith("transactions of the XMR wallet")] == []
     await trader.audit()

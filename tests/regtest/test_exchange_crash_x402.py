@@ -1,7 +1,7 @@
 """A USDC order paid by x402, with kill -9 of the service at every step: one debit, one credit.
 
 The payer is the client of the package x402, holds no ether, and survives each crash of the service.
-What was moved is counted on the chains.
+Transfers are counted on the chains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 VALUE = 165 * USDC
-# A call that fails by these may be sent again, as it is.
+# A call that fails with one of these codes may be repeated unchanged.
 LATER = {"unavailable"}
 
 CHAINS: dict[str, list[Crash]] = {
@@ -78,7 +78,7 @@ class Payer:
         await reaches(self.trader.stack, at, self.deal.order_id, "completed")
 
     async def _pay(self, at: Server) -> bool:
-        """Sign what the service asks for, and nothing unless it asks. False: try again."""
+        """Pay what the service asks for, if it asks. False: try again."""
         assert self.deal is not None
         to = {"orderId": self.deal.order_id}
         payment = self.payment if self.keeps else None

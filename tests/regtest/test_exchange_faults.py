@@ -1,7 +1,7 @@
-"""Nodes that die, hang, lie, talk nonsense or belong to another network, in the middle of orders.
+"""Nodes that die, hang, answer wrongly or are on another network, in the middle of orders.
 
-While it lasts health says why and nobody is quoted; afterwards every order has its one payout and
-the money of both chains adds up.
+During a fault health gives the reason and quotes are refused; afterwards every order has one payout
+and the money of both chains adds up.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tests.regtest.trading import Trader, kill_anvil
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 DAEMONS = ("anvil", "monerod", "wallet")
-# What health says of each while it can't be reached.
+# Health's reason while each one can't be reached.
 DOWN = {
     "anvil": "USDC: the node of arbitrum is down",
     "monerod": "XMR: the Monero node is down",
     "wallet": "XMR: the Monero wallet is down",
 }
 BOTH = ("x2u", "u2x")
-# How long an order waits for its deposit, in seconds, where it is not to wait for an hour.
+# The deposit window in seconds, for tests that can't wait for an hour.
 WINDOWS = {"DEPOSIT_WINDOW_SECONDS": 10, "LATE_WINDOW_SECONDS": 2}
 
 
 @dataclass
 class Lines:
-    """A line to each daemon, and the users of the stack behind them."""
+    """A proxy to each daemon, and the users of the stack."""
 
     trader: Trader
     lines: dict[str, Line]
@@ -137,7 +137,7 @@ async def test_a_daemon_that_never_answers(lines: Lines, name: str) -> None:
     async with open_orders(trader) as at:
         daemon.freeze()
         try:
-            # Monero's wallet hangs with its node: which of them it is can't be told.
+            # Monero's wallet hangs together with its node: health may name either.
             await degraded(at, "the deposit scan has run for")
             await both_refused(at)
         finally:
@@ -158,7 +158,7 @@ async def test_daemons_that_answer_late_only_make_it_slow(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trader = lines.trader
-    # Nothing is signed in the middle of a block: there has to be time enough between them.
+    # Signing needs wallet and node at one height: leave time between blocks.
     monkeypatch.setattr("tests.regtest.exchange.BLOCK_SECONDS", 4.0)
     async with trader.stack.serving() as at:
         for line in lines.lines.values():
@@ -171,7 +171,7 @@ async def test_daemons_that_answer_late_only_make_it_slow(
     await trader.check()
 
 
-# --- answers that are lost: the daemon did it, and nobody was told ----------------------------
+# --- lost answers of calls that were carried out ----------------------------------------------
 
 LOST = {
     "eth_sendRawTransaction": ("anvil", "x2u"),

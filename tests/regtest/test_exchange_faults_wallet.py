@@ -1,7 +1,7 @@
-"""Trouble with wallets, gas, nonces, the token and the disk, in the middle of orders.
+"""Faults of wallets, gas, nonces, the token and the disk, in the middle of orders.
 
-As in test_exchange_faults.py: health says why, nobody is quoted what can't be paid, and
-afterwards every order has its one payout and the money of both chains adds up.
+As in test_exchange_faults.py: health gives the reason, quotes that can't be paid are refused, and
+afterwards every order has one payout and the money of both chains adds up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GWEI = 10**9
 
 
 async def finished(trader: Trader, at: Server) -> None:
-    """All orders completed, the service stopped, the books in order."""
+    """Complete all orders, stop the service, and check the books."""
     await well(at)
     await trader.finish(at)
     await trader.stop(at)
@@ -107,7 +107,7 @@ async def test_no_usdc_is_promised_while_gas_is_too_dear(trader: Trader) -> None
         await stack.controls.mine()
         await degraded(at, "gas on arbitrum is too dear")
         await refusal(at, "x2u")
-        # Each empty block takes an eighth off the fee.
+        # Each empty block lowers the base fee by an eighth.
         await stack.controls.mine(60)
         await finished(trader, at)
 
@@ -116,13 +116,13 @@ async def test_no_usdc_is_promised_while_gas_is_too_dear(trader: Trader) -> None
 
 
 def own_key(stack: Exchange) -> EvmSigner:
-    """The hot wallet's key, in other hands."""
+    """The hot wallet's key, for use outside of the service."""
     keys = HdKeys(read_mnemonic(stack.data_dir / KEY_FILE))
     return keys.signer(HOT_WALLET_INDEX)
 
 
 async def send_with(stack: Exchange, signer: EvmSigner, nonce: int, max_fee: int) -> None:
-    """Use a nonce for a call that moves nothing."""
+    """Use a nonce for a call without effect."""
     plan = TransactionPlan(
         chain_id=stack.anvil.chain_id, nonce=nonce, to=stack.token.address, gas=100_000,
         max_fee=max_fee, tip=GWEI, data=usdc.transfer(signer.address, 0),
@@ -161,7 +161,7 @@ async def test_nonce_used_elsewhere_pauses_payouts_until_resumed(
 async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
     trader: Trader,
 ) -> None:
-    """The user's money is not lost: it goes back, once the other transaction is deep."""
+    """The user is refunded once the other transaction is deep."""
     stack = trader.stack
     async with stack.serving() as at:
         deal = await trader.deal(at, "x2u")
@@ -208,7 +208,7 @@ async def test_a_paused_token_stops_orders_and_nothing_else(trader: Trader) -> N
 
 
 def limit_files(at: Server, size: int) -> None:
-    """No file of the service may grow beyond this: for it, the disk is full."""
+    """Limit the size of the service's files, as a full disk does."""
     _, hard = resource.prlimit(at.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(at.pid, resource.RLIMIT_FSIZE, (size, hard))
 

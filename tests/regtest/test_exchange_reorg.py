@@ -1,6 +1,6 @@
-"""A deep reorganisation takes a deposit and its settled sweep, with the service running.
+"""A deep reorg drops a deposit and its settled sweep while the service runs.
 
-Counted on the chain: the deposit comes home once, and nobody has to let payouts out again.
+Counted on the chain: the deposit is swept once, and payouts continue without the operator.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.regtest.restoring import differences
 pytestmark = pytest.mark.slow
 
 UNITS = 165 * USDC
-FAR = 30  # blocks, more than anything here waits for
+FAR = 30  # blocks: deeper than every confirmation setting here
 
 
 async def deposit_of(stack: Exchange, address: str) -> bytes:
-    """The user's signed deposit: its bytes can be sent again after a reorganisation."""
+    """The bytes of the user's deposit, to be sent again after a reorganisation."""
     await stack.token.mint(stack.user.address, UNITS)
     plan = TransactionPlan(
         stack.anvil.chain_id, await stack.evm.nonce(stack.user.address), stack.token.address,
@@ -52,7 +52,7 @@ def sweeps(stack: Exchange) -> list[tuple[str, int, str]]:
 
 
 async def was_refused(stack: Exchange) -> bool:
-    """Whether the first sweep is mined again, in vain."""
+    """Whether the first sweep is mined again and reverted."""
     with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as books:
         sql = "SELECT txid FROM evm_attempts WHERE payment_id LIKE 'sweep-%'"
         ((txid,),) = books.execute(sql).fetchall()

@@ -1,7 +1,7 @@
 """Replicas on one PostgreSQL, one wallet and one chain.
 
-The settler is killed or paused between each pair of steps of a payout, another one finishes it, and
-the old one wakes up and does no harm. What was paid is counted on the chains.
+The settler is killed or paused between each pair of steps of a payout, another replica finishes it,
+and the resumed one writes nothing more. Payouts are counted on the chains.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Replicas:
-    """Replicas of a trader's service, each with a data directory, and so a journal, of its own."""
+    """Replicas of a trader's service, each with its own data directory and payment journal."""
 
     def __init__(self, trader: Trader, url: str) -> None:
         self._trader = trader
@@ -49,7 +49,7 @@ class Replicas:
         return made
 
     async def standing_by(self, name: str, crash: Crash | None = None) -> Server:
-        """One that has seen who settles."""
+        """A replica that has started while another one settles."""
         made = self.start(name, crash)
         await until(partial(reads, made))
         return made

@@ -1,4 +1,4 @@
-"""A deposit that the node's index did not have in time is found by reading again."""
+"""A deposit that the node's index lacked at first is found by a reread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.regtest.restoring import differences, has_looked
 
 pytestmark = pytest.mark.slow
 
-# More than the service reads again by itself.
+# Deeper than the service rescans by itself.
 FAR = 300
 
 
@@ -65,7 +65,7 @@ async def newest(stack: Exchange) -> Block:
 
 
 def note_as_read(stack: Exchange, block: Block) -> None:
-    """What the service does when its node tells of blocks without their events."""
+    """Record blocks as scanned, as happens when the node serves them without their events."""
     with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as books, books:
         books.execute(
             "INSERT INTO evm_cursor VALUES ('arbitrum', ?, ?)", (block.number, block.hash)

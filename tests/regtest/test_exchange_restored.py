@@ -1,4 +1,4 @@
-"""An older copy of the database is put back and the service just started: nobody is paid twice."""
+"""A service started on an older copy of the database, without any command, pays nobody twice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def stack(
     token: Token,
 ) -> AsyncIterator[Exchange]:
     async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        # Each wallet has to see for itself: a sweep would tell of an XMR payout, too.
+        # No sweeps: an unrecorded one would pause payouts before the XMR wallet's own check does.
         running.extra["RPCSVC_ONCHAIN__SWEEP_USDC"] = "1000"
         yield running
 
@@ -43,7 +43,7 @@ async def stop(at: Server) -> None:
 
 
 async def ordered(stack: Exchange, at: Server, direction: str, to: str) -> str:
-    """An order that is paid for."""
+    """The id of an order whose deposit was sent."""
     amount = "1" if direction == "x2u" else "165"
     made = await create(at, direction=direction, amount=amount, to=to)
     order = made["data"]["order"]

@@ -1,7 +1,7 @@
-"""An order whose events can't be recorded keeps no others of its wallet waiting.
+"""A quarantined order does not block other orders of its wallet.
 
-Before its payout is signed it is not paid until it is mended; after that it is paid once. What was
-paid is counted on the chains.
+If its payout is not signed yet, it is paid only once its events can be recorded again; otherwise it
+is paid once. Payouts are counted on the chains.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-# Its payout is due, and nothing is signed.
+# Its payout is planned, and not signed.
 DUE: Final[Crash] = ("engine prepare", "before", 1)
-# Its payout is on record, and nobody was handed it.
+# Its payout is on record, and not published.
 COMMITTED: Final[Crash] = ("engine publish", "before", 1)
 
 
@@ -36,7 +36,7 @@ class Books:
         self._order_id = deal.order_id
 
     def refuse(self) -> None:
-        """Let no further event of the order be recorded, as a bug might."""
+        """Add a trigger that refuses further events of the order, as a bug might."""
         self._execute(
             "CREATE TRIGGER broken BEFORE INSERT ON event_log WHEN NEW.order_seq ="
             f" (SELECT seq FROM orders WHERE order_id = '{self._order_id}')"
@@ -44,7 +44,7 @@ class Books:
         )
 
     def mend(self) -> None:
-        """Let them be recorded again."""
+        """Drop the trigger."""
         self._execute("DROP TRIGGER broken")
 
     def _execute(self, sql: str, *values: str) -> list[tuple[object, ...]]:
@@ -53,7 +53,7 @@ class Books:
 
 
 async def killed(trader: Trader, direction: str, crash: Crash) -> tuple[PaidOrder, str]:
-    """An order, and its deposit address, of which the service dies at ``crash``."""
+    """An order and its deposit address; the service is killed at ``crash``."""
     made = None
     async with trader.stack.serving(crash) as at:
         with suppress(Gone):
@@ -66,7 +66,7 @@ async def killed(trader: Trader, direction: str, crash: Crash) -> tuple[PaidOrde
 
 
 async def quarantine(trader: Trader, at: Server, direction: str, address: str) -> None:
-    """Pay once more to an order that can't be recorded, and wait until that is noticed."""
+    """Send a second deposit to the order, and wait until the order is quarantined."""
     await trader.pay(direction, address)
 
     async def is_quarantined() -> bool:
@@ -77,7 +77,7 @@ async def quarantine(trader: Trader, at: Server, direction: str, address: str) -
 
 
 async def refunds(at: Server, deal: PaidOrder) -> list[dict[str, str]]:
-    """What goes back of an order's deposits, as its status tells it."""
+    """The refunds in an order's status."""
     transfers = (await details(at, deal.order_id))["transfers"]
     return [item for item in transfers if item["kind"] == "refund"]
 
@@ -133,7 +133,7 @@ async def test_signed_payment_of_a_broken_order_is_paid_once(
 
 
 async def sent_back(trader: Trader, at: Server, deal: PaidOrder) -> None:
-    """Wait until what was paid beside the order has gone back, or waits for an XMR address."""
+    """Wait until the extra deposit is refunded, or waits for an XMR address."""
 
     async def is_over() -> bool:
         await trader.stack.mine_in_time()
@@ -146,7 +146,7 @@ async def sent_back(trader: Trader, at: Server, deal: PaidOrder) -> None:
 
 
 async def check(trader: Trader) -> None:
-    """Nothing was paid twice and nothing is missing, by the chains and by the auditor."""
+    """Require one payout for each order and no missing money, by the chains and by the auditor."""
     await trader.check()
     said = await command(trader.stack, "audit")
     assert said.status == 0, said.out

@@ -1,4 +1,4 @@
-"""``rpcsvc treasury withdraw`` over real daemons: what the chains show, also after kills."""
+"""``rpcsvc treasury withdraw`` on real daemons: one transfer on the chain, also after kills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLD = "0x52908400098527886E0F7030069857D2E4169EE7"
 
 @dataclass
 class Cold:
-    """The operator's address outside of the exchange, on one network."""
+    """An address of the operator outside of the service, on one network."""
 
     stack: Exchange
     network: str
@@ -58,7 +58,7 @@ def cold_on_arbitrum(stack: Exchange) -> Cold:
 
 
 async def cold_with_little_ether(stack: Exchange) -> Cold:
-    """The address on Arbitrum, while the treasury has no more ether than payouts need."""
+    """The address on Arbitrum; the treasury has only the ether that payouts need."""
     stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
     # The reserve: a tenth of the dearest payment, 20 USD at 5,000 USD for an ether.
     await stack.controls.set_ether(stack.treasury, ETHER // 2_500)
@@ -77,7 +77,7 @@ async def cold(request: pytest.FixtureRequest, stack: Exchange, wallet: WalletCl
 
 
 async def agrees(stack: Exchange) -> None:
-    """The books agree with the chains, and with themselves."""
+    """Require that ``audit`` and ``db check`` find no difference."""
     audit = await command(stack, "audit")
     assert audit.status == 0, audit
     check = await command(stack, "db", "check")
@@ -188,7 +188,7 @@ async def test_kill_at_each_step_of_a_withdrawal_leaves_one_debit(cold: Cold) ->
 
 
 async def restored(stack: Exchange, copy: Path) -> Said:
-    """Put a copy in the place of the database, with the payment journal."""
+    """Restore a copy of the database with the payment journal."""
     done = await command(stack, "db", "restore", str(copy))
     assert done.status == 0, done
     return done

@@ -1,4 +1,4 @@
-"""The XMR adapter on real daemons: starting, addresses, deposits, the wallet's outputs."""
+"""The XMR adapter on real daemons: start, addresses, deposits, the wallet's outputs."""
 
 from __future__ import annotations
 

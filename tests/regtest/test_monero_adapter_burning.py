@@ -1,7 +1,7 @@
-"""Two transactions that pay an address with one one-time key, on real daemons: half is burnt.
+"""Two deposits with the same one-time key, on real daemons: only one can be spent (burning bug).
 
-A sender who makes both with the same transaction key has them come out so. Here a wallet daemon
-does, whose random numbers begin anew with every start.
+A sender makes them by using one transaction key twice. Here a wallet daemon does, whose random
+numbers repeat after every start.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ pytestmark = [
 
 CONFIRMED, REMOVED = DepositState.CONFIRMED, DepositState.REMOVED
 SEEDS = 6
-# The attacker's outputs, and as many of a larger amount.
+# The attacker has so many outputs of each amount.
 OUTPUTS = 14
 SMALL, LARGE = 3 * XMR, 4 * XMR
-# As many are tried with the same random numbers: how many of these decoys take is luck.
+# Attempts with the same random numbers: how many of them decoys consume is random.
 ATTEMPTS = 5
 
-# Whoever opens the source of random numbers gets a file instead.
+# Opens a file in place of /dev/urandom.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -74,7 +74,7 @@ SHADOW(open64)
 
 
 class Repeating(WalletRpc):
-    """A wallet daemon that finds the same random numbers after each restart."""
+    """A wallet daemon that gets the same random numbers after each restart."""
 
     def __init__(self, directory: Path, monerod: Monerod, shim: Path, numbers: Path) -> None:
         super().__init__(directory, monerod)
@@ -85,7 +85,7 @@ class Repeating(WalletRpc):
         return Endpoint(self.name, self.url, serial=True)
 
     def command(self) -> Sequence[str | Path]:
-        # Its login would need numbers that differ.
+        # Digest login needs random numbers that differ.
         plain = list(super().command())
         at = plain.index("--rpc-login")
         plain[at : at + 2] = ["--disable-rpc-login"]
@@ -107,7 +107,7 @@ class Attacker:
             found: dict[tuple[str, int], PreparedPayment] = {}
             for at in range(ATTEMPTS):
                 one = await self._sign(seed, SMALL, at, address)
-                # A fee is by size, and the size by how far decoys are apart: amounts may differ.
+                # The size, and with it the fee, depends on the decoys: amounts may differ.
                 twin = found.setdefault((one.tx_key, one.amount), one)
                 if twin is not one:
                     return twin, one
@@ -175,7 +175,7 @@ async def adapter(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIte
 
 
 async def spendable(adapter: Treasury) -> int:
-    """What the wallet has, all of it received by orders."""
+    """The wallet's spendable balance, all of it deposits of orders."""
     await adapter.wallet.refresh()
     return (await adapter.wallet.balance()).total
 

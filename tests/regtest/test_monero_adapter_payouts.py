@@ -1,6 +1,6 @@
-"""Payouts of XMR on real daemons: exactly once, whatever is killed in between.
+"""Payouts of XMR on real daemons: exactly once, over kills between any two steps.
 
-What was paid is counted in the wallet that was to be paid, never in the service's database.
+The tests count payments in the payee's wallet, never in the service's database.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tests.regtest.treasury import (
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 UNITS = XMR // 7
-ACCOUNTS = 25  # how many of the tests below may use one up
+ACCOUNTS = 25  # each test below may use one up
 
 
-# --- the plain way -----------------------------------------------------------------------------
+# --- without faults ----------------------------------------------------------------------------
 
 
 async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
@@ -156,7 +156,7 @@ async def test_concurrent_transfers_spend_different_outputs_in_turn(
 async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
-    """It was cancelled while it was signed: nobody has the bytes, and their money is free."""
+    """The order is cancelled during signing: the bytes are dropped and their outputs unfrozen."""
     refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(ImpossibleTransition):
         await own.adapter.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
@@ -172,7 +172,7 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
 async def test_kill_after_prepare_committed_pays_the_same_bytes(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
-    """The order layer had not heard of them yet: it asks for the transfer again."""
+    """The order layer has no record of them yet, and prepares the transfer again."""
     transfer = own.transfer(payee.address, UNITS)
     first = await own.prepared(transfer)
     await kill_wallet(own.rpc)
@@ -196,7 +196,7 @@ async def test_kill_between_signing_and_commit_loses_nothing(
 async def test_kill_between_relay_and_store_pays_once(
     own: Treasury, payee: Payee, miner: Miner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wallet forgets the payment and offers its inputs again: the next one takes others."""
+    """The wallet loses the payment and would spend its inputs again: the next one uses others."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
 
     async def killed() -> None:
@@ -229,7 +229,7 @@ async def test_relay_of_unknown_outcome_pays_once_and_relays_once(
     monkeypatch: pytest.MonkeyPatch,
     reached: bool,
 ) -> None:
-    """Killed in the middle of it: the mark says that the wallet may have been told."""
+    """Killed during the relay: the state RELAYING says that the wallet may have relayed it."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     relay: Any = own.adapter_wallet.relay
 
@@ -302,7 +302,7 @@ async def test_settled_payout_lost_to_a_deep_reorg_returns(
 async def outrun(
     own: Treasury, payee: Payee, node: MonerodClient
 ) -> tuple[Transfer, MoneroPayment]:
-    """A signed payout, and its payment, of which another transaction spends an input first."""
+    """A signed payout and its payment; another transaction has spent one of its inputs."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None

@@ -1,4 +1,4 @@
-"""A wallet restored from its words, on real daemons: what it did not look for is found, always."""
+"""A wallet restored from its words, on real daemons: deposits beyond its lookahead are found."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury, treasury
 
 pytestmark = pytest.mark.slow
 
-# More than a wallet looks ahead.
+# More than a wallet's lookahead.
 MANY = replace(OPTIONS, pool_target=256, pool_low=8)
 
 
 async def deposit_that_is_missed(adapter: Treasury, miner: Miner) -> str:
-    """Stop, pay the newest address, and restore the wallet: it has looked and not found it."""
+    """Stop, pay the newest address, and restore the wallet, whose scan misses the deposit."""
     seed, newest = await adapter.wallet.seed(), await adapter.ledger.highest_address()
     assert newest is not None
     await adapter.end()
@@ -52,7 +52,7 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
     go_on, is_over = asyncio.Event(), asyncio.Event()
 
     async def cut_short(wallet: WalletClient) -> None:
-        """The node does not answer, so it is not over when the daemon is killed."""
+        """Kill the wallet daemon during a rescan, which the frozen node keeps from ending."""
         await go_on.wait()
         miner.monerod.freeze()
         try:

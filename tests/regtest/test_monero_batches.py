@@ -19,7 +19,7 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury, kill_wallet
 pytestmark = pytest.mark.slow
 
 UNITS = XMR // 20
-ACCOUNTS = 10  # how many of the tests below may use one up
+ACCOUNTS = 10  # each test below may use one up
 
 
 async def due(own: Treasury, payee: Payee, count: int) -> list[Transfer]:
@@ -29,7 +29,7 @@ async def due(own: Treasury, payee: Payee, count: int) -> list[Transfer]:
 
 
 async def prepared(own: Treasury, transfers: Sequence[Transfer]) -> list[Transfer]:
-    """Those that one payment pays, as the order layer has them once they are prepared."""
+    """The transfers that one payment pays, as the order layer has them once prepared."""
     first, *companions = transfers
     signed = await own.sign(first, *companions)
     return [
@@ -40,7 +40,7 @@ async def prepared(own: Treasury, transfers: Sequence[Transfer]) -> list[Transfe
 
 
 async def received(payee: Payee) -> dict[str, list[int]]:
-    """What each address of the payee's wallet got, transaction by transaction."""
+    """The amounts that each address of the payee's wallet received, by transaction."""
     await payee.wallet.refresh()
     found: dict[str, list[int]] = {}
     for item in await payee.wallet.transfers(0):
@@ -49,7 +49,7 @@ async def received(payee: Payee) -> dict[str, list[int]]:
 
 
 def once(transfers: Sequence[Transfer]) -> dict[str, list[int]]:
-    """What the payee must have got."""
+    """The amounts that the payee must have received."""
     return {item.address: [item.units] for item in transfers}
 
 
@@ -102,7 +102,7 @@ async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, paye
 async def test_integrated_address_is_paid_alone_and_splits_no_others(
     own: Treasury, payee: Payee
 ) -> None:
-    """The wallet makes no transaction with a payment id for several: all would be paid alone."""
+    """A transaction with a payment id has one recipient: a batch with it would be split up."""
     made = await payee.wallet.rpc.read("make_integrated_address", {})
     integrated = own.transfer(made["integrated_address"], UNITS)
     first, last = await due(own, payee, 2)

@@ -1,6 +1,6 @@
-"""The Monero clients against real daemons, and the facts about these that payments rely on.
+"""The Monero clients against real daemons, and facts about the daemons that payments rely on.
 
-A fact that no longer holds after an upgrade of Monero fails here by name, before money does.
+A fact that no longer holds after an upgrade of Monero fails here by name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.regtest.daemons import (
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 XMR = 10**12
-# What a node says of bytes that it took a moment before.
+# A node's answers to bytes that it accepted a moment before.
 HAS_IT = (Submission.KNOWN, Submission.DOUBLE_SPEND)
 SENT_KINDS = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING, WalletTransferKind.FAILED)
 
@@ -323,7 +323,7 @@ async def test_fact_the_same_bytes_may_be_sent_again_in_pool_and_chain(
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
     assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
-    # While Dandelion++ still hides it, the node calls the very same bytes a double spend.
+    # While Dandelion++ hides it, the node rejects the same bytes as a double spend.
     assert (await node.submit(payment.raw)).submission in HAS_IT
     await miner.mine()
     assert (await node.submit(payment.raw)).submission is Submission.KNOWN
@@ -369,7 +369,7 @@ async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     await funded(own_wallet, miner, XMR)
     payment = await prepared(own_wallet, await own_wallet.primary_address())
     await kill_and_reopen(wallet_rpc, own_wallet)
-    # Before that the wallet publishes, but can't note what it spent, and answers with an error.
+    # Before that the wallet publishes, but can't record its spent outputs, and returns an error.
     await own_wallet.refresh()
     assert await own_wallet.relay(payment.metadata) == payment.txid
     assert payment.txid in await node.transactions([payment.txid])
@@ -476,7 +476,7 @@ async def test_fact_popped_and_flushed_payment_is_accepted_again(
 async def test_fact_deep_reorg_refuses_the_bytes_now_and_not_later(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
-    """The inputs left the chain with their blocks; a naive rebuild would pay from others."""
+    """Its inputs were reorged out; a payment signed anew would spend others and pay twice."""
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
     await pop_blocks(node, SPENDABLE_AGE)
@@ -552,7 +552,7 @@ async def test_a_daemon_that_never_answers_leaves_the_outcome_unknown(
         with pytest.raises(TimedOut):
             await hasty.create_addresses(1)
     wallet_rpc.thaw()
-    # It had taken the request: after the time-out it acted on it.
+    # It had received the request, and carried it out after the time-out.
     assert await own_wallet.addresses([0])
 
 

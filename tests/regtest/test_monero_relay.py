@@ -1,6 +1,6 @@
-"""A payout that its node took and never sent on, on two real nodes that are peers.
+"""A payout that its node accepted and never relayed, on two real nodes that are peers.
 
-The other node mines: what it has not been sent stays unmined, as on the real network.
+The other node mines: an unrelayed transaction stays unmined, as on the real network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.regtest.treasury import OPTIONS, Treasury, treasury
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-# An address of nobody in these tests.
+# An address that no wallet of these tests has.
 PAYEE = (
     "44AFFq5kSiGBoZ4NMDwYtN18obc8AemS33DBLWs3H7otXft3"
     "XjrpDtQGv7SqSsaBYBb98uNbr2VBBEt7f2wfn3RVGQBEP3A"
@@ -82,8 +82,8 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
 async def test_a_payment_that_the_node_never_sent_on_is_relayed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pool holds the transaction unrelayed, as one of a node does that is killed right after it
-    took it. By itself the node never sends it.
+    """The pool has the transaction as not relayed, as after a kill of the node right after it
+    accepted it. By itself the node never relays it.
     """
     transfer = await pair.own.prepared(pair.own.transfer(PAYEE))
 

@@ -1,4 +1,4 @@
-"""What a reorganisation or a dead payment leaves behind is put right, on real daemons."""
+"""Recovery from reorgs and from payments that can never be mined, on real daemons."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 RESCUE = "rpcsvc.settlement.onchain.monero.presence"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
-ACCOUNTS = 9  # how many of the tests below may use one up
+ACCOUNTS = 9  # each test below may use one up
 
 
 async def abandoned(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
-    """A published payment that the node keeps in its pool and never mines; its transfer's id.
+    """A published payment that the node has abandoned: in its pool, never mined; its transfer's id.
 
-    Its money had only just unlocked when blocks were replaced: it was not valid for a moment.
+    Its input had just unlocked when blocks were replaced, so it was invalid for a moment.
     """
     await pay(own, await own.prepared(own.transfer(payee.address, UNITS)))
     await miner.mine(SPENDABLE_AGE)  # the change has its tenth block with the newest
@@ -83,7 +83,7 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
 async def test_outputs_held_for_an_impossible_payment_are_freed(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
-    """A payment of both outputs fails since one of them was spent otherwise."""
+    """A payment of both outputs fails because another transaction has spent one of them."""
     transfer = await own.prepared(own.transfer(payee.address, MORE))
     payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
@@ -109,7 +109,7 @@ async def test_outputs_held_for_an_impossible_payment_are_freed(
 async def test_settled_payout_that_cannot_return_is_reported_for_good(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the other branch something else has spent its input: nobody but the operator can pay."""
+    """On the new branch another transaction has spent its input: only the operator can pay."""
     logs = captured(monkeypatch, RESCUE)
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await own.ledger.payment(transfer.transfer_id)
@@ -139,7 +139,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
 
 
 def gone(own: Treasury) -> MoneroPayoutEnd:
-    """What ``rpcsvc payouts close`` asks, on the adapter's own wallet."""
+    """The check of ``rpcsvc payouts close``, on the adapter's own wallet."""
     connection = MoneroConnection(own.node, own.adapter_wallet, own.ledger, own.options)
 
     async def annotate(_txid: str) -> None:
@@ -175,7 +175,7 @@ async def test_end_refuses_a_payout_that_may_be_mined_yet(
 async def test_end_spends_the_inputs_of_an_undisplaced_payout(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
-    """Its node refuses the bytes for good, as when an output that it hides among is gone."""
+    """The node refuses the bytes for good, as when one of its decoys is gone."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await settled_one(own, transfer)
     await own.adapter.publish(transfer)
@@ -194,7 +194,7 @@ async def test_end_spends_the_inputs_of_an_undisplaced_payout(
 async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, settled: bool
 ) -> None:
-    """Its node refuses it for some blocks. The same bytes go out again until it is taken."""
+    """The node refuses it for some blocks. The same bytes are submitted until it is accepted."""
     await pay(own, await own.prepared(own.transfer(payee.address, UNITS)))
     await miner.mine(SPENDABLE_AGE)  # the change has its tenth block with the newest
     transfer = await own.prepared(own.transfer(payee.address, MORE))

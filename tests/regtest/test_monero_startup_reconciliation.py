@@ -1,4 +1,4 @@
-"""What a wallet sent and does not know of any more, on real daemons: nothing is signed then."""
+"""Unrecorded outgoing transactions that the wallet has lost, on real daemons: nothing is signed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Loss:
-    """A copy of a database that does not know of ``txid``, which lies in the node's pool."""
+    """An older copy of the database without ``txid``, which is in the node's pool."""
 
     outgoing: MoneroOutgoing
     wallet: WalletClient

@@ -1,4 +1,4 @@
-"""The operator's commands on the real stack: what they say is what the chains say."""
+"""The operator's commands on the real stack: their output agrees with the chains."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_init_beside_a_running_service_opens_no_wallet(stack: Exchange) ->
         assert (await command(stack, "onchain", "init")).status == 0
         async with stack.wallet as wallet:
             await wallet.close()
-        # Looked at before the service does: what it says depends on who was first.
+        # The service may have opened the wallet first or not: either answer is right.
         found = await command(stack, "onchain", "init", "--json")
         wallet_check = next(c for c in found.json["checks"] if c["name"] == "monero wallet")
         assert wallet_check["ok"] or "the service opens it" in wallet_check["detail"]
@@ -188,7 +188,7 @@ async def test_pause_holds_a_payout_and_resume_releases_it_once(
 
 
 async def too_late() -> None:
-    """Wait until a payout that is planned by now would not be made any more."""
+    """Wait until a payout that is planned now is past its price timeout."""
     end = time.monotonic() + PREPARE_SECONDS
 
     async def is_over() -> bool:
@@ -240,7 +240,7 @@ async def test_wallet_restored_from_seed_finds_a_far_subaddress(
 ) -> None:
     async with stack.node as node:
         restore_height = (await node.info()).height - 100
-    # A killed service goes on above the addresses that it may have handed out: 128 each time.
+    # A killed service skips the addresses that it may have handed out: 128 each time.
     for _ in range(2):
         async with stack.serving():
             pass

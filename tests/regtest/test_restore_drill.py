@@ -1,9 +1,9 @@
 """The restore drill: an older copy of the database with the payment journal, counted on the chains.
 
-Since the copy: one XMR transaction that pays two orders, one that pays an order which the copy
-awaits the deposit of, one of an order that the copy does not have, a USDC payout, sweeps, and a
-split of the XMR wallet. Each wallet has all of them in one run: single and batched payments, sweep
-and maintenance. Without the journal: test_restore_unjournaled.py.
+Since the copy: one XMR transaction that pays two orders, one for an order that awaits its deposit
+in the copy, one for an order that the copy lacks, a USDC payout, sweeps, and a split of the XMR
+wallet. So single and batched payments, a sweep and maintenance are all in one run. Without the
+journal: test_restore_unjournaled.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 async def ordered(at: Server, direction: str, to: str) -> tuple[str, str]:
-    """An order's id, and where to pay it."""
+    """An order's id and deposit address."""
     amount = "1" if direction == "x2u" else "165"
     order = (await create(at, direction=direction, amount=amount, to=to))["data"]["order"]
     return order["orderId"], order["depositAddress"]
@@ -84,6 +84,6 @@ async def test_restore_with_journal_pays_nobody_twice(
 
 
 async def _paid(stack: Exchange, wallet: WalletClient, payees: list[str]) -> list[list[int]]:
-    """What came to the user's USDC address, and to each XMR address."""
+    """The payments to the user's USDC address and to each XMR address."""
     usdc = await usdc_received(stack, stack.user.address)
     return [usdc, *[await xmr_received(wallet, to) for to in payees]]

@@ -1,9 +1,9 @@
-"""The restore drill without a payment journal: the operator goes by docs/restore.md, to the letter.
+"""The restore drill without a payment journal: the operator follows docs/restore.md to the letter.
 
-Each case is what one wallet did since the copy. Nothing leaves the wallets a second time, counted
-on the chains. With the journal: test_restore_drill.py. No cases are a USDC payout and a sweep with
-a wallet from its words: the keys of the EVM networks are words, and what they signed is on the
-chain with its recipient. That nobody may resume before has test_exchange_restored.py.
+Each case is one payment since the copy. No payment is made twice, counted on the chains. With the
+journal: test_restore_drill.py. A USDC payout and a sweep have no case with a wallet restored from
+its words: EVM keys are derived from words anyway, and the chain shows their recipients.
+test_exchange_restored.py shows that payouts stay paused before these steps.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ XMR_OUTPUTS = "RPCSVC_ONCHAIN__XMR_OUTPUTS"
 
 
 async def ordered(at: Server, direction: str, to: str) -> tuple[str, str]:
-    """An order's id, and where to pay it."""
+    """An order's id and deposit address."""
     amount = "1" if direction == "x2u" else "165"
     order = (await create(at, direction=direction, amount=amount, to=to))["data"]["order"]
     return order["orderId"], order["depositAddress"]
 
 
 async def pay(stack: Exchange, direction: str, address: str) -> None:
-    """What an order is for."""
+    """Pay the amount of an order."""
     if direction == "x2u":
         await stack.pay_xmr(address, XMR)
     else:
@@ -54,7 +54,7 @@ async def stop(at: Server) -> None:
     assert await asyncio.to_thread(at.stop) == 0
 
 
-# --- what happens after the copy: each returns the orders that the copy has as open ------------
+# --- payments after the copy: each returns the orders that are open in the copy ----------------
 
 After = Callable[[Exchange, list[str], Path], Awaitable[list[str]]]
 
@@ -112,15 +112,15 @@ async def a_split(stack: Exchange, _payees: list[str], copy: Path) -> list[str]:
     async with stack.serving() as at:
         await until(lambda: has_split(stack))
         await stop(at)
-    del stack.extra[XMR_OUTPUTS]  # the next split would be a new one
+    del stack.extra[XMR_OUTPUTS]  # no further split after the restore
     return []
 
 
-# --- what the operator does -------------------------------------------------------------------
+# --- the operator's steps ---------------------------------------------------------------------
 
 
 async def settle(stack: Exchange) -> None:
-    """What docs/restore.md says of each payment that the audit names."""
+    """Follow docs/restore.md for each payment that the audit names."""
     for item in await differences(stack):
         if item["kind"] != "unrecorded_payment":
             continue
@@ -151,7 +151,7 @@ def done(what: str, said: object) -> None:
 
 
 async def sent(stack: Exchange) -> tuple[set[str], set[str]]:
-    """All that has left the Monero wallet and the hot wallet, by the chains."""
+    """The outgoing transactions of the Monero wallet and of the hot wallet, by the chains."""
     evm = {item.txid for item in await hot_transactions(stack)}
     return set((await xmr_wallet(stack)).sent), evm
 

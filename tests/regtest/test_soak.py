@@ -1,4 +1,4 @@
-"""A short, seeded mixture of orders and faults on the whole stack (soak.py has the long one)."""
+"""A short, seeded run of random orders and faults on the full stack (soak.py has the long one)."""
 
 from __future__ import annotations
 

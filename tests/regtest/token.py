@@ -18,7 +18,7 @@ NAME: Final = "USD Coin"
 
 
 def compiled(source: Path = SOURCE) -> bytes:
-    """A contract's creation code. The compiler runs in a process of its own, for its warnings."""
+    """A contract's creation code. The compiler runs in a subprocess because of its warnings."""
     command = [sys.executable, "-m", "vyper", "-f", "bytecode", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -58,14 +58,14 @@ class Token:
         return await self.own("unBlacklist(address)", usdc.address_word(account))
 
     async def own(self, signature: str, words: bytes = b"") -> str:
-        """A call that only the owner may make, mined; its transaction id."""
+        """Make a call that only the owner may make, mined; its transaction id."""
         data = usdc.selector(signature) + words
         txid = await self.controls.send_from(self.owner, self.address, data)
         assert (await mined(self.client, txid)).ok
         return txid
 
     async def ask(self, data: bytes) -> bytes:
-        """A call's result, as of the latest block."""
+        """The result of a call on the latest block."""
         return await self.client.call(EvmCall(self.address, data))
 
     async def balance(self, account: str) -> int:
@@ -73,7 +73,7 @@ class Token:
 
 
 async def deploy(client: EvmClient, code: bytes, name: str = NAME) -> Token:
-    """Deploy a token; the chain has to mine by itself."""
+    """Deploy a token; automine must be on."""
     controls = AnvilControls(client)
     owner = (await controls.accounts())[0]
     text = name.encode()
@@ -92,7 +92,7 @@ async def deployed(client: EvmClient, controls: AnvilControls, by: str, code: by
 
 
 def contract_address(creator: str, nonce: int) -> str:
-    """Where a contract lands (keccak of the RLP of creator and nonce)."""
+    """The address of a new contract (keccak of the RLP of creator and nonce)."""
     assert nonce < 128
     rlp = b"\xd6\x94" + bytes.fromhex(creator[2:]) + bytes([nonce or 0x80])
     return usdc.read_address(bytes(12) + usdc.keccak256(rlp)[12:])

@@ -1,7 +1,6 @@
-"""Users who order, pay once and wait, whatever happens to the service meanwhile.
+"""Users who order, pay once and wait, over faults of the service.
 
-Each has an address of its own to be paid at, so that what was paid is counted on the chain, order
-by order.
+Each has a destination of its own, so that payouts are counted on the chain, order by order.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DEATH_SECONDS = 300
 
 @dataclass
 class PaidOrder:
-    """An order that was paid for. ``to``: where its payout goes, and nothing else."""
+    """An order that was paid for. ``to``: its destination, which no other order has."""
 
     direction: str
     order_id: str
@@ -48,7 +47,7 @@ class Trader:
     deals: list[PaidOrder] = field(default_factory=list)
 
     async def order(self, at: Server, direction: str) -> tuple[PaidOrder, str]:
-        """An order that is not paid yet, and its deposit address. Raises Gone."""
+        """A new unfunded order and its deposit address. Raises Gone."""
         to = await self._address(direction)
         amount = "1" if direction == "x2u" else "165"
         made = await create(at, direction=direction, amount=amount, to=to)
@@ -58,13 +57,13 @@ class Trader:
         return deal, str(order["depositAddress"])
 
     async def deal(self, at: Server, direction: str) -> PaidOrder:
-        """Order, and pay. Raises Gone only before it is ordered."""
+        """Order and pay. Raises Gone only before the order is made."""
         deal, address = await self.order(at, direction)
         await self.pay(direction, address)
         return deal
 
     async def pay(self, direction: str, address: str) -> None:
-        """What an order is for: 1 XMR, or 165 USDC."""
+        """Pay the amount of an order: 1 XMR, or 165 USDC."""
         if direction == "x2u":
             await self.stack.pay_xmr(address, XMR)
             self.books.xmr_in += XMR
@@ -79,11 +78,11 @@ class Trader:
             await reaches(self.stack, at, deal.order_id, "completed")
 
     def give_up(self, deal: PaidOrder) -> None:
-        """An order that is not paid out: its deposit is the user's, and in the wallet."""
+        """Expect no payout for the order: its deposit is in the wallet and owed to the user."""
         self.deals.remove(deal)
 
     async def through(self, direction: str, crashes: Sequence[Crash]) -> PaidOrder:
-        """One order with a service that dies at each of these points in turn, and is restarted."""
+        """One order during which the service is killed at each point in turn and restarted."""
         deal = None
         for crash in crashes:
             async with self.stack.serving(crash) as at:
@@ -98,11 +97,11 @@ class Trader:
         return deal
 
     async def stop(self, at: Server) -> None:
-        """End the service in order. The lines to its daemons go on meanwhile."""
+        """Stop the service with SIGTERM, in a thread: the proxies to its daemons keep running."""
         assert await asyncio.to_thread(at.stop) == 0
 
     async def check(self) -> None:
-        """Exactly one payout for each order, and all money accounted for, by the chains.
+        """Require exactly one payout for each order, and no missing money, by the chains.
 
         The service must not be running.
         """
@@ -113,19 +112,19 @@ class Trader:
         assert await self.differences() == []
 
     async def audit(self) -> None:
-        """The operator's auditor agrees, too."""
+        """Require that ``rpcsvc audit`` finds no difference."""
         said = await command(self.stack, "audit")
         assert said.status == 0, said.out
 
     def _by_payee(self) -> list[list[PaidOrder]]:
-        """The deals that are paid to one address, such as two refunds of an order, together."""
+        """Orders grouped by payee address, which two refunds of an order share."""
         found: dict[str, list[PaidOrder]] = {}
         for deal in self.deals:
             found.setdefault(deal.to, []).append(deal)
         return list(found.values())
 
     async def differences(self) -> list[str]:
-        """What of the money is not accounted for. The service must not be running."""
+        """The money that is not accounted for. The service must not be running."""
         out = {"x2u": 0, "u2x": 0}
         for deal, *_ in self._by_payee():
             out[deal.direction] += sum(await self.received(deal))
@@ -134,7 +133,7 @@ class Trader:
         return await self.books.differences()
 
     async def received(self, deal: PaidOrder) -> list[int]:
-        """The payments that came to a deal's address."""
+        """The payments to an order's destination."""
         if deal.direction == "x2u":
             return await usdc_received(self.stack, deal.to)
         return await xmr_received(self.payee, deal.to)
@@ -149,7 +148,7 @@ class Trader:
 async def trading(
     home: Path, miner: Miner, payees: WalletRpc, token_code: bytes
 ) -> AsyncIterator[Trader]:
-    """Users of a stack in ``home``: what one test leaves behind, the next one finds.
+    """Users of a stack in ``home``, which the tests of a module share.
 
     Anvil keeps its chain in a file, written each second, so that it may be killed.
     """
@@ -169,9 +168,9 @@ async def trading(
 
 
 async def kill_anvil(stack: Exchange) -> None:
-    """Kill Anvil while its file holds the chain as it is now, whole.
+    """Kill Anvil once its file has the complete current chain.
 
-    It writes the file anew each second, in place: killed meanwhile it would not start again.
+    It rewrites the file each second, in place: killed during a write it would not start again.
     """
     head = await stack.evm.block()
     assert head is not None
@@ -189,7 +188,7 @@ async def kill_anvil(stack: Exchange) -> None:
 
 
 def _newest_in(file: Path) -> int:
-    """The number of the newest block in Anvil's file; -1: it is not there, or half written."""
+    """The number of the newest block in Anvil's file; -1: the file is missing or incomplete."""
     try:
         return int(orjson.loads(file.read_bytes())["best_block_number"])
     except (FileNotFoundError, orjson.JSONDecodeError):

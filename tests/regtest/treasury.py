@@ -46,7 +46,7 @@ OPTIONS = MoneroOptions(
 
 @dataclass
 class Treasury:
-    """A running adapter. ``wallet`` is the test's own client of the same wallet daemon."""
+    """A running XMR adapter. ``wallet`` is the test's own client of the same wallet daemon."""
 
     rpc: WalletRpc
     data_dir: Path
@@ -62,24 +62,24 @@ class Treasury:
     transfers: int = field(default=0)
 
     def use(self, options: MoneroOptions) -> None:
-        """The options of the next start."""
+        """Set the options of the next start."""
         self.options = options
 
     async def reconcile(self) -> list[DepositSighting]:
-        """One pass: look, and commit."""
+        """One pass, committed; the deposits found."""
         sightings = list((await self.adapter.observe()).sightings)
         await self.adapter.acknowledge(sightings)
         return sightings
 
     def transfer(self, address: str, units: int = XMR // 10) -> Transfer:
-        """A payout that nobody has prepared."""
+        """A planned payout."""
         self.transfers += 1
         name = f"tr_{self.transfers}"
         kind, fee = TransferKind.PAYOUT, self.adapter.fee("arbitrum")
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
-        """What is on record for the transfer, signed now if it was not before."""
+        """The recorded payment of the transfer; signs it if there is none."""
         return await sign(self.adapter, transfer, *companions)
 
     async def prepared(self, transfer: Transfer) -> Transfer:
@@ -92,14 +92,14 @@ class Treasury:
         return await self.ledger.payments_in(*states)
 
     def count_calls(self) -> list[str]:
-        """From now on, the methods that the adapter calls."""
+        """The methods that the adapter calls from now on."""
         calls: list[str] = []
         for rpc in (self.node.rpc, self.adapter_wallet.rpc):
             record_calls(rpc, calls)
         return calls
 
     async def end(self, *, in_order: bool = True) -> None:
-        """Stop as a service does, or as one that is killed: nothing is given back."""
+        """Stop as a service does, or as if killed, without giving addresses back."""
         if not self.is_open:
             return
         self.is_open = False
@@ -165,21 +165,21 @@ async def add_account(rpc: WalletRpc) -> tuple[int, str]:
 
 
 async def signed_to(wallet: WalletClient, to: Mapping[str, int]) -> PreparedPayment:
-    """A payment that nobody has published."""
+    """A signed, unpublished payment."""
     await wallet.refresh()
     return await wallet.prepare([Destination(*item) for item in to.items()])
 
 
 @asynccontextmanager
 async def bank_of(miner: Miner) -> AsyncIterator[WalletClient]:
-    """The wallet that the blocks pay."""
+    """The wallet that mining rewards are paid to."""
     async with WalletClient(miner.bank.endpoint) as bank:
         yield bank
 
 
 @asynccontextmanager
 async def payer_of(miner: Miner, units: int) -> AsyncIterator[WalletClient]:
-    """Someone with one output: whatever they sign spends it."""
+    """A wallet with one output, which every payment of it spends."""
     async with bank_of(miner) as bank:
         bank.account = await bank.create_account()
         await miner.fund(await bank.primary_address(), units)
