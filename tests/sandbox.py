@@ -27,7 +27,7 @@ MONERO = (
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
 HOUR_MS = 3_600_000
-# What may befall one order's deposit, payout or refund: the faults that take an orderId.
+# Faults of one order's deposit, payout or refund: those that take an orderId.
 ORDER_FAULTS = [
     "payout_fails",
     "payout_unknown_sent",
@@ -41,7 +41,7 @@ _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 class ManualClock:
-    """A clock that stands still until it is moved. Milliseconds since the epoch."""
+    """A clock that the test moves. Milliseconds since the epoch."""
 
     def __init__(self, now: int = 1_763_678_000_000) -> None:
         self.now = now
@@ -51,7 +51,7 @@ class ManualClock:
 
 
 class Sandbox:
-    """Operations by name, and time by hand."""
+    """A sandbox service: calls operations by name, and moves the clock."""
 
     def __init__(self, up: Running, clock: ManualClock) -> None:
         self.up = up
@@ -87,13 +87,13 @@ class Sandbox:
         assert answer["ok"], answer
 
     async def settle(self, seconds: float = 4) -> None:
-        """Let time pass in steps, and do all that falls due meanwhile."""
+        """Let time pass in steps, with a pass of the worker at each."""
         for _ in range(int(seconds * 2)):
             self.clock.now += 500
             await self.catch_up()
 
     async def jump(self, ms: int) -> None:
-        """Let time pass at once."""
+        """Let time pass in one step."""
         self.clock.now += ms
         await self.catch_up()
 
@@ -104,7 +104,7 @@ class Sandbox:
 
 
 def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) -> None:
-    """Have sandboxes reserve from wallets of their own, as the engine onchain does.
+    """Have sandboxes reserve from wallets with these holdings, as the engine onchain does.
 
     ``held``: units by network; ``usdc`` on any other.
     """

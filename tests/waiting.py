@@ -1,4 +1,4 @@
-"""Orders in a database of their own, made by hand: they wait for a deposit, or have done so."""
+"""Orders written to a database directly: they wait for a deposit, or have done so."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from tests.postgres import DURABLE, Server, own_server
 
 RESULTS = Path("bench-results")
 CONNECTIONS = (16, 64)
-ROUND_SECONDS = 0.5  # about; what is compared is measured so soon after each other
+ROUND_SECONDS = 0.5  # about; compared rows are measured this soon after each other
 CHAIN_ROUNDS = 2  # on real daemons each period begins with a new process and store
 READY_SECONDS = 120.0  # a store of a million orders may take a while to open
 START_SECONDS = 20.0
@@ -103,7 +103,7 @@ QUICK = Plan(
 
 
 def side_by_side(plan: Plan) -> list[Scenario]:
-    """The work that is compared with the yardsticks. New rows go here.
+    """The rows that are compared with the yardsticks. New rows go here.
 
     Raw and naive sign nothing. Creating is held against them signed, attested and without either;
     what signing costs a status is a row of its own.
@@ -187,7 +187,7 @@ def side_by_side(plan: Plan) -> list[Scenario]:
 
 
 def with_open_orders(plan: Plan) -> list[Scenario]:
-    """Creating an order while few and while many wait for their deposit."""
+    """Creating an order while few and while many orders wait for their deposit."""
     few, many = (f"{OPEN}-{count}" for count in plan.open_orders)
     return [
         Scenario(
@@ -204,7 +204,7 @@ def with_open_orders(plan: Plan) -> list[Scenario]:
 
 
 def compared(rows: Iterable[Scenario], *, at_least: float) -> list[Scenario]:
-    """Each row of a store beside the same work by the code of another checkout."""
+    """Each row of a store beside the same row run by the code of another checkout."""
     found = []
     for row in rows:
         if not row.server.startswith(("ours-", "signing-")):
@@ -262,7 +262,7 @@ class Bench:
                         self._period(scenario, server, connections, streams[scenario.name])
 
     def on_chains(self, only: Sequence[str]) -> None:
-        """What needs real daemons, where they are installed; else it is said that they are not."""
+        """Run the rows that need real daemons; report what is missing if they are not installed."""
         wanted = [name for name in onchain.NAMES if not only or name in only]
         if not wanted:
             return
@@ -361,7 +361,7 @@ class Bench:
         ]
 
     def overload(self) -> None:
-        """Offer a signing service twice the rate that it carries."""
+        """Send a signing service twice the rate that it can serve."""
         seconds = self._plan.overload_seconds
         name = f"signing-{self._plan.small}"
         with self._servers([name]) as servers:
@@ -386,7 +386,7 @@ class Bench:
             yield servers
 
     def _hold(self, stack: ExitStack, data_dir: Path) -> None:
-        """Keep a store in memory; where that can't be, the report says so."""
+        """Lock a store into memory; if that fails, the report says so."""
         try:
             stack.enter_context(held(seeding.find_database(data_dir)))
         except NotHeld as why:
@@ -394,7 +394,7 @@ class Bench:
 
     @contextmanager
     def _counted_upstream(self) -> Iterator[driver.Server]:
-        """The sidecar's upstream; at the end, what it saw of the storm."""
+        """The sidecar's upstream; at the end, report the calls that it received."""
         server = sidecar.upstream(self._dir / "upstream.log")
         try:
             yield server
@@ -448,7 +448,7 @@ class Bench:
 
 
 def environment(work_dir: Path, plan: Plan) -> dict[str, str]:
-    """What the figures depend on."""
+    """The machine and software that the figures depend on."""
     chosen = driver.cores()
     return {
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -496,7 +496,7 @@ def say(what: str) -> None:
 
 
 def chosen(scenarios: list[Scenario], only: list[str]) -> list[Scenario]:
-    """Those asked for, and those that they are compared with."""
+    """The scenarios asked for, and those that they are compared with."""
     if not only:
         return scenarios
     wanted = set(only)

@@ -1,4 +1,4 @@
-"""Counts calls as a status is counted for /metrics: ``python -m tests.bench.counting N``."""
+"""Counts N calls for /metrics as a status call is: ``python -m tests.bench.counting N``."""
 
 from __future__ import annotations
 

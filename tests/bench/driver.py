@@ -1,9 +1,9 @@
-"""The driving side: server processes pinned to one core, and the load put on them from another.
+"""The load driver: server processes pinned to one core, and the load put on them from another.
 
 Closed loop, HTTP/1.1, no pipelining: every connection sends its next request when the answer to
-the last one is whole. Requests are bytes made beforehand, and answers are parsed no further than
-their success needs, so that the driver stays faster than what it measures; its own CPU share is
-part of every measurement, because a driver near 100 % measures itself.
+the last one is complete. Requests are bytes made beforehand, and answers are parsed no further than
+their success needs, so that the driver stays faster than the server; its own CPU share is part of
+every measurement, because a driver near 100 % measures itself.
 
 What is sent (seeding.py), in which order (__main__.py) and what the figures mean (report.py) does
 not live here.
@@ -39,7 +39,7 @@ _OK_FALSE = re.compile(rb'"ok": ?false')
 
 @dataclass
 class Measurement:
-    """What one period, or several of the same kind put together, gave. Times in seconds."""
+    """The results of one period, or of several of the same kind. Times in seconds."""
 
     seconds: float = 0.0
     driver_cpu_seconds: float = 0.0
@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
             self._answered(data, body_at)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Only this side may hang up; otherwise the answer awaited is a failure."""
+        """Count a failure if the server closed the connection with an answer outstanding."""
         if not self.idle.is_set():
             self._run.fail(f"connection lost with a request in flight: {exc!r}")
             self.idle.set()
@@ -187,7 +187,7 @@ class _Connection(asyncio.Protocol):
 
 
 def succeeded(head: bytes, body: bytes) -> bool:
-    """Whether an answer is HTTP 200 with a JSON-RPC result whose envelope does not say no.
+    """Whether an answer is HTTP 200 with a JSON-RPC result whose envelope is no error.
 
     ``head`` starts with the status line. The test is textual, for speed: an ``error`` member at
     any level fails, which suits an interface where only failures carry one.
@@ -356,7 +356,7 @@ class Server:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """User and system time of all its threads so far; 0.0 where /proc does not tell."""
+        """User and system time of all its threads so far; 0.0 without /proc."""
         try:
             text = Path(f"/proc/{self._process.pid}/stat").read_text()
         except FileNotFoundError:
@@ -365,7 +365,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        """Its resident memory (VmRSS); 0 where /proc does not tell."""
+        """Its resident memory (VmRSS); 0 without /proc."""
         try:
             text = Path(f"/proc/{self._process.pid}/status").read_text()
         except FileNotFoundError:

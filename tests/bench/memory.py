@@ -1,7 +1,7 @@
 """Keeping a store in memory while it is measured.
 
 Rows at a million orders are compared with rows at a thousand to see what look-ups cost. A machine
-that gives up the pages of a large file between two requests for them would show its disk instead.
+that evicts the pages of a large file between two requests for them would measure its disk instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _available_bytes() -> int:
-    """What can be used without swapping; 0 where /proc does not tell."""
+    """The memory that can be used without swapping; 0 without /proc."""
     try:
         text = Path("/proc/meminfo").read_text()
     except FileNotFoundError:

@@ -40,7 +40,7 @@ from tests.rows import one_row
 CREATE, SANDBOX, WATCHING = "create-onchain", "create-x2u", "watching"
 NAMES: Final = (SANDBOX, CREATE, WATCHING)
 FAILURES: Final = (AssertionError, RpcFailure, SettingsError)
-# The pool is not refilled before so few are left; at a time as many are ready as by default.
+# The pool is refilled when so few are left; this many are kept ready, as by default.
 LEAST_POOL: Final = 256
 _SPARE: Final = 1.25  # a period is planned for a rate higher by so much than was measured
 _SHORTEST_SECONDS: Final = 0.2
@@ -104,7 +104,7 @@ def scenarios() -> list[Scenario]:
 
 
 def why_not() -> str | None:
-    """Why nothing of this can be measured here; None: it can."""
+    """Why these rows can't be measured on this machine; None: they can."""
     lacking = missing()
     if not lacking:
         return None
@@ -116,7 +116,7 @@ def why_not() -> str | None:
 
 @dataclass
 class Chains:
-    """Daemons with money on both chains, and the operators who own a part of it."""
+    """Daemons with money on both chains, and operators with wallets on them."""
 
     directory: Path
     opened: AsyncExitStack
@@ -125,7 +125,7 @@ class Chains:
     token: Token
 
     async def operator(self, name: str, addresses: int, *, xmr: int) -> Exchange:
-        """An operator with a wallet and a store of its own, and so many XMR addresses ready."""
+        """An operator with its own wallet and store, and ``addresses`` free XMR addresses."""
         directory = self.directory / name
         wallet = self.opened.enter_context(WalletRpc(directory / "wallets", self.miner.monerod))
         await new_wallet(wallet)
@@ -153,7 +153,7 @@ async def chains(directory: Path) -> AsyncIterator[Chains]:
 
 
 async def _make_addresses(operator: Exchange, count: int) -> None:
-    """Have the service itself make XMR addresses, and stop it in order: all of them are free."""
+    """Have the service make XMR addresses and stop it, so that all of them are free."""
     # It makes more as long as fewer than three quarters of the target are left.
     target = count * 4 // 3 + 2
     async with (
@@ -170,17 +170,17 @@ async def _make_addresses(operator: Exchange, count: int) -> None:
 
 @asynccontextmanager
 async def in_process(operator: Exchange, data_dir: Path, **onchain: int) -> AsyncIterator[Running]:
-    """The service in this process; nothing runs in it by itself."""
+    """The service in this process, without its background loops."""
     async with running(_settings(operator, data_dir, onchain)) as up:
         yield up
 
 
 @asynccontextmanager
 async def looked_after(up: Running) -> AsyncIterator[None]:
-    """Wallets and addresses of a service in this process are kept up meanwhile.
+    """Run the engine's maintenance for a service in this process within the block.
 
-    It ends between two rounds of each adapter: addresses that the wallet was still making, and the
-    store does not know of, would make the next start throw the pool away.
+    It ends between two rounds of each adapter: addresses that the wallet is still making and that
+    are not in the store would make the next start discard the pool.
     """
     engine = up.backend.engine
     assert isinstance(engine, OnchainEngine)
@@ -215,7 +215,7 @@ async def _knows_its_money(up: Running) -> bool:
 
 
 def environ(operator: Exchange, onchain: dict[str, int]) -> dict[str, str]:
-    """The service's settings; nodes are asked as often as by default."""
+    """The service's settings; nodes are polled as often as by default."""
     more = {f"RPCSVC_ONCHAIN__{name.upper()}": str(value) for name, value in onchain.items()}
     return operator.environ() | {"RPCSVC_ONCHAIN__POLL_MS": "1000"} | more
 
@@ -227,7 +227,7 @@ def _settings(operator: Exchange, data_dir: Path, onchain: dict[str, int]) -> Se
 
 
 def copy_store(operator: Exchange, to: Path) -> None:
-    """A store of the same operator, to be thrown away."""
+    """Make a temporary copy of an operator's store."""
     shutil.copytree(operator.data_dir, to, ignore=shutil.ignore_patterns("*.sock", "*.lock"))
 
 
@@ -262,7 +262,7 @@ def create_requests() -> Iterator[bytes]:
 
 
 class Creates:
-    """The two rows, forth and back; each period has a server of its own on a new store."""
+    """The two rows in alternation; each period has a server of its own on a new store."""
 
     def __init__(
         self, operator: Exchange, addresses: int, periods: Periods, found: Report, say: Say
@@ -314,7 +314,7 @@ class Creates:
         )
 
     def _seconds(self, connections: int) -> float:
-        """As long as is planned, if the addresses suffice for it at the sandbox's rate."""
+        """The planned length of a period; less if addresses would run out at the sandbox's rate."""
         rate = self._report.measured.get((SANDBOX, connections), Measurement()).rate
         if not rate:
             return self._periods.seconds
@@ -323,7 +323,7 @@ class Creates:
 
 
 async def _takes_orders(port: int) -> bool:
-    """Whether an order is taken: the service may be ready before it knows its wallets' money."""
+    """Whether an order is accepted: the service may be ready before it has read its balances."""
     return await asyncio.to_thread(_one_order_is_taken, port)
 
 

@@ -1,7 +1,7 @@
-"""Twice the rate that the service carries, from 64 connections, and what becomes of it.
+"""Twice the rate that the service can serve, from 64 connections: latencies, refusals and memory.
 
-Half of the requests make orders, half read the status of one. Each connection has its own times to
-send at, and sends late while it waits for an answer: none is pipelined. Every answer is read.
+Half of the requests make orders, half read the status of one. Each connection has its own schedule,
+and sends late while it waits for an answer: none is pipelined. Every answer is read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.bench.driver import HOST, Server, succeeded
 from tests.bench.report import Reading, Report
 
 CONNECTIONS: Final = 64
-_CARRIED_SHARE: Final = 0.2  # of the time, to find out what is carried
+_CARRIED_SHARE: Final = 0.2  # of the time, to measure the rate that can be served
 _KEPT: Final = 3
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})\r\n", re.IGNORECASE)
 
 
 @dataclass
 class _Seen:
-    """Answers of all connections; latencies in seconds, from sending."""
+    """The answers of all connections; latencies in seconds, from sending."""
 
     status: array[float] = field(default_factory=lambda: array("d"))
     creates: int = 0
@@ -37,13 +37,13 @@ class _Seen:
     wrong: list[str] = field(default_factory=list)
 
     def refuse(self, what: str) -> None:
-        """Note what an answer should not have been."""
+        """Record an unexpected answer."""
         if len(self.wrong) < _KEPT:
             self.wrong.append(what[:400])
 
     @property
     def answers(self) -> int:
-        """How many came."""
+        """The number of answers."""
         return len(self.status) + self.creates
 
 
@@ -57,7 +57,7 @@ class Overload:
         self._creates = seeding.create_requests()
 
     async def run(self, seconds: float) -> None:
-        """Find the carried rate, then offer twice as much for ``seconds``; read the memory."""
+        """Measure the rate that can be served, then send twice as much; read the memory."""
         carried_for = seconds * _CARRIED_SHARE
         carried = (await self._load(carried_for, 0.0)).answers / carried_for
         memory = [self._megabytes()]
@@ -159,7 +159,7 @@ def _statuses(order_ids: list[str]) -> Iterator[tuple[str, bytes]]:
 async def _order_of(
     request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: _Seen
 ) -> dict[str, Any] | None:
-    """The order in the answer; None for a failure, which is noted."""
+    """The order in the answer; None for a failure, which is recorded."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     size = _LENGTH.search(head)

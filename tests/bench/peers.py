@@ -1,8 +1,8 @@
 """Echo servers of other JSON-RPC libraries, each as its own documentation sets it up.
 
-What they do is the least that a service on them does: they parse, validate four params by the
-method's signature, and send them back. Nothing is stored and nothing signed. The packages are in
-the extra ``bench``, which only ``make bench`` installs.
+They do the least that any service on them does: parse, validate four params by the method's
+signature, and send them back. Nothing is stored and nothing signed. The packages are in the extra
+``bench``, which only ``make bench`` installs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Echoed = dict[str, Any]
 
 
 async def echo(direction: str, chain: int | str, amount: str, to: str) -> Echoed:
-    """Send back what came."""
+    """Send the params back."""
     return {"direction": direction, "chain": chain, "amount": amount, "to": to}
 
 
@@ -49,7 +49,7 @@ def serve_pjrpc(host: str, port: int) -> None:
 
 
 def serve_fastapi(host: str, port: int) -> None:
-    """fastapi-jsonrpc under uvicorn, with the parser in C that uvicorn takes where it is."""
+    """fastapi-jsonrpc under uvicorn, with the HTTP parser in C if it is installed."""
     import fastapi_jsonrpc  # noqa: PLC0415 - only in the extra bench
     import uvicorn  # noqa: PLC0415 - as above
 

@@ -3,9 +3,9 @@
     python -m tests.bench.profile [--only NAME]... [--requests N] [--seconds S]
 
 Prints user instructions per request, counted by callgrind, which the load of the machine does not
-change; what counting for /metrics takes of a status; and shares of the CPU time by part of the
-service, sampled by py-spy. Needs valgrind and leave to trace processes of the same user. Answers
-are signed and orders attested, as by default.
+change; the share of a status that counting for /metrics takes; and shares of the CPU time by part
+of the service, sampled by py-spy. Needs valgrind and permission to trace processes of the same
+user. Answers are signed and orders attested, as by default.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _WAITING: Final = re.compile(r"^(_connection_worker_thread|_worker|.*wait|.*sele
 
 
 class Tracing:
-    """A service under callgrind, which counts nothing until it is told to."""
+    """A service under callgrind, with counting off until ``counted``."""
 
     def __init__(self, server: Server, out: Path) -> None:
         self.server = server
@@ -86,7 +86,7 @@ class Tracing:
         self._dumps = 0
 
     def control(self, *arguments: str) -> None:
-        """Tell callgrind something."""
+        """Send a command to callgrind."""
         command = ["callgrind_control", *arguments, str(self.server.pid)]
         subprocess.run(command, check=True, capture_output=True)
 
@@ -117,7 +117,7 @@ def _load(port: int, requests: Iterator[bytes], count: int) -> None:
 async def _answers(port: int, requests: Iterator[bytes], count: int) -> None:
     """Have so many requests answered, one after another. Raises for a failure.
 
-    How many of several at once share a turn of the loop, and a commit, depends on the machine.
+    One after another: how many concurrent requests share a commit depends on the machine.
     """
     reader, writer = await asyncio.open_connection(HOST, port)
     for request in itertools.islice(requests, count):
@@ -152,7 +152,7 @@ def instructions(directory: Path, names: list[str], count: int) -> dict[str, flo
 
 
 def metrics_instructions(directory: Path) -> float:
-    """User instructions that /metrics costs a call: its two clock readings and its counts."""
+    """User instructions per call for /metrics: two clock readings and the counts."""
 
     def used(calls: int) -> int:
         out = directory / f"counting.{calls}"
@@ -167,7 +167,7 @@ def metrics_instructions(directory: Path) -> float:
 
 
 def shares(directory: Path, names: list[str], seconds: float) -> dict[str, Counter[str]]:
-    """Of each work, how many samples fall to each part."""
+    """The number of samples by part, for each kind of request."""
     data, order_ids = _store(directory, "sampled")
     server = seeding.service("sampled", data, directory / "log", signs=True)
     try:
@@ -214,7 +214,7 @@ def _part_of(frames: list[str]) -> str:
 
 
 def _waits(frames: list[str]) -> bool:
-    """Whether a thread has nothing to do, which py-spy can't tell of one that it has stopped."""
+    """Whether a thread is idle, which py-spy can't detect in one that it has stopped."""
     return _WAITING.search(frames[-1]) is not None
 
 

@@ -1,4 +1,4 @@
-"""What was measured against what was to be reached: rows, verdicts, the table, the JSON file.
+"""The benchmark's report: rows with their targets and verdicts, the table, the JSON file.
 
 Verdicts never decide the exit status; failed requests do (__main__.py).
 """
@@ -25,7 +25,7 @@ _FEWEST_ROUNDS = 4
 class Ratio:
     """At least ``at_least`` times the throughput of another scenario at as many connections.
 
-    None: nothing is to be reached, the ratio is shown in the notes.
+    None: there is no target; the ratio is shown in the notes.
     """
 
     against: str
@@ -50,11 +50,11 @@ class Tail:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One row of the work table: what is sent to which server, and what is to be reached.
+    """One row of the load table: the requests, the server and the target.
 
     ``requests`` makes the endless stream of requests from the store's sample of order ids;
-    ``operation`` is what a sampled envelope must name, None for the yardsticks. ``unique_orders``:
-    every sampled answer must be of another order.
+    ``operation`` is the name that a sampled envelope must have, None for the yardsticks.
+    ``unique_orders``: every sampled answer must be of another order.
     """
 
     name: str
@@ -87,7 +87,7 @@ Key = tuple[str, int]  # scenario name, connections
 
 @dataclass
 class Report:
-    """Everything that a run found out."""
+    """All results of a run."""
 
     environment: Mapping[str, Any]
     scenarios: dict[str, Scenario] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Report:
         self.measured.setdefault((scenario.name, connections), Measurement()).add(period)
 
     def conclude(self) -> None:
-        """Judge the answers kept; what is wrong with them is added to ``problems``."""
+        """Check the sampled answers; wrong ones are added to ``problems``."""
         for (name, connections), measurement in self.measured.items():
             where = f"{name}, {connections} connections"
             if measurement.failures:
@@ -139,7 +139,7 @@ class Report:
         return (own.requests / spent) / (other.requests / theirs)
 
     def standard_error(self, name: str, against: str, connections: int) -> float | None:
-        """How far off the ratio may be by chance, from the ratios of the rounds; None: can't tell.
+        """The standard error of the ratio, from the ratios of the rounds; None: too few rounds.
 
         A round of one is compared with the round of the other that was measured next to it.
         """
@@ -151,7 +151,7 @@ class Report:
         return stdev(ratios) / math.sqrt(len(ratios))
 
     def verdict(self, target: Ratio | Tail, name: str, connections: int) -> bool | None:
-        """Whether a target is met; None when it does not apply or can't be told."""
+        """Whether a target is met; None if it does not apply or was not measured."""
         if isinstance(target, Ratio):
             ratio = self.ratio(name, target.against, connections)
             if ratio is None or target.at_least is None:
@@ -164,7 +164,7 @@ class Report:
 
 
 def _wrong(scenario: Scenario, measurement: Measurement) -> Iterator[str]:
-    """What the sampled answers should not look like."""
+    """The problems of the sampled answers."""
     if scenario.operation is None:
         return
     envelopes = [json.loads(body)["result"] for body in measurement.samples]
@@ -178,7 +178,7 @@ def _wrong(scenario: Scenario, measurement: Measurement) -> Iterator[str]:
 
 
 def table(report: Report) -> str:
-    """The whole report as text: load table, readings, how far to trust it, problems."""
+    """The report as text: load table, readings, notes, problems."""
     parts = [_aligned(_HEAD, list(_load_rows(report)))] if report.measured else []
     if report.readings:
         parts.append(_aligned(_READING_HEAD, [_reading_row(r) for r in report.readings]))
@@ -240,7 +240,7 @@ def _reading_row(reading: Reading) -> list[str]:
 
 
 def notes(report: Report) -> Iterator[str]:
-    """What a reader must know before believing the figures."""
+    """Notes on how far the figures can be trusted."""
     for (name, connections), measurement in report.measured.items():
         if name == RAW and len(measurement.rates) > 1:
             low, high = min(measurement.rates), max(measurement.rates)

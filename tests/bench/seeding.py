@@ -1,6 +1,6 @@
-"""What the benchmark sends and what is stored when it does.
+"""The requests of the benchmark, and the stores that it runs on.
 
-Requests are whole HTTP messages, made beforehand. Stores are grown from a template: a few real
+Requests are complete HTTP messages, made beforehand. Stores are grown from a template: a few real
 orders, taken through the service itself, whose rows are then copied in SQL under fresh ids, so
 that a million orders take seconds and look like those that the service writes. The copying knows
 the identity columns of the schema (``IDENTITY``) and finds everything else by content.
@@ -41,8 +41,8 @@ IDENTITY = frozenset(
 SHARED_TABLES = frozenset(
     {"event_log", "sandbox_blocks", "sandbox_chains", "sandbox_settings", "tickets"}
 )
-# A finished order has nothing left to do, even if the template's service was stopped before it
-# had noted that down.
+# A finished order has no effects due, even if the template's service was stopped before it had
+# recorded that.
 _NOT_OF_FINISHED = frozenset({"effects"})
 _FORCED_IN_FINISHED = {("sandbox_transactions", "watched"): 0}
 _OPEN_IN = 10  # one order in so many waits for its deposit; the others are completed
@@ -54,7 +54,7 @@ _CROCKFORD = bytes.maketrans(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 )
 _DIGITS = "123456789"  # valid in hexadecimal, base58 and base32 alike
-_SHORTEST_TOKEN = 16  # anything shorter could stand in a text by chance
+_SHORTEST_TOKEN = 16  # a shorter token could be in a text by chance
 
 _ORDER_OF_SEQ = "(SELECT order_id FROM orders WHERE seq = order_seq)"
 _SEQ_OF_ORDER = "(SELECT seq FROM orders WHERE order_id = ?)"
@@ -78,7 +78,7 @@ def service(
     env |= {"RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000"}
     env |= {f"RPCSVC_ORDERS__UNFUNDED_{name}_SHARE": "100" for name in ("ADDRESS", "TOKEN")}
     env |= {"RPCSVC_ORDERS__UNFUNDED_SHARE": "100"}
-    # Stored answers name the site: under another port they would all be rendered anew.
+    # Stored answers contain the site's URL: under another port all would be rendered anew.
     env["RPCSVC_SITE_URL"] = "https://bench.example"
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     env |= more or {}
@@ -87,7 +87,7 @@ def service(
 
 
 def http_request(method: str, params: Params, request_id: str) -> bytes:
-    """One JSON-RPC call as a whole HTTP/1.1 message."""
+    """One JSON-RPC call as a complete HTTP/1.1 message."""
     call = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
     body = orjson.dumps(call)
     head = (
@@ -164,7 +164,7 @@ _MONERO = [str(Seed(f"{n + 1:064x}").public_address(const.NET_STAGE)) for n in r
 
 
 class SeedingFailed(Exception):
-    """The template orders could not be made or copied; the message says what came instead."""
+    """The template orders could not be made or copied; the message has the answer."""
 
 
 def make_template(data_dir: Path, *, signs: bool) -> None:
@@ -242,7 +242,7 @@ class _OrderTemplate:
     rows: list[_RowTemplate]
 
 
-# History goes by the order's number, which a copy gets only when it is written.
+# History has the order's number, which a copy gets only when it is written.
 _COPY_HISTORY = """
     WITH RECURSIVE version(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM version WHERE n < 20)
     INSERT INTO event_log (order_seq, version, at, event, status, details)
@@ -336,7 +336,7 @@ def _fresh(token: str, number: int) -> str:
         return "ord_" + base64.b32encode(bits).translate(_CROCKFORD)[6:].decode()
     if len(token) == 36 and token.count("-") == 4:
         return str(uuid.UUID(int=random.getrandbits(128), version=4))
-    # What is random in an address or a hash begins after its prefix, so a copy differs there too.
+    # The random part of an address or a hash begins after its prefix: a copy differs there, too.
     noise = "".join(random.choices(_DIGITS, k=16)) if len(token) >= 40 else ""
     tail = _in_digits(number)
     return token[:2] + noise + token[2 + len(noise) : len(token) - len(tail)] + tail
@@ -376,7 +376,7 @@ def _order_template(db: sqlite3.Connection, order_id: str, *, finished: bool) ->
 
 
 def _tokens_of(order_id: str, rows: dict[str, list[Params]]) -> list[str]:
-    """Every id that belongs to the order: those in rows that mention it, then in theirs."""
+    """Every id that belongs to the order: those in its rows, and in rows that contain these."""
     tokens = [order_id]
     for _ in range(3):  # order -> its transfers and address -> the chain's transactions
         for row in itertools.chain.from_iterable(rows.values()):
@@ -443,7 +443,7 @@ def _rows(db: sqlite3.Connection, table: str) -> list[Params]:
     numbered = {
         name for _, name, kind, _, _, key in columns if key and len(keys) == 1 and kind == "INTEGER"
     } - {"order_seq"}
-    # A table of a number alone has nothing else to copy.
+    # Skip a table that has no column but its number.
     names = [name for _, name, *_ in columns if name not in numbered] or [*numbered]
     listed = ", ".join(_ORDER_OF_SEQ if name == "order_seq" else f'"{name}"' for name in names)
     found = db.execute(f'SELECT {listed} FROM "{table}"')

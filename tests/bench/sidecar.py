@@ -1,9 +1,9 @@
-"""A sidecar under a poll storm: its upstream, and a store of open orders that were made there.
+"""A sidecar under many status polls: its upstream, and a store of open orders made there.
 
     python -m tests.bench.sidecar --port P      the upstream, in the public API's dialect
 
-The upstream counts its calls: ``GET /mark`` begins anew, ``GET /busiest`` tells how many came in
-the busiest minute since.
+The upstream counts its calls: ``GET /mark`` resets the count, ``GET /busiest`` returns the number
+in the busiest minute since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.bench import seeding
 from tests.bench.driver import HOST, Server
 
 START_SECONDS = 30.0
-# What the public API publishes, per client address and minute (budget.py).
+# The published limits of the public API, per client address and minute (budget.py).
 CALLS_PER_MINUTE = 20
 WINDOW_SECONDS = 60.0
 _CHAINS = {
@@ -36,7 +36,7 @@ _CHAINS = {
 
 
 class Upstream:
-    """Takes any order of USDC to XMR and never sees a deposit."""
+    """Accepts any order of USDC to XMR and never reports a deposit."""
 
     def __init__(self) -> None:
         self._orders: dict[str, dict[str, Any]] = {}
@@ -116,7 +116,7 @@ def ask(server: Server, path: str) -> dict[str, Any]:
 
 
 def service(data_dir: Path, log: Path, at: Server, *, calls_per_minute: int) -> Server:
-    """Start the sidecar of an upstream, which takes so many calls a minute."""
+    """Start the sidecar of an upstream, with a budget of so many calls a minute."""
     settings = {
         "RPCSVC_ENGINE": "upstream",
         "RPCSVC_UPSTREAM__URL": f"http://{HOST}:{at.port}",
@@ -130,7 +130,7 @@ def service(data_dir: Path, log: Path, at: Server, *, calls_per_minute: int) -> 
 
 
 def make_orders(data_dir: Path, log: Path, at: Server, count: int) -> list[str]:
-    """Make so many orders at the upstream, through a sidecar that may; returns their ids."""
+    """Make orders at the upstream, through a sidecar without a budget; returns their ids."""
     server = service(data_dir, log, at, calls_per_minute=1_000_000)
     try:
         server.wait_for("/readyz", START_SECONDS)

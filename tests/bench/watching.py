@@ -1,8 +1,8 @@
-"""What a new block costs the service while few and while many orders are open, on real daemons.
+"""The cost of a new block for a service with few and with many open orders, on real daemons.
 
-Two operators on the same chains, each with a wallet and a store of its own, run in this process, on
-the server's core. After each new block, one after the other makes the worker's beat: both sides
-look for deposits and acknowledge, deadlines are kept, what is due is started.
+Two operators on the same chains, each with its own wallet and store, run in this process, on the
+server's core. After each new block, each in turn runs one pass of its worker: both chain adapters
+scan for deposits, these are acknowledged, deadlines are checked, due effects are started.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.regtest.exchange import USDC, XMR, Exchange
 
 ROUNDS: Final = 4
 WARM_UP_BLOCKS: Final = 3
-STRANGERS: Final = 2  # USDC transfers in each block that are none of ours
+STRANGERS: Final = 2  # USDC transfers of others in each block
 _X2U_IN_TEN: Final = 3  # of ten open orders; an XMR address takes long to make
 _PAYEE: Final = str(Seed("1" * 64).public_address())  # regtest has the addresses of mainnet
 _AT_A_TIME: Final = 64
@@ -53,13 +53,13 @@ _MINT: Final = usdc.selector("mint(address,uint256)")
 
 
 def x2u_orders(count: int) -> int:
-    """How many of so many open orders wait for XMR."""
+    """The number of open orders of ``count`` that wait for XMR."""
     return count * _X2U_IN_TEN // 10
 
 
 @dataclass
 class Watcher:
-    """A service with open orders, and what its beats cost: CPU and elapsed seconds, node calls.
+    """A service with open orders, and the cost of its passes: CPU and elapsed seconds, node calls.
 
     ``paid``: two of the orders, each waiting for another asset.
     """
@@ -72,7 +72,7 @@ class Watcher:
     calls: list[int] = field(default_factory=list)
 
     async def beat(self, calls: Counter[str]) -> None:
-        """One beat, noted."""
+        """Run one pass of the worker, and record its cost."""
         before = calls.total()
         cpu, wall = time.process_time(), time.perf_counter()
         await self.up.worker.tick()
@@ -81,7 +81,7 @@ class Watcher:
         self.calls.append(calls.total() - before)
 
     def described(self) -> str:
-        """What a block cost, typically."""
+        """The median cost of a block."""
         cpu, wall = median(self.cpu) * 1000, median(self.wall) * 1000
         return f"{cpu:.2f} ms of CPU, {wall:.1f} ms in all, {median(self.calls):g} calls to nodes"
 
@@ -119,7 +119,7 @@ class Watching:
             looked_after(up),
         ):
             orders = await _open_orders(up, count)
-        # Opened anew, as after a restart. Nothing runs between the beats.
+        # Opened anew, as after a restart. No background loop runs between the passes.
         up = await opened.enter_async_context(in_process(stack, data_dir, xmr_addresses=LEAST_POOL))
         return Watcher(stack, up, (orders[0], orders[-1]))
 
@@ -137,7 +137,7 @@ class Watching:
         gc.unfreeze()
 
     async def _next_block(self, stack: Exchange) -> None:
-        """One on each chain; in that of USDC transfers to others."""
+        """Mine one block on each chain, with USDC transfers of others on the EVM chain."""
         token = stack.token
         for number in range(STRANGERS):
             to = "0x" + f"{number + 1:040x}"
@@ -180,7 +180,7 @@ class Watching:
         ]
 
     def _ratios(self, few: list[float], many: list[float]) -> tuple[float, ...]:
-        """By round, of the middle values."""
+        """The ratio of the medians, by round."""
         size = self._size.blocks
         return tuple(
             median(many[first : first + size]) / median(few[first : first + size])
@@ -189,7 +189,7 @@ class Watching:
 
 
 async def _open_orders(up: Running, count: int) -> list[dict[str, str]]:
-    """So many orders through the service: the first wait for XMR, the last for USDC."""
+    """Make orders through the service: the first wait for XMR, the last for USDC."""
     made: list[dict[str, str]] = []
     for first in range(0, count, _AT_A_TIME):
         numbers = range(first, min(first + _AT_A_TIME, count))
@@ -209,7 +209,7 @@ async def _open_order(up: Running, number: int, is_x2u: bool) -> dict[str, str]:
 
 
 async def _require_watched(watcher: Watcher) -> None:
-    """Pay an order on each chain: what was measured has to see it."""
+    """Pay an order on each chain, and require that the measured service sees the deposits."""
     xmr, other = watcher.paid
     await watcher.stack.pay_xmr(xmr["depositAddress"], XMR // 100)
     await watcher.stack.pay_usdc(other["depositAddress"], USDC)
@@ -223,7 +223,7 @@ async def _require_watched(watcher: Watcher) -> None:
 
 @contextmanager
 def _counted_calls() -> Iterator[Counter[str]]:
-    """Every call of a daemon from this process, by its method, repetitions included."""
+    """Counts the calls to daemons from this process by method, repetitions included."""
     calls: Counter[str] = Counter()
     act, act_path = DaemonRpc.act, DaemonRpc.act_path
 

@@ -43,7 +43,7 @@ def raw_app() -> web.Application:
 
 
 async def ready(_: web.Request) -> web.Response:
-    """Answer the harness's question whether the server is up."""
+    """Answer the readiness probe of the driver."""
     return web.json_response({"status": "ok"})
 
 

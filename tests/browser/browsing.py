@@ -1,4 +1,4 @@
-"""Pages in a real Chromium, which must ask nobody but the service for anything."""
+"""Pages in a real Chromium, which may send requests to the service only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from playwright.async_api import Browser, Page, async_playwright
 
 AXE = Path(__file__).parents[2] / "tools" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
-# As root, without a network and without a screen.
+# For root, without a network, headless.
 _SWITCHES = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -19,13 +19,13 @@ _SWITCHES = [
 
 
 def chromium() -> str | None:
-    """Where Chromium is; None without it."""
+    """The path of Chromium; None if it is not installed."""
     return shutil.which("chromium")
 
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
-    """A browser of the machine's own."""
+    """The machine's own Chromium, started."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=_SWITCHES)
         try:
@@ -36,8 +36,8 @@ async def browsing() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def reading(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
-    """A page in a fresh profile. At the end no request may have gone elsewhere than to ``url``,
-    and nothing may have been refused by the page's own policy.
+    """A page in a fresh profile. At the end it requires that all requests went to ``url``, and that
+    the page's content security policy refused nothing.
     """
     context = await browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})
     asked: list[str] = []
@@ -60,7 +60,7 @@ async def reading(browser: Browser, url: str, **options: Any) -> AsyncIterator[P
 async def findings(page: Page) -> list[str]:
     """What axe finds on the page, its best practices included."""
     if not await page.evaluate("'axe' in window"):
-        # Not through the page, whose policy admits no other script.
+        # Not as a script of the page, which its content security policy would refuse.
         await page.evaluate(AXE.read_text(encoding="utf-8"))
     options = {"resultTypes": ["violations"]}
     found = await page.evaluate("(it) => axe.run(it).then((found) => found.violations)", options)

@@ -25,7 +25,7 @@ from tests.contract.paying import fund as pay
 from tests.contract.paying import header, offered, signed
 from tests.contract.serving import MONERO, Served, serving
 
-# Blocks of a chain that as good as stands still.
+# The block time of a chain that practically stands still.
 _STANDSTILL_MS = 3_600_000
 
 
@@ -38,7 +38,7 @@ class Staged(NamedTuple):
 
 @asynccontextmanager
 async def settled_states(data_dir: Path) -> AsyncIterator[Staged]:
-    """What an order is before money moves, and after."""
+    """Orders before and after money moves."""
     async with serving(data_dir) as served:
         orders = await _ended_badly(served)
         late = await make_order(served, X2U, refundAddress=MONERO)
@@ -78,7 +78,7 @@ async def _ended_badly(served: Served) -> dict[str, Ordered]:
 
 @asynccontextmanager
 async def moving_states(data_dir: Path) -> AsyncIterator[Staged]:
-    """What an order is while money moves: USDC takes very long to be confirmed here."""
+    """Orders while money moves: here the confirmation of USDC takes very long."""
     async with serving(data_dir, sandbox__usdc_block_ms=_STANDSTILL_MS) as served:
         orders = {
             "detected": await make_order(served, U2X),

@@ -1,4 +1,4 @@
-"""The checkout page as people meet it: with and without a script, in each state, on any screen."""
+"""The checkout page in a browser: with and without scripts, in each state, on several screens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCREENS: list[tuple[ViewportSize, dict[str, Any]]] = [
 ]
 DONE_MS = 60_000
 POLL = "document.dispatchEvent(new Event('visibilitychange'))"
-# The seconds left, by the countdown and by the bar, which shrinks from the hour that orders have.
+# The seconds left, by the countdown and by the bar, which is full at one hour.
 SHOWN = """(() => {
   const styleOf = (what, part) => getComputedStyle(document.querySelector(what), part);
   return {
@@ -207,7 +207,7 @@ async def test_refund_address_is_named_on_the_page(
         await page.locator("#address").fill(MONERO)
         await page.keyboard.press("Enter")
         await expect(page.locator("h1")).to_have_text(SAY("refund.confirm_heading"))
-        if has_script:  # axe has none to run by
+        if has_script:  # axe needs scripts
             assert await findings(page) == []
         await page.get_by_role("button", name=SAY("refund.confirm")).click()
         await page.wait_for_url(f"**{order.path}")
@@ -232,7 +232,7 @@ async def test_page_after_a_wrong_secret_stays_up_to_date(browser: Browser, serv
         await (await polled.value).finished()
         await page.wait_for_timeout(500)
         await expect(page.locator("#stale")).to_be_hidden()
-        await expect(alert).to_be_visible()  # and nothing that was typed is lost
+        await expect(alert).to_be_visible()  # the typed input is kept
         await expect(page.locator("#address")).to_have_value(MONERO)
         await expect(page.locator("#secret")).to_have_value("typed")
         params = {"sessionId": order.session_id, "address": MONERO}
@@ -311,7 +311,7 @@ async def test_updates_keep_the_focus_and_what_is_open(browser: Browser, served:
             await expect(due).to_have_text(f"{left} USDC", timeout=DONE_MS)
             await expect(page.locator(f"#pay {focused}")).to_be_focused()
             await expect(page.locator("#pay details")).to_have_attribute("open", "")
-        await fund(served, order)  # there is nothing more to copy
+        await fund(served, order)  # then the page has no address to copy
         await expect(page.locator("#pay")).to_be_hidden(timeout=DONE_MS)
         await expect(page.locator("h1")).to_be_focused()
         await heading(page, "completed")
@@ -329,7 +329,7 @@ async def test_page_says_when_it_may_be_out_of_date(browser: Browser, served: Se
 
 
 async def test_request_to_another_site_fails_a_test(browser: Browser, served: Served) -> None:
-    """The check that all tests of this folder rest on."""
+    """The check in ``reading`` that all tests of this folder rely on."""
     with pytest.raises(AssertionError, match="localhost:1"):
         async with reading(browser, served.url) as page:
             await page.goto(f"{served.url}/logo.svg")

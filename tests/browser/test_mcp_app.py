@@ -19,7 +19,7 @@ from tests.mcp import call, message, meta, stateless, swap
 SAY = Catalogues().choose("en").say
 APPS = {"_meta": meta(extensions={"io.modelcontextprotocol/ui": {}})}
 DONE_MS = 60_000
-# A host: it has a frame without any right but that to run a script, and passes tools/call on.
+# A host: its frame may only run scripts, and it passes tools/call on.
 HOST = """<!doctype html><title>Host</title><iframe sandbox="allow-scripts"></iframe><script>
 const frame = document.querySelector("iframe");
 window.heard = [];

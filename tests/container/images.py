@@ -1,4 +1,4 @@
-"""Builds config/Containerfile with buildah, and runs what came of it. Needs root."""
+"""Builds config/Containerfile with buildah, and runs the image. Needs root."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 CONTAINERFILE: Final = ROOT / "config" / "Containerfile"
 IMAGE: Final = "localhost/rpcsvc"
-# Debian's own Python, under the name that the official image gives to its own.
+# Debian's Python, under the path that the official image has.
 PACKAGES: Final = "python3,python3-venv,python-is-python3,ca-certificates"
-# What pip is told on this machine: a build asks the same registries.
+# pip's settings on this machine: a build uses the same registries.
 PIP_FILES: Final = (Path("/etc/pip.conf"), Path("/etc/ssl/certs"))
 
 
@@ -29,7 +29,7 @@ class Buildah:
         ]  # fmt: skip
 
     def call(self, *words: str, seconds: float = 300) -> str:
-        """What it answers. Raises CalledProcessError with what it said."""
+        """Its stdout. Raises CalledProcessError with its output."""
         done = subprocess.run(
             [*self._program, *words], capture_output=True, text=True, timeout=seconds, check=False
         )
@@ -47,12 +47,12 @@ class Buildah:
             )  # fmt: skip
 
     def config(self) -> dict[str, Any]:
-        """The image's configuration, in Docker's form: that one has health checks."""
+        """The image's configuration in Docker's format, which has health checks."""
         found = json.loads(self.call("inspect", "--type", "image", IMAGE))
         return dict(found["Docker"]["config"])
 
     def build(self) -> None:
-        """Build the image, on the base that it names where that can be had."""
+        """Build the image, on the base image that it names if a registry is reachable."""
         (base,) = set(re.findall(r"^FROM (\S+)", CONTAINERFILE.read_text(), re.MULTILINE))
         if not self._pulled(base):
             self._make(base)
@@ -72,7 +72,7 @@ class Buildah:
         return True
 
     def _make(self, base: str) -> None:
-        """A base of that name from Debian's packages, where no registry of images is reached."""
+        """Make a base image of that name from Debian's packages."""
         archive = self._storage / "base.tar"
         making = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}"]
         subprocess.run([*making, _release(), str(archive)], check=True, timeout=600)
@@ -114,5 +114,5 @@ def is_root() -> bool:
 
 
 def uid_of(pid: int) -> int:
-    """Whose process that is."""
+    """The user id of a process."""
     return Path(f"/proc/{pid}").stat().st_uid

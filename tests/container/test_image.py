@@ -1,4 +1,4 @@
-"""The container: built as config/Containerfile says, started as its image is configured."""
+"""The container, built from config/Containerfile and started with the image's configuration."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def container(buildah: Buildah) -> Iterator[str]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A volume of the service's user."""
+    """A volume owned by the service's user."""
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     os.chown(folder, UID, UID)
-    for parent in folder.parents[:3]:  # pytest makes them for its own user alone
+    for parent in folder.parents[:3]:  # pytest makes them private to its own user
         parent.chmod(0o755)
     return folder
 

@@ -1,4 +1,4 @@
-"""Calls to the BFF, and holding its answers against the spec's tables, field by field."""
+"""Calls to the BFF, and a check of its answers by the spec's tables, field by field."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Ordered(NamedTuple):
-    """An order that was made, and its owner's secret."""
+    """An order and its owner's secret."""
 
     order_id: str
     session_id: str
@@ -45,7 +45,7 @@ async def status_of(served: Served, order: Ordered) -> Json:
 
 
 async def until(served: Served, order: Ordered, **wanted: Any) -> Json:
-    """The status answer once its fields, or those of the order in it, are as wanted."""
+    """The status answer once its fields, or those of its order, have the wanted values."""
     async with asyncio.timeout(60):
         while True:
             data = await status_of(served, order)
@@ -55,7 +55,7 @@ async def until(served: Served, order: Ordered, **wanted: Any) -> Json:
 
 
 async def until_paid_out(served: Served, order: Ordered) -> None:
-    """Return once the order has a payout, whatever its state."""
+    """Return once the order has a payout in any state."""
     async with asyncio.timeout(60):
         while True:
             if (await status_of(served, order))["transfers"]:

@@ -10,8 +10,8 @@ import pytest
 from tests.contract.serving import Served, serving
 from tests.postgres import new_database
 
-# What is created, retried, read, followed and cancelled: these run on both databases, all others
-# on SQLite.
+# Tests of creating, retrying, reading, following and cancelling orders run on both databases, all
+# others on SQLite.
 _ON_BOTH = {"test_cancel", "test_envelope", "test_event_stream", "test_idempotency"}
 
 

@@ -1,7 +1,7 @@
-"""Holding real answers against the API documents, as strictly as the documents allow.
+"""Validates real answers by the API documents, with no undescribed fields.
 
-The published schemas let answers gain fields. Here they don't: what a schema does not name must
-not be in an answer, so that nothing can be sent that is not described.
+The published schemas allow further fields in answers. Here they are closed: an answer may have no
+field that its schema does not name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _openapi(site: Site) -> Json:
 
 
 def openapi_of(served: Served) -> Json:
-    """The OpenAPI document of a service; don't change it: that of equal services is the same."""
+    """The OpenAPI document of a service. Don't change it: equal services share one."""
     return _openapi(site_of(served.up.settings, served.up.service))
 
 
 def closed(schema: Any) -> Any:
-    """The schema with every object closed that lists its properties."""
+    """The schema with ``additionalProperties`` false in every object that lists properties."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -43,14 +43,14 @@ def closed(schema: Any) -> Any:
 
 
 def closed_document(document: Json) -> Json:
-    """The whole document with its named schemas closed."""
+    """The document with its named schemas closed."""
     shut = copy.deepcopy(document)
     shut["components"]["schemas"] = closed(shut["components"]["schemas"])
     return shut
 
 
 def resolved(document: Json, value: Json) -> Json:
-    """What a reference of the document stands for; anything else as it is."""
+    """The target of a reference in the document; any other value unchanged."""
     while "$ref" in value:
         target: Any = document
         for part in value["$ref"].removeprefix("#/").split("/"):
@@ -59,8 +59,8 @@ def resolved(document: Json, value: Json) -> Json:
     return value
 
 
-# The closed schemas of the document that was checked against last. It is kept with them, so that
-# no other object can have its id meanwhile.
+# The closed schemas of the last document. The document is kept with them, so that no other object
+# can have its id meanwhile.
 _LAST: dict[int, tuple[Json, Json]] = {}
 
 
@@ -72,7 +72,7 @@ def _closed_schemas(document: Json) -> Json:
 
 
 def check(document: Json, schema: Json, value: Any) -> None:
-    """Raise ValidationError unless the value is as the document's schema says, and no more."""
+    """Raise ValidationError unless the value matches the document's schema, closed."""
     whole = {**closed(schema), "components": {"schemas": _closed_schemas(document)}}
     validator = jsonschema.Draft202012Validator(
         whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -83,7 +83,7 @@ def check(document: Json, schema: Json, value: Any) -> None:
 def check_response(
     document: Json, path: str, method: str, status: int, headers: Any, body: Any
 ) -> None:
-    """Raise AssertionError or ValidationError unless the response is one that is declared."""
+    """Raise AssertionError or ValidationError unless the document declares the response."""
     declared = document["paths"][path][method]["responses"]
     assert str(status) in declared, f"{method} {path} declares no {status}: {body}"
     response = resolved(document, declared[str(status)])
@@ -104,7 +104,7 @@ def check_header(document: Json, name: str, header: Json, value: str | None) -> 
 
 
 def filled(path: str, params: Json) -> tuple[str, Json]:
-    """A path with its parameters put in, and those that are left."""
+    """A path with its parameters filled in, and the other params."""
     left = dict(params)
     for name in re.findall(r"\{(\w+)\}", path):
         path = path.replace(f"{{{name}}}", str(left.pop(name)))

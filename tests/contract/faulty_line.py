@@ -1,4 +1,4 @@
-"""A line between a client and a service, on which what was sent or answered may get lost."""
+"""A proxy between a client and a service that loses requests or answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOP_BY_HOP = {"content-length", "transfer-encoding", "connection", "date", "con
 
 
 class Passed(NamedTuple):
-    """A request as it came."""
+    """A request as it was received."""
 
     method: str
     target: str
@@ -36,12 +36,12 @@ def lost_after(_request: web.Request, answer: web.Response | None) -> web.Respon
 
 
 def bad_gateway(_request: web.Request, _answer: web.Response | None) -> web.Response:
-    """Somebody on the way answers in the service's place."""
+    """A proxy in between answers instead of the service."""
     return web.Response(status=502, text="<html>")
 
 
 class FaultyLine:
-    """Passes requests on to a service; each fault befalls one of them, in order."""
+    """Passes requests on to a service; each fault applies to one of them, in order."""
 
     def __init__(self, target: str) -> None:
         self.url = ""
@@ -64,7 +64,7 @@ class FaultyLine:
                 return _broken(request) if first is None else first
         try:
             answer = await self._answer(request, headers, body)
-        except ClientError:  # the service has gone
+        except ClientError:  # the service has stopped
             return _broken(request)
         return _broken(request) if fault is not None else answer
 
@@ -93,7 +93,7 @@ def _broken(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def faulty_line(target: str) -> AsyncIterator[FaultyLine]:
-    """A line to the service at a root URL."""
+    """A proxy to the service at a root URL."""
     line = FaultyLine(target)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", line.handle)

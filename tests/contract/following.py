@@ -1,4 +1,4 @@
-"""Creates orders, reads their status and events, and waits until callers wait."""
+"""Creates orders, reads their status and events, and waits until long polls are open."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until_none_waits(served: Served) -> None:
 
 
 async def followed(served: Served, order_id: str, last: str) -> list[Json]:
-    """All events up to the first of a type, read with one long poll after the other."""
+    """All events up to the first of a type, read with successive long polls."""
     found: list[Json] = []
     async with asyncio.timeout(60):
         while not found or found[-1]["type"] != last:

@@ -1,8 +1,8 @@
-"""Addresses whose checksums hold, for generators that draw requests from the API documents.
+"""Addresses with valid checksums, for generators that draw requests from the API documents.
 
-A schema can say what an address looks like, and not that its checksum holds. So the documents are
-given to generators with a ``format`` beside each address pattern, and schemathesis is told how to
-draw the two.
+A schema can describe the pattern of an address, but not its checksum. So the documents are given to
+generators with a ``format`` beside each address pattern, and strategies for the formats are
+registered with schemathesis.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 def x402_client(account: Any = PAYER) -> x402HTTPClient:
-    """A client that signs with an account, whatever the amount."""
+    """A client that signs any amount with an account."""
     client = x402Client()
     client.set_spend_controls(False)
     register_exact_evm_client(client, account)
@@ -39,7 +39,7 @@ async def fund(served: Served, order_id: str, **headers: str) -> Answer:
 
 
 async def signed(offer: Json) -> Json:
-    """The payment that the client makes of PaymentRequired."""
+    """The payment that the client signs for PaymentRequired."""
     payment = await X402_CLIENT._client.create_payment_payload(read_required(offer))
     return dict(payment.model_dump(by_alias=True, exclude_none=True))
 

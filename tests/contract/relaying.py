@@ -71,10 +71,10 @@ async def changed(served: Served, order_id: str, wanted: str) -> None:
 
 
 class Cutting:
-    """Passes calls on to a service, and loses the answers of those that it is told to.
+    """Passes calls on to a service; ``lose``: faults for the answers of the next creations.
 
-    ``lose_calls``: creations are lost on their way, before the service has seen them. ``no_price``:
-    quotes are refused.
+    ``lose_calls``: creations are lost before they reach the service. ``no_price``: quotes are
+    refused.
     """
 
     def __init__(self, server: UpstreamServer, target: str) -> None:

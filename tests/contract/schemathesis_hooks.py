@@ -1,8 +1,8 @@
-"""What schemathesis is told of this service: good addresses, and what no schema can know.
+"""Hooks for schemathesis: valid addresses, and the refusals that no schema can describe.
 
-A request that keeps to the schemas is accepted, or refused for the state of the service. The
+A request that follows the schemas is accepted, or refused for the state of the service. The
 statuses of such refusals are in the configuration (test_schemathesis.py); those that share theirs
-with refusals of a wrong request are named here. Loaded by schemathesis.
+with refusals of a wrong request are listed here. Loaded by schemathesis.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import schemathesis
 
-import tests.contract.good_addresses  # noqa: F401 - it says how to draw them
+import tests.contract.good_addresses  # noqa: F401 - registers the strategies
 
-# Where the answers to requests that keep to the schemas are counted: a line for each.
+# One line for each answer to a request that follows the schemas.
 TALLY: Final = Path(os.environ["SCHEMATHESIS_TALLY"])
-# They move with the rate, and with what the sandbox's wallet holds.
+# These limits change with the rate and with the balance of the sandbox's wallet.
 LIMITS: Final = frozenset({"amount_below_minimum", "amount_above_maximum"})
-# Numbers of 78 digits that are beyond 256 bits. Digests that no quote answered. Of the sandbox:
-# nothing is due on the order; it has no deposit; the clock would pass 2100.
+# Numbers of 78 digits beyond 256 bits; digests of no quote; in the sandbox: the order has no amount
+# due or no deposit, or the clock would pass 2100.
 STATE: Final = {
     "/agent/swap/fund/{orderId}": {
         "payment",
@@ -32,7 +32,7 @@ STATE: Final = {
     "/sandbox/fund": {"amount"},
     "/sandbox/fault": {"orderId", "seconds"},
 }
-# The order says which network its refund needs.
+# The valid network of a refund address depends on the order.
 BY_ORDER: Final = "/agent/swap/refund-address/{orderId}"
 
 
@@ -45,7 +45,7 @@ def map_query(_context: Any, query: dict[str, Any] | None) -> dict[str, Any] | N
 
 @schemathesis.check
 def refused_for_its_state_only(_context: Any, response: Any, case: Any) -> None:
-    """A request that keeps to the schemas is refused with 400 for a limit or an order's state."""
+    """A request that follows the schemas gets 400 only for a limit or an order's state."""
     if case.meta is None or case.meta.generation.mode.is_negative:
         return
     with TALLY.open("a") as file:

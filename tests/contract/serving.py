@@ -48,12 +48,12 @@ class EdgeServer(BaseTestServer):
         self._edge = edge
 
     async def _make_runner(self, **kwargs: Any) -> web.BaseRunner:
-        # As it is served: aiohttp's test server would cancel every handler whose caller hangs up.
+        # As in production: aiohttp's test server would cancel handlers whose caller hangs up.
         return EdgeRunner(self._edge, **{**kwargs, "handler_cancellation": False})
 
 
 class Served:
-    """Calls to a service over its sockets."""
+    """A running service, and calls to it over its sockets."""
 
     def __init__(self, up: Running, client: TestClient[Any, Any]) -> None:
         self.up = up
@@ -85,7 +85,7 @@ class Served:
 
 
 def split_path(path: str, params: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The path of an operation with its params in it, and the other params."""
+    """The path of an operation with its path params filled in, and the other params."""
     rest = dict(params)
     for name in [name for name in rest if f"{{{name}}}" in path]:
         path = path.replace(f"{{{name}}}", str(rest.pop(name)))

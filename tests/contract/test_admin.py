@@ -1,4 +1,4 @@
-"""The admin methods: over the UNIX socket only, and the only way to write a service's database."""
+"""The admin methods: on the UNIX socket only, and the only way to write a service's database."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_wrong_params_of_admin_are_named(served: Served, method: str, para
 
 # --- one writer --------------------------------------------------------------------------------
 
-# Who may open the database file, and to do what.
+# The modules that may open the database file, and when or what for.
 OPENING = {
     "Database.open(": {
         "rpcsvc/store/backends/__init__.py",  # the service
@@ -122,11 +122,11 @@ OPENING = {
     },
     "aiosqlite.connect(": {
         "rpcsvc/store/backends/sqlite/database.py",  # the writer
-        "rpcsvc/store/backends/sqlite/checkpoints.py",  # its log
+        "rpcsvc/store/backends/sqlite/checkpoints.py",  # the write-ahead log
     },
     "sqlite3.connect(": {
         "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped
-        "rpcsvc/store/backends/sqlite/database.py",  # its migrations, readers, and in memory
+        "rpcsvc/store/backends/sqlite/database.py",  # migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
     },
 }

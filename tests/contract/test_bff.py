@@ -1,4 +1,4 @@
-"""The BFF as its clients see it: every field of spec 2.4, its errors, and one book of orders."""
+"""The BFF over HTTP: every field of spec 2.4, its errors, and orders shared with the other APIs."""
 
 from __future__ import annotations
 

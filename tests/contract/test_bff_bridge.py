@@ -1,4 +1,4 @@
-"""The bridge over the BFF: both ways to the end, its statuses, and what goes wrong."""
+"""The bridge over the BFF: both directions to the end, statuses, and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_rates_have_the_fields_of_the_spec(served: Served) -> None:
     for rate in rates.body["rates"]:
         check("rate", rate)
     assert rates.body["rates"][0]["rate"] == 165
-    # Half a percent of spread: the service's own.
+    # Half a percent: the default spread of the service.
     assert rates.body["wagyuRate"]["rate"] == 164.175
 
 
@@ -125,7 +125,7 @@ async def test_swaps_and_bridge_orders_are_not_each_other(served: Served) -> Non
     ] == "unsupported_chain"
 
 
-# --- by hand-moved time ---
+# --- with a manual clock ---
 
 
 async def bridge(box: Sandbox, way: str = "deposit") -> Placed:

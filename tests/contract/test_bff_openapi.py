@@ -1,4 +1,4 @@
-"""The BFF's part of the OpenAPI document: every example is sent, every answer held against it."""
+"""The BFF's part of the OpenAPI document: every example is sent, every answer validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled, openapi_of
 from tests.contract.serving import EVM, Served
 
-# Which spec table tells of each answer.
+# The spec table of each answer.
 TABLE_OF = {
     "BffHealth": "Health",
     "BffChain": "Chain",
@@ -34,7 +34,7 @@ TABLE_OF = {
 
 
 async def send(served: Served, path: str, method: str, params: Json, **headers: str) -> Any:
-    """One call; its answer is held against the document before it is given back."""
+    """One call; its answer is validated by the document."""
     target, left = filled(path.removeprefix(BFF_ROOT), params)
     kwargs: Json = {"params": left} if method == "get" else {"json": left}
     answer = await call(served, method.upper(), target, headers=headers, **kwargs)

@@ -1,4 +1,4 @@
-"""What is promised of the BFF, of TWAP and of integrators, where no other test shows it."""
+"""Requirements on the BFF, TWAP and integrators that no other test covers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_requests_take_exactly_the_fields_of_the_spec(table: str) -> None:
         shape = schema["properties"][name]
         kinds = {each.get("type", "object") for each in shape.get("anyOf", [shape])}
         expected = kind.rstrip("?").removesuffix("|null")
-        # A chain's number is a whole one.
+        # A chain id is an integer.
         number = "integer" if name.endswith("ChainId") else expected
         assert {"twapConfig": "object"}.get(number, number) in kinds, name
         assert ("null" in kinds) >= kind.endswith("|null"), name
@@ -150,7 +150,7 @@ def test_a_key_is_compared_with_every_hash_in_constant_time(
     monkeypatch.setattr(hmac, "compare_digest", counted)
     assert integrators.find("key 0") is not None
     assert len(compared) == 3, "the first match must not end the search"
-    # Only hashes are kept, and only hashes meet.
+    # Only hashes are stored and compared.
     assert all(len(given) == len(kept) == 32 for given, kept in compared)
 
 
@@ -191,7 +191,7 @@ async def test_usdc_to_xmr_fee_is_quoted_taken_and_booked_in_xmr(tmp_path: Path)
 
 
 async def watched(served: Served, order_id: str) -> list[dict[str, Any]]:
-    """Every answer that differs, up to the end; each has the fields of the spec."""
+    """Every distinct answer up to the end; each is checked for the fields of the spec."""
     seen: list[dict[str, Any]] = []
     async with asyncio.timeout(180):
         while not seen or seen[-1]["status"] not in ("completed", "refunded", "failed"):
@@ -259,7 +259,7 @@ async def test_the_bounds_of_twap_config_may_be_used(
 async def test_an_order_that_is_worth_less_than_two_chunks_is_not_cut(
     served: Served, size: float
 ) -> None:
-    """The spec has a least size of a chunk, and no largest."""
+    """The spec has a minimum size of a chunk, and no maximum."""
     made = await post(served, "/orders", {**CHUNKED, "twapConfig": {"chunkSizeUsd": size}})
     assert made.status == 200
     assert "twap" not in (await call(served, "GET", f"/orders/{made.body['orderId']}")).body
@@ -282,7 +282,7 @@ async def test_an_order_is_cut_above_500_usd_only(
 
 
 async def test_a_chain_number_may_be_written_with_a_point(served: Served) -> None:
-    """Some languages have one kind of number and write each as 42161.0; JSON does not mind."""
+    """Languages with floats only write 42161.0, which is the same number in JSON."""
     made = await post(served, "/orders", {**ORDER, "fromChainId": 0.0, "toChainId": 42161.0})
     assert made.status == 200
     refused = await post(served, "/orders", {**ORDER, "toChainId": 42161.5})

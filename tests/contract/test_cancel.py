@@ -1,4 +1,4 @@
-"""swap.cancel over every surface: an unfunded order ends, a funded one is not touched."""
+"""swap.cancel over every transport: an unfunded order ends, a funded one does not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 async def ordered(served: Served, swap: Json = SWAP) -> Json:
-    """The params of a cancellation of a new order."""
+    """Make an order; the params to cancel it."""
     data = (await served.post("/agent/swap/execute", swap)).body["data"]
     return {"orderId": data["order"]["orderId"], "sessionId": data["sessionId"]}
 

@@ -1,4 +1,4 @@
-"""The checkout page over HTTP: what it shows and to whom, what it may load, and its refund form."""
+"""The checkout page over HTTP: contents, access, content security policy, and its refund form."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_reason_is_told_in_the_words_of_the_catalogue(served: Served) -> N
 async def test_reason_of_an_upstream_is_marked_as_english(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words of an upstream are in no catalogue: here those of a cancelled order."""
+    """An upstream's reason is in no catalogue of texts; here that of a cancelled order."""
     monkeypatch.setattr(checkout, "reasons_in", lambda _: [])
     order = await make_order(served, X2U)
     session = {"sessionId": order.session_id}
@@ -392,7 +392,7 @@ async def test_page_is_shown_while_no_node_tells_confirmations(
 
 
 async def test_sandbox_pays_an_order_by_itself_once(tmp_path: Path) -> None:
-    """Also while it is being paid out, when a client repeats a call that it had no answer to."""
+    """Also when a client repeats an unanswered call while the order is being paid out."""
     async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
         order = await make_order(served, X2U, refundAddress=MONERO)
         await fund(served, order)

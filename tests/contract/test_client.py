@@ -1,4 +1,4 @@
-"""``rpcsvc.client``: whole swaps, lost connections, forged answers, refusals; on real sockets."""
+"""``rpcsvc.client`` on real sockets: complete swaps, lost connections, forged answers, refusals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def swap_once(client: SwapClient, swap: Swap) -> str:
     return placed.order_id
 
 
-# --- whole swaps ---
+# --- complete swaps ---
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_sync_client_follows_events_from_where_the_stream_broke(
 
 
 def test_sync_client_and_commands_load_no_aiohttp() -> None:
-    """It would take more of a command's time than all that a call needs."""
+    """Importing it would take longer than the rest of a command."""
     loaded = (
         "import sys, rpcsvc.client.sync, rpcsvc.cli.main, rpcsvc.cli.agent.operations;"
         "sys.exit('aiohttp' in sys.modules)"
@@ -179,7 +179,7 @@ def test_sync_client_refuses_what_needs_an_event_loop() -> None:
 
 
 def test_slow_answer_is_given_up_on_as_a_whole() -> None:
-    """Each byte comes in time, and the answer never ends."""
+    """Each byte arrives within the read timeout, and the answer never ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         transport = BlockingTransport(endpoint_of(f"http://127.0.0.1:{listener.getsockname()[1]}"))
         thread = threading.Thread(target=drip, args=(listener,))
@@ -191,7 +191,7 @@ def test_slow_answer_is_given_up_on_as_a_whole() -> None:
 
 
 def drip(listener: socket.socket) -> None:
-    """Answer a byte at a time until the caller has gone."""
+    """Answer a byte at a time until the caller hangs up."""
     connection, _ = listener.accept()
     with connection:
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
@@ -229,7 +229,7 @@ async def test_wait_returns_when_the_owner_has_to_act(served: Served) -> None:
         assert last.type == "transfer.settled"
 
 
-# --- what gets lost ---
+# --- lost connections ---
 
 
 @pytest.mark.parametrize("fault", [lost_before, lost_after, bad_gateway], ids=lambda f: f.__name__)
@@ -337,7 +337,7 @@ async def test_events_are_polled_where_no_stream_gets_through(
     assert any("waitSec=25" in each.target for each in line.passed)
 
 
-# --- what is forged ---
+# --- forged answers ---
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ async def test_client_without_keys_pins_those_that_it_fetches(served: Served) ->
             await client.quote(Swap(**WANTED))
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 async def test_refusals_have_types_of_their_own(served: Served) -> None:
@@ -464,7 +464,7 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert retries.pause(9, lost) is None
 
 
-# --- what it knows of the service ---
+# --- the client's tables agree with the service ---
 
 
 def test_client_knows_operations_as_the_service_has_them() -> None:
@@ -472,7 +472,7 @@ def test_client_knows_operations_as_the_service_has_them() -> None:
     assert {name: (route.method, route.path) for name, route in ROUTES.items()} == offered
     for operation in OPERATIONS:
         if operation.effect is Effect.MOVES_MONEY and operation.name in ROUTES:
-            is_once = operation.idempotent or operation.payable  # by its key, or its payment
+            is_once = operation.idempotent or operation.payable  # by its key or its payment
             assert ROUTES[operation.name].repeatable == is_once
 
 

@@ -1,4 +1,4 @@
-"""``SwapClient.fund``: one payment whatever gets lost; only the order is signed for."""
+"""``SwapClient.fund``: one payment over lost answers; only the order's own terms are signed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wanted() -> Swap:
 
 
 class Wallet:
-    """Signs what it is given; then the faults befall the line."""
+    """Signs every payment; after that the proxy has the faults."""
 
     address = PAYER.address
 
@@ -78,7 +78,7 @@ async def completed(client: SwapClient, placed: Placed) -> Status:
     return done
 
 
-# --- whole payments ---
+# --- payments without faults ---
 
 
 async def test_client_pays_by_one_signature(served: Served) -> None:
@@ -118,7 +118,7 @@ async def test_sync_client_pays_by_one_signature(served: Served) -> None:
     assert await asyncio.to_thread(run) == "completed"
 
 
-# --- what gets lost ---
+# --- lost connections ---
 
 
 @pytest.mark.parametrize("fault", [lost_before, lost_after], ids=lambda f: f.__name__)
@@ -159,7 +159,7 @@ async def test_payment_signed_anew_has_the_same_nonce(served: Served, line: Faul
     anew = Wallet()
     async with client_of(served.url) as client:
         await client.fund(swap, placed, anew.address, anew.sign)
-        # The first one is under way all the time, and arrives at last.
+        # The first payment is delayed, and arrives last.
         with suppress(PaymentRefused):  # unless both were signed in one second
             await client.send_payment(placed.order_id, unknown.value.payment)
         await completed(client, placed)
@@ -197,7 +197,7 @@ async def test_failed_payment_is_followed_by_a_next_attempt(served: Served) -> N
         await completed(client, placed)
 
 
-# --- what is not signed ---
+# --- refused before signing ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The documents as a client meets them: links resolve, examples work, caches and pages behave."""
+"""The documents over HTTP: links resolve, examples work, caching headers and pages are right."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def visiting(
     sources: StubSources | None = None,
     **flags: Any,
 ) -> AsyncIterator[Served]:
-    """A service whose public address is not the one that it listens on."""
+    """A service whose site URL differs from its listen address."""
     given = {
         "data_dir": str(data_dir),
         "rate_limit.enabled": False,
@@ -155,7 +155,7 @@ def local(url: str) -> str:
 
 
 async def resolve(served: Served, urls: Iterable[str]) -> None:
-    """Every address answers GET with 200 and something to read."""
+    """Require that every address answers GET with 200 and a body."""
     for url in urls:
         response = await get(served, local(url))
         assert response.status == 200, url
@@ -258,7 +258,7 @@ async def test_head_of_the_api_catalog_has_its_links(site: Served) -> None:
 
 
 async def send(served: Served, example: dict[str, Any]) -> Any:
-    """Send an example of the quickstart as it stands."""
+    """Send an example of the quickstart unchanged."""
     response = await served.client.request(
         example["method"],
         example["path"],
@@ -348,7 +348,7 @@ async def test_requests_in_llms_full_get_the_state_shown_below_them(
     sent = 0
     for method, target, headers, body in http_blocks(text):
         if "ord_" in target + body or target == "/rpc":
-            continue  # another installation's order
+            continue  # about a recorded order, or /rpc
         del headers["host"]
         response = await site.client.request(method, target, data=body, headers=headers)
         answer = await response.json()
@@ -394,7 +394,7 @@ async def test_a_hostile_forwarded_host_changes_nothing(
 
 
 async def test_an_absolute_target_changes_nothing(site: Served) -> None:
-    """``GET http://host/... HTTP/1.1`` is what a client sends to a proxy."""
+    """``GET http://host/... HTTP/1.1``, as clients send it to a proxy."""
     host, port = site.client.server.host, site.client.server.port
     async with aiohttp.ClientSession() as session:
         answer = await session.get(
@@ -411,7 +411,7 @@ async def test_each_document_has_its_type_its_tag_and_its_lifetime(site: Served,
     response = await get(site, path)
     assert response.headers["content-type"] == TYPES[path]
     assert re.fullmatch('"[0-9a-f]{32}"', response.headers["etag"])
-    # Whoever asks for the keys anew, because of a new one, must not be given a cache's old set.
+    # A client that refetches the keys because of an unknown one must not get a cached old set.
     lifetime = "0" if path == links.JWKS else "[1-9][0-9]*"
     kept = "no-store" if path in FOR_EACH_READER else f"public, max-age={lifetime}"
     assert re.fullmatch(f"{kept}, no-transform", response.headers["cache-control"])
@@ -423,7 +423,7 @@ async def test_head_gives_the_headers_of_get_without_a_body(site: Served, path: 
     plain = await get(site, path, x_request_id="mine")
     head = await site.client.head(path, headers={"x-request-id": "mine"})
     assert await head.read() == b""
-    # A signature is over the bytes that are sent: none for HEAD.
+    # A signature covers the bytes of the body: none for HEAD.
     moving = (
         "date", "x-service-signed-at", "x-service-signature", "x-service-content-sha256",
     )  # fmt: skip
@@ -515,7 +515,7 @@ async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path)
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 async def test_no_two_readers_are_given_the_same_example_key(tmp_path: Path, token: str) -> None:
-    """Whoever has the key of an example gets the session of the order that it makes."""
+    """The idempotency key of an example gives access to the session of its order."""
     environ = {"AGENT_RPC_TOKEN": token} if token else {}
     count = 0
     async with visiting(tmp_path, environ=environ) as site:
@@ -527,7 +527,7 @@ async def test_no_two_readers_are_given_the_same_example_key(tmp_path: Path, tok
             assert bool(first) is (path in FOR_EACH_READER), path
             assert recording.EXAMPLE_KEY not in texts[0]
             count += len(first)
-    # With a token the keys of JSON-RPC and of the command line are others than those of HTTPS.
+    # With a token the examples of JSON-RPC and of the command line have other keys than HTTPS.
     assert count == (3 if token else 2)
 
 

@@ -134,9 +134,9 @@ async def test_suggested_calls_can_be_sent_over_both_transports(
     calls = {json.dumps(a) for one in given for a in one["nextActions"] if "operation" in a}
     assert len(calls) >= 9
     unless = {
-        # The second of two fundings finds nothing due.
+        # At the second of two fundings no amount is due.
         ("sandbox.fund", "invalid_input"),
-        # What is to be signed is said by an error, as x402 has it.
+        # x402 sends the payment to sign in an error.
         ("swap.fund", "payment_required"),
         ("swap.fund", "order_not_fundable"),
     }
@@ -159,7 +159,7 @@ async def test_the_source_of_the_session_is_told(served: Served) -> None:
 async def test_public_documents_name_no_session_to_order_with(
     served: Served,
 ) -> None:
-    """Whoever copied it would share the order's owner secret with all who can read, too."""
+    """Every reader who copied it would have the owner secret of the others' orders."""
     examples = [
         *(
             example.params
@@ -259,7 +259,7 @@ async def test_null_stands_for_an_optional_input_that_was_left_out(served: Serve
 # The design's error table: code, HTTP status, JSON-RPC code (None: a result with ok false).
 ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "invalid_json": (400, {-32700}),
-    # Those of MCP 2026-07-28: a header that differs, a capability, a revision.
+    # Of MCP 2026-07-28: header mismatch, missing capability, unsupported revision.
     "invalid_request": (400, {-32600, -32602, -32020, -32021, -32022}),
     "unknown_method": (404, {-32601}),
     "invalid_input": (400, {None}),
@@ -287,7 +287,7 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "unavailable": (503, {None}),
     "internal_error": (500, {-32603}),
 }
-# The design's state table: what an agent is told while an order has a status.
+# The design's state table: the answer's state for each status of an order.
 STATE_TABLE = {
     "awaiting_deposit": "waiting_for_funding",
     "deposit_detected": "deposit_detected",

@@ -1,4 +1,4 @@
-"""swap.events as server-sent events: each event once, to the end, and nobody waits for nothing."""
+"""swap.events as server-sent events: each event once, to the end, and no needless waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def opened(served: Served, order_id: str, query: str = "", **headers: str)
 
 
 async def read(stream: ClientResponse) -> list[Json]:
-    """The events of a stream up to its end, with the id of each held against its data."""
+    """The events of a stream up to its end; the id of each is checked against its data."""
     assert stream.status == 200
     found: list[Json] = []
     for block in (await stream.text()).split("\n\n"):
@@ -198,7 +198,7 @@ async def test_5000_streams_read_nothing_until_something_happens(
             await anext(somebody)
         assert reads == 5_000
         await events(served, order_id, after=1, waitSec=1)
-        assert reads == 5_002  # of the call alone
+        assert reads == 5_002  # only those of the call
         await served.post("/sandbox/fund", {"orderId": order_id})
         assert set(await asyncio.gather(*tasks)) == {2}
     assert waits.count == 0

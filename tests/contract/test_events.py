@@ -1,4 +1,4 @@
-"""swap.events and waiting on status: each event once, in order, and nobody waits for nothing."""
+"""swap.events and waiting on status: each event once, in order, and no needless waits."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_wait_in_json_rpc_ends_with_its_caller(served: Served, path: str) 
 
 
 async def test_batch_with_a_create_outlives_its_caller(served: Served) -> None:
-    """It is let go only once nothing but waits is left of it."""
+    """It is cancelled only once all its calls but waits have ended."""
     order_id, waits = await ordered(served), served.up.service.waits
     create = {"jsonrpc": "2.0", "id": 1, "method": "service.swap.execute", "params": SWAP}
     batch = json.dumps([wait_of(order_id), create]).encode()

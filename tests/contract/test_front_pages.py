@@ -1,4 +1,4 @@
-"""The site root and /status: what they tell, to whom, and that a brand's words stay words."""
+"""The site root and /status: contents, access, and escaping of a brand's texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
 
 async def test_home_page_draws_the_rates_of_the_last_day(served: Served) -> None:
     _, text = await page(served, "/")
-    assert "<svg" not in text  # only what was published just now
+    assert "<svg" not in text  # only the rate of just now is published
     await set_rates(served.up.database, {164_000_000: 3_600_000, 166_500_000: 1_200_000})
     _, text = await page(served, "/")
     assert SAY("home.chart_says", least="164", most="166.5") in text

@@ -55,7 +55,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "x402.md").read_text(), re
 
 
 async def test_x402_http_client_pays_as_documented(served: Served) -> None:
-    """The block of docs/x402.md as it stands: the package's client over its own HTTP."""
+    """The code of docs/x402.md unchanged, with the package's own HTTP client."""
     (block,) = BLOCKS
     names: dict[str, Any] = {
         "Account": Account,
@@ -86,7 +86,7 @@ async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
             payment = await signed(asked.body["error"]["details"]["paymentRequired"])
             paid = await fund(served, order_id, **header(payment), **by)
             assert paid.status == status
-            # The same again is no other payment; one that was refused is on no record.
+            # A repetition is the same payment; a refused one is not recorded.
             assert (await fund(served, order_id, **header(payment), **by)).status == status
         assert "signed payments today" in paid.body["error"]["message"]
         elsewhere = {**by, "x-forwarded-for": "203.0.113.10"}
@@ -269,7 +269,7 @@ async def test_engine_that_is_down_takes_no_payment(served: Served) -> None:
 
 
 class SlowNetwork:
-    """A network that has the payment in its pool, and mines it when told to."""
+    """A network that has the payment in its pool, and mines it on request."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.mined = asyncio.Event()
@@ -411,7 +411,7 @@ async def test_nobody_is_told_to_pay_beside_a_signed_payment(
         service = served.up.service
         told = await event_body(service.store, service.views, service.venue.gasless, order_id, 1)
         assert json.loads(told)["data"]["status"]["fundingInstructions"] is None
-        # A deposit of another kind renews the stored answer; it is not served either.
+        # A plain deposit renews the stored answer, which is not served either.
         some = {"orderId": order_id, "amount": "50"}
         await served.post("/sandbox/fund", some)
         path = f"/agent/swap/status/{order_id}?waitSec=20&sinceCursor=1"
@@ -431,7 +431,7 @@ async def test_failed_payment_has_the_order_ask_again(served: Served) -> None:
 
 
 async def told_to_pay(served: Served, order_id: str) -> Json:
-    """What the status answer and the page say of paying."""
+    """The part of the status answer about paying, and the page."""
     status = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
     page = await (await served.client.get(f"/orders/{order_id}?refresh=off")).text()
     data = status["data"]

@@ -1,4 +1,4 @@
-"""funding x402: the gas of a signed payment is in the quote, the order bears it, and no other."""
+"""With funding x402 the gas of a signed payment is in the quote and paid by the order, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.paying import finished, fund, header, offered, signed
 from tests.contract.serving import BACK, SWAP, Served
 from tests.rows import all_rows
 
-GAS = 50_000  # sandbox.usdc_payout_fee: what a transfer of USDC costs there
+GAS = 50_000  # sandbox.usdc_payout_fee: the cost of a USDC transfer there
 RATE = 165_000_000
 FEE = -(-GAS * 10**12 // RATE)
 PAYING = {**BACK, "funding": "x402"}

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, loopback, the socket, proxies, rate limits, request ids."""
+"""Access control: tokens, loopback, the socket, proxies, rate limits, request ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_missing_or_wrong_token_is_refused_before_reading_body(
 
 
 async def test_rpc_with_an_expectation_is_answered_alike(served: Served) -> None:
-    """With one it goes through aiohttp's routes, without it straight to its handler."""
+    """With ``Expect`` it goes through aiohttp's routes, without it directly to its handler."""
     call = orjson.dumps({"jsonrpc": "2.0", "id": "1", "method": "service.swap.plan", "params": {}})
     seen = []
     for expects in (False, True):
@@ -52,7 +52,7 @@ async def test_rpc_with_an_expectation_is_answered_alike(served: Served) -> None
 
 
 async def test_who_is_refused_is_told_which_header_to_send(tmp_path: Path) -> None:
-    """A 401 has to have a challenge (RFC 9110, section 15.5.2)."""
+    """A 401 must have a challenge (RFC 9110, section 15.5.2)."""
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
         over_rpc = await served.raw(b"{}")
         over_bff = await served.client.get("/bff/v1/chains", headers={"x-api-key": "wrong"})
@@ -257,7 +257,7 @@ async def test_no_cache_may_keep_orders_and_sessions_of_the_bff(served: Served) 
 
 
 async def test_proxy_on_this_machine_must_say_that_tls_was_used(tmp_path: Path) -> None:
-    """A proxy that adds no header at all is one that passes plain HTTP on."""
+    """A proxy that adds no header is treated as one that passes plain HTTP on."""
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         answer = await served.post("/agent/swap/plan", {})
         assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
@@ -298,7 +298,7 @@ async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Pat
 async def test_a_refused_caller_is_told_once_when_to_come_back(
     tmp_path: Path, method: str, path: str, body: bytes | None
 ) -> None:
-    """Of two such headers most clients make "60, 60", which is no number of seconds."""
+    """Most clients join two Retry-After headers to "60, 60", which is no number."""
     async with serving(
         tmp_path,
         rate_limit__enabled=True,

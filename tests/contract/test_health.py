@@ -1,4 +1,4 @@
-"""Health of the process, and of what it depends on."""
+"""Health of the process and of its dependencies."""
 
 from __future__ import annotations
 

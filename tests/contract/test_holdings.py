@@ -1,4 +1,4 @@
-"""What the operator's wallet can't pay is refused when it is quoted, with what can be had."""
+"""A quote for more than the wallet can pay is refused with the amount that it can pay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTE = {key: SWAP[key] for key in ("direction", "chain", "amount")}
 
 
 class Wallet:
-    """What the wallet holds on every network, as far as it is known."""
+    """The wallet's balance on every network; may be unknown."""
 
     def __init__(self) -> None:
         self.held: Holdings | None = Holdings(10**15, locked=0, seconds_to_unlock=0)
@@ -36,7 +36,7 @@ class Wallet:
 
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Wallet:
-    """Make the wallet hold so much on every network."""
+    """Set the wallet's balance on every network."""
     wallet = Wallet()
     monkeypatch.setattr(app_sandbox, "unlimited", lambda: stocked(wallet.holdings))
     return wallet
@@ -44,7 +44,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Wallet:
 
 @pytest.fixture
 async def served(tmp_path: Path, hold: Wallet) -> AsyncIterator[Served]:
-    """A service in which one unfunded order may take all that the wallet holds."""
+    """A service in which one unfunded order may reserve the wallet's whole balance."""
     shares = ("unfunded_share", "unfunded_address_total_share", "unfunded_address_share")
     flags: dict[str, Any] = {f"orders__{name}": 100 for name in shares}
     async with serving(tmp_path, **flags) as made:
@@ -108,7 +108,7 @@ async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: W
 
 
 async def test_amount_that_fees_would_eat_is_refused_with_the_minimum(tmp_path: Path) -> None:
-    """Network fees may be above what the chain's minimum in dollars is worth."""
+    """Network fees may be above the chain's minimum in dollars."""
     async with serving(tmp_path, sandbox__usdc_payout_fee="20") as served:
         params = {**SWAP, "amount": "0.1"}
         for path in ("/agent/swap/quote", "/agent/swap/create"):

@@ -233,7 +233,7 @@ async def test_token_has_a_namespace_that_survives_its_rotation(tmp_path: Path) 
 
 @pytest.mark.parametrize("key", ["swap-1", "k" * 15])
 async def test_public_key_must_be_hard_to_guess(tmp_path: Path, key: str) -> None:
-    """Whoever guesses a key and the parameters is given the order's session."""
+    """A caller who guesses a key and the parameters gets the order's session."""
     environ = {"AGENT_RPC_TOKEN": TOKEN}
     async with serving(tmp_path, environ) as served:
         over_https = await served.post("/agent/swap/create", SWAP, idempotency_key=key)

@@ -1,4 +1,4 @@
-"""The schemas of inputs say what validation takes, drawn from them and from near misses of that."""
+"""Input schemas and validation agree, on drawn requests and on near misses of these."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.contract.good_addresses import with_formats
 from tests.sandbox import EVM, MONERO, Sandbox, sandbox
 
 Json = dict[str, Any]
-# The faults come last: what they bring about would be met by all others.
+# The faults come last: they would affect the other requests.
 ROWS: list[Operation] = sorted(
     (*(op for op in OPERATIONS if op.path), *BFF_OPERATIONS),
     key=lambda row: row.name == "sandbox.fault",
 )
-# What no schema can know: limits that move, which orders there are, whose they are, checksums.
+# Refusals that no schema can describe: changing limits, unknown orders, their owners, checksums.
 UNKNOWABLE = {
     "amount_below_minimum", "amount_above_maximum", "order_not_found", "verification_failed",
 }  # fmt: skip
@@ -59,13 +59,13 @@ class World(NamedTuple):
     api: Any
 
     def requests(self, row: Operation) -> st.SearchStrategy[Json]:
-        """Params that keep to the schema of an operation."""
+        """Params that match the schema of an operation."""
         path = f"{BFF_ROOT if row in BFF_OPERATIONS else ''}{row.path}"
         cases: st.SearchStrategy[Any] = self.api[path][row.method].as_strategy()
         return cases.map(lambda case: {**case.path_parameters, **case.query, **_body(case)})
 
     async def refusal(self, row: Operation, params: Json) -> ServiceError | None:
-        """What a call is refused with."""
+        """The error of a call; None if it succeeds."""
         service = self.sandbox.up.service
         flat = row in BFF_OPERATIONS
         dispatcher = flat_dispatcher(service) if flat else self.sandbox.up.dispatcher
@@ -97,8 +97,8 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
 
 
 def is_of_state(error: ServiceError) -> bool:
-    """Whether a schema can't know what a request was refused for. Such refusals of plan name what
-    is missing besides.
+    """Whether no schema can describe the reason of a refusal. Refusals of plan also name missing
+    inputs, which are ignored here.
     """
     problems = error.problems if isinstance(error, InputErrors) else [error]
     found = [problem for problem in problems if not isinstance(problem, MissingInput)]
@@ -121,7 +121,7 @@ EDGES = (
     "0 0.0 0.009999 0.01 0.010000 0.0100000 0.1 0.999999 00.1 1 1. 1.0 999999.999999"
     " 999999.9999999 1000000 1000000.0 1000000.000001 1000001 10000000"
 )
-# Each makes another value of one; many are what the value must not be, some may be it.
+# Each replaces a value by another one, which is often invalid and sometimes valid.
 _DIRECTIONS = {"x2u": "u2x", "u2x": "x2u"}
 MISSES: list[Any] = [
     lambda _: None,
@@ -170,10 +170,10 @@ def near_miss(params: Json, choice: int) -> Json:
 
 async def test_a_near_miss_is_accepted_as_the_schema_says(world: World) -> None:
     networks = site_of(world.sandbox.up.settings, world.sandbox.up.service).networks
-    # Drawing a request costs far more than changing it, so that each is missed four times.
+    # Drawing a request costs far more than changing it, so each is changed four times.
     choices = st.lists(st.integers(0, 20 * (len(MISSES) + 2)), min_size=4, max_size=4)
     for row in ROWS:
-        # In Python's own expressions $ matches before a line break at the end, too.
+        # Not Python's re: its $ also matches before a line break at the end.
         validator = jsonschema_rs.validator_for(row.params.input_schema(networks))
         refused = 0
         cases = drawn(st.tuples(world.requests(row), choices), 15)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 to the letter: the specification's own examples, and what tries to break it."""
+"""JSON-RPC 2.0 to the letter: the specification's own examples, and malformed requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.logs import logs_of
 
 
 class Caller:
-    """A caller's context; the methods below leave in it what they saw."""
+    """A caller's context; the methods below record their calls in it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str | None, dict[str, Any]]] = []
@@ -116,7 +116,7 @@ async def answer(body: bytes | str, caller: Caller | None = None) -> RpcAnswer:
 
 
 async def reply(body: Any, caller: Caller | None = None) -> Any:
-    """The parsed answer to a body, given as text, bytes or a value; it must be HTTP 200."""
+    """The parsed answer to a body of text, bytes or a value; it must be HTTP 200."""
     raw = body if isinstance(body, bytes | str) else json.dumps(body)
     status, sent = await answer(raw, caller)
     assert status == 200

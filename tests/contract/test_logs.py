@@ -1,4 +1,4 @@
-"""The log tells the operator what happened, and a thief nothing."""
+"""The log has what the operator needs, and no secrets."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
     assert status == 0
     events = [json.loads(line)["event"] for line in lines]
     assert {"serving", "request_refused", "operation", "order_transition", "stopped"} <= set(events)
-    assert not [line for line in lines if '"level":"error"' in line]  # no client can fill the log
+    assert not [line for line in lines if '"level":"error"' in line]  # clients cause no errors
     deposit = answers["data"]["fundingInstructions"]["depositAddress"]
     for secret in (TOKEN, KEY, EVM, MONERO, deposit):
         assert secret not in "".join(lines)
 
 
-# A token with a control character; a body whose chunks can't be read.
+# A token with a control character; a body with malformed chunks.
 UNREADABLE = (
     b"POST /rpc HTTP/1.1\r\nx-agent-rpc-token: %b\x00\r\n\r\n" % TOKEN.encode(),
     b"POST /rpc HTTP/1.1\r\nhost: [::1]\r\nx-agent-rpc-token: %b\r\ntransfer-encoding: chunked\r\n"
@@ -64,7 +64,7 @@ UNREADABLE = (
 
 
 async def say_it_badly(port: int, request: bytes) -> None:
-    """A request that can't be read as HTTP."""
+    """Send a request that can't be parsed as HTTP."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     assert b"400" in await reader.readline()
@@ -112,7 +112,7 @@ def test_terminal_gets_lines_for_people_and_a_greeting(tmp_path: Path) -> None:
                 lines.append(line.strip())
                 if line.startswith("Page:"):
                     break
-            # A terminal that nobody reads would stop the service.
+            # A terminal that is not read would block the service.
             threading.Thread(target=read_to_the_end, args=[terminal.fileno()], daemon=True).start()
             try_what_it_says(lines[-3:], port)
             child.terminate()
@@ -125,7 +125,7 @@ def test_terminal_gets_lines_for_people_and_a_greeting(tmp_path: Path) -> None:
 
 
 def read_to_the_end(terminal: int) -> None:
-    with suppress(OSError):  # EIO: nobody writes any more
+    with suppress(OSError):  # EIO: the writers have closed it
         while os.read(terminal, 4096):
             pass
 

@@ -1,4 +1,4 @@
-"""POST /mcp as a client meets it: revisions, headers, tools, resources, tokens, origins."""
+"""POST /mcp: revisions, headers, tools, resources, tokens, origins."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_every_row_with_a_tool_is_listed_and_no_other(served: Served) -> N
             # Claude's API refuses a tool with one of these at the root of its schema.
             assert schema["type"] == "object"
             assert not {"anyOf", "oneOf", "allOf"} & set(schema)
-            # A model gets this schema alone: whatever it refers to must be in there.
+            # A model gets this schema only: all its references must be within it.
             for target in re.findall(r'"\$ref": "([^"]*)"', json.dumps(schema)):
                 assert target.removeprefix("#/$defs/") in schema["$defs"], (name, target)
 
@@ -172,7 +172,7 @@ async def test_tool_descriptions_name_their_own_limits(served: Served) -> None:
 
 
 def _aspects(description: str) -> dict[str, str]:
-    """What a description says after each label, in the order that it has."""
+    """The text after each label of a description, in order."""
     _, *parts = re.split(rf" ({'|'.join(ASPECTS)}): ", description)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
@@ -181,8 +181,8 @@ async def test_tool_definitions_pass_the_linter(served: Served) -> None:
     """The rules of the Tool Definition Quality Score."""
     listing = {"tools": list((await listed(served)).values())}
     report = lint_server(server_name="service", tools=parse_tool_definitions(listing).tools)
-    # It asks only whether a cheaper tool does the same, of any tool with as many required inputs
-    # as create_swap.
+    # This rule asks of each tool with as many required inputs as create_swap whether a cheaper one
+    # does the same.
     found = [each for each in report.findings if each.rule != "shadow-candidate"]
     assert not found, [each.message for each in found]
     assert len(report.tools) == len(TOOLS)
@@ -201,7 +201,7 @@ async def test_tools_take_their_examples_as_their_schemas_say(
         jsonschema.Draft202012Validator(schemas["inputSchema"]).validate(arguments)
         result = await call(served, operation.tool.name, arguments)
         envelope = result["structuredContent"]
-        if not operation.payable:  # no example holds a signature of the reader's own
+        if not operation.payable:  # no example has a signature of the reader
             assert (envelope["ok"], result["isError"]) == (True, False), envelope
         assert json.loads(result["content"][-1]["text"]) == envelope
         assert envelope["operation"] == operation.name
@@ -354,7 +354,7 @@ async def test_card_and_catalogue_lead_to_the_endpoint(served: Served) -> None:
     assert agent["links"]["aiCatalog"].endswith("/.well-known/ai-catalog.json")
 
 
-# --- who may call, and how much ---
+# --- access and rate limits ---
 
 
 async def test_pages_of_other_sites_are_refused(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""The user's yes before an order is made, where the client can ask for it."""
+"""The user's confirmation before an order is made, with clients that can ask for it."""
 
 from __future__ import annotations
 

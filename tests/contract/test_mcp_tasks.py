@@ -1,4 +1,4 @@
-"""Tasks over MCP: a wait for an order's end that is polled for."""
+"""Tasks over MCP: waiting for an order's end by polling."""
 
 from __future__ import annotations
 

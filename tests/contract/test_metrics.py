@@ -1,4 +1,4 @@
-"""GET /metrics: who may read it, and that it shows what happened."""
+"""GET /metrics: access, and that its values are right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
-# What the sandbox has no source for: wallets that can run dry, audits.
+# Metrics that have no source in the sandbox.
 ONCHAIN_ONLY = {
     "rpcsvc_authorization_gas_ratio",
     "rpcsvc_audit_differences",
@@ -48,7 +48,7 @@ def value(series: Series, name: str, **labels: str) -> float:
 
 
 async def completed(served: Served) -> dict[str, Any]:
-    """The answer that made an order, once it is paid out."""
+    """The answer that created an order, once it is paid out."""
     made: dict[str, Any] = (await served.rpc("swap.create", SWAP)).body["result"]["data"]
     await finish(served, made["order"]["orderId"])
     return made
@@ -139,7 +139,7 @@ async def test_metrics_show_waits_by_kind_and_the_lease(served: Served) -> None:
 
 
 async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
-    """The readings of the engine onchain, and a lease that ends."""
+    """The metrics of the engine onchain, and a lease that ends."""
     monero = NetworkState(2_500, 12, node_height=900, scanned_height=897)
     states = {"monero": monero, "base": UNKNOWN}
     states["arbitrum"] = NetworkState(

@@ -1,4 +1,4 @@
-"""With an upstream, every surface offers the chains that the upstream lists and that we know."""
+"""With an upstream, every transport offers the configured chains that the upstream lists."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def rpc(served: Served, method: str, **params: Any) -> dict[str, Any]:
 
 
 async def refresh(served: Served) -> None:
-    """Have the list asked for now, as it is now and then."""
+    """Refresh the list of chains now, as the service does periodically."""
     engine = served.up.backend.engine
     assert isinstance(engine, UpstreamEngine)
     await engine.watch.ask(Urgency.ROUTINE)
@@ -180,7 +180,7 @@ async def test_nothing_is_offered_or_ordered_before_the_list_is_known(
 
 
 async def refuses(api: V1Api, served: Served, text: str) -> dict[str, Any]:
-    """What a caller hears when the upstream refuses a quote with a text."""
+    """The answer to a caller when the upstream refuses a quote with a text."""
     api.server.script.append(does.answer({"error": text}, status=400))
     return await rpc(served, "swap.quote", direction="x2u", amount="0.8", chain="base")
 
@@ -194,7 +194,7 @@ async def test_chain_refused_by_the_upstream_is_refused_with_allowed(
         api.server.script.append(does.answer({"error": "chain not supported"}, status=400))
         over_bff = await post(served, "/quote", TO_USDC)
         assert over_bff.body["error"]["details"]["allowed"] == [8453]
-        # A refusal alone takes no chain away from everybody.
+        # One refusal does not disable a chain for other calls.
         assert (await rpc(served, "swap.create", **SWAP, chain="base"))["ok"]
 
 

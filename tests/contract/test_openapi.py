@@ -28,7 +28,7 @@ ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
 async def send(
     served: Served, method: str, path: str, params: Json | None = None, **kwargs: Any
 ) -> Answer:
-    """One call; its answer is held against the document before it is given back."""
+    """One call; its answer is validated by the document."""
     target, left = filled(path, params or {})
     if method == "get":
         kwargs["params"] = left
@@ -50,7 +50,7 @@ def calls(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def request_examples(operation: Json) -> Iterator[Json]:
-    """The params of every example, wherever the document puts them; at least none at all."""
+    """The params of every example in body, path and query; empty params if there is none."""
     named = [p for p in operation["parameters"] if "examples" in p]
     content = operation.get("requestBody", {"content": {}})["content"]
     bodies = content.get("application/json", {"examples": {}})["examples"]
@@ -73,7 +73,7 @@ async def test_every_request_example_works_as_it_stands(served: Served) -> None:
 
 
 async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> Json:
-    """The params, with an order made just now in the place of the recorded one."""
+    """The params with a new order in place of the recorded one."""
     text = json.dumps(params)
     if not ORDER_ID.search(text):
         return params
@@ -253,7 +253,7 @@ async def test_health_and_every_state_of_an_order_are_as_declared(served: Served
 
 
 async def test_the_quickstart_is_as_declared_and_no_copy_is_kept(served: Served) -> None:
-    """Its example has a key that is for one caller."""
+    """Its example has an idempotency key for one reader."""
     path = links.QUICKSTART.removeprefix("/api/v1")
     first = await send(served, "get", path)
     assert first.headers["cache-control"].startswith("no-store")

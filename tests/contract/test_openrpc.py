@@ -1,4 +1,4 @@
-"""The OpenRPC document is valid, and what it says of the methods is so: every example is sent."""
+"""The OpenRPC document is valid and right about the methods: every example is sent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def params_in(example: Json) -> Json:
 
 
 async def call(served: Served, method: str, params: Any) -> Json:
-    """A method's result, held against the document before it is given back."""
+    """A method's result, validated by the document."""
     name = method.partition(".")[2]
     answer = await served.rpc(name, params)
     result: Json = answer.body["result"]
@@ -61,7 +61,7 @@ async def call(served: Served, method: str, params: Any) -> Json:
 async def test_the_document_is_valid_by_the_meta_schema_of_openrpc(served: Served) -> None:
     meta, schemas = (json.loads((DATA / name).read_text()) for name in META_SCHEMAS)
     resource = Resource.from_contents(schemas, default_specification=DRAFT7)
-    # The one refers to the other with and without the slash at the end.
+    # One schema refers to the other with and without a slash at the end.
     addresses = (schemas["$id"], schemas["$id"].rstrip("/"))
     registry: Any = Registry().with_resources((address, resource) for address in addresses)
     document = document_of(served)
@@ -77,7 +77,7 @@ async def test_every_method_of_the_server_is_described(served: Served) -> None:
 
 
 async def test_every_example_is_answered_as_shown(served: Served) -> None:
-    """Those about an order too, with a live one in its place, whose state may be another."""
+    """Examples about an order are sent with a new order, whose state may differ."""
     sent = 0
     for method, example in examples(document_of(served)):
         params = params_in(example)
@@ -86,7 +86,7 @@ async def test_every_example_is_answered_as_shown(served: Served) -> None:
         made = BACK if method["name"].endswith(".fund") and "amount" not in params else SWAP
         sendable = await with_live_order(served, params, made)
         result = await call(served, method["name"], sendable)
-        # No example holds a signature of the reader's own.
+        # No example has a signature of the reader.
         unsigned: Json = {"ok": not method["name"].endswith("swap.fund")}
         shown: Json = example["result"]["value"] if "result" in example else unsigned
         assert result["ok"] == shown["ok"], (example["name"], result)
@@ -98,7 +98,7 @@ async def test_every_example_is_answered_as_shown(served: Served) -> None:
 
 
 async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> Json:
-    """The params, with an order made just now in the place of a recorded one."""
+    """The params with a new order in place of a recorded one."""
     text = json.dumps(params)
     if not ORDER_ID.search(text):
         return params
@@ -136,7 +136,7 @@ async def test_examples_carry_no_idempotency_key_to_be_shared(
 
 
 def declared(document: Json, answer: Answer, method: str | None = None) -> bool:
-    """Whether an answer's error is one of the document's, or of the method's own."""
+    """Whether the document, or its method, declares an answer's error."""
     listed = document["components"]["errors"].values()
     if method is not None:
         listed = [resolved(document, e) for e in method_named(document, method)["errors"]]

@@ -1,4 +1,4 @@
-"""An order that somebody passes on, checked by its payer: a copy of verify.py, and the CLI."""
+"""An order from a third party, verified by its payer with a copy of verify.py and with the CLI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def made(served: Served, **extra: Any) -> Json:
 
 
 async def checked(served: Served, order: Json, *more: str, script: Path | None = None) -> Json:
-    """What the command prints, with its exit status."""
+    """The JSON that the command prints, with its exit status."""
     program = ["-m", "rpcsvc", "verify"] if script is None else ["-I", str(script)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *program, "attestation", order["order"]["attestation"], *MINE,
@@ -68,7 +68,7 @@ async def test_the_copied_file_and_the_command_say_the_same(served: Served, tmp_
 async def test_an_attackers_order_on_the_payers_terms_is_not_verified(
     served: Served, refund: Json
 ) -> None:
-    """All that the payer asked for is in it; only the refund would be the attacker's."""
+    """All terms are the payer's, but the attacker controls the refund."""
     order = await made(served, **refund)
 
     unsaid, named = [await checked(served, order, *more) for more in ([], HOME)]

@@ -68,7 +68,7 @@ async def test_digest_is_of_one_swap(served: Served) -> None:
 
 
 def test_digest_of_the_first_form_is_read() -> None:
-    """Given by a version whose quotes had no gas in them."""
+    """Digests of the version whose quotes had no gas are accepted."""
     body = b'[1,"x2u",42161,800000000000,131000000,129000000,50000,1763678000000]'
     written = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:9] + body).decode()
     found = read_digest(written.rstrip("="))

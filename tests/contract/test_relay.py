@@ -1,4 +1,4 @@
-"""Orders at an upstream: made at most once whatever happens to the answer, and followed truly."""
+"""Orders at an upstream: made at most once over lost answers, and followed to their end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_a_key_in_doubt_is_no_key_for_another_order(api: V1Api, tmp_path: 
 
         assert answer["error"]["code"] == "idempotency_conflict"
         assert answer["error"]["details"] == {"fields": ["amount", "to"]}
-        assert len(api.server.seen) == asked  # not even for a price
+        assert len(api.server.seen) == asked  # no call, not even for a price
         assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
 
 
@@ -152,7 +152,7 @@ async def test_an_answer_with_another_orders_data_is_in_doubt(
 async def test_orders_of_an_upstream_with_payment_ids_are_all_taken(
     api: V1Api, tmp_path: Path
 ) -> None:
-    """Its addresses differ at their very end only."""
+    """Its integrated addresses differ at their end only."""
     async with service(api.server.url, tmp_path) as served:
         for payment_id in ("1f0e2d3c4b5a6978", "1f0e2d3c4b5a6979"):
             api.change = {"depositAddress": str(STAGENET.with_payment_id(payment_id))}
@@ -258,7 +258,7 @@ async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
-        # What kill -9 leaves between the claim and the answer.
+        # The record after kill -9 between the claim and the answer.
         claim = RelayRecord(
             "ord_" + "0" * 26, RelayState.CLAIMED, 1, "", "public", "mine-0123456789a"
         )
@@ -322,7 +322,7 @@ async def test_a_command_that_runs_without_a_server_asks_for_its_order(
 
 
 async def in_process(api: V1Api, data_dir: Path, name: str, params: dict[str, Any]) -> Any:
-    """The envelope of one call in a process that is gone afterwards, as the command line makes."""
+    """The envelope of one call in a process that ends after it, like the command line."""
     flags = {"data_dir": str(data_dir)}
     environ = environ_of(api.server.url, "v1")
     settings = load_settings(config_file=None, environ=environ, flags=flags).settings
@@ -394,7 +394,7 @@ async def test_time_between_two_chunks_adds_no_history_line(api: V1Api, tmp_path
             async with asyncio.timeout(180):
                 await api.asked.wait()
                 api.asked.clear()
-                await api.asked.wait()  # so that the first look is on record
+                await api.asked.wait()  # so that the first status is recorded
         reports = "SELECT count(*) FROM event_log WHERE event = 'UpstreamReported'"
         assert one_row(served.up.database, reports) == (2,)
         seen = await (await served.client.get(f"/bff/v1/orders/{order_id}")).text()
@@ -437,7 +437,7 @@ async def test_status_is_served_from_the_store_and_the_limit_is_kept(
 ) -> None:
     limits: dict[str, Any] = {"CREATIONS_PER_MINUTE": 40, "CALLS_PER_MINUTE": 50}
     async with service(api.server.url, tmp_path, **limits) as served:
-        # However long that takes, so many calls for prices are left beside those that follow.
+        # Quotes for this many orders fit in the budget beside the calls that follow orders.
         made = [(await create(served))["data"]["order"]["orderId"] for _ in range(10)]
         for order_id in made * 30:
             assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
@@ -533,7 +533,7 @@ async def test_a_key_in_doubt_is_answered_though_no_price_can_be_had(
             reported = answer["data"]["quote"]
             assert agreed == str(round(float(reported["expectedOutput"]) * 10**6))
             assert float(reported["rate"]) == pytest.approx(float(reported["expectedOutput"]) / 0.8)
-            assert float(reported["minReceived"]) == 0  # nobody has told it
+            assert float(reported["minReceived"]) == 0  # unknown: no quote was answered
             refused = await create(sidecar, "another-0123456789abcdef")
             assert refused["error"]["code"] == "amount_below_minimum"
 

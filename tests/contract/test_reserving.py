@@ -1,4 +1,4 @@
-"""Unfunded orders are bounded: no client, and no number of them, takes the wallet from others."""
+"""Bounds on unfunded orders: no number of clients can reserve the whole wallet."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def behind_proxy(data_dir: Path, **flags: Any) -> Any:
 
 
 async def order(served: Served, swap: Json, amount: str, address: str) -> Answer:
-    """A new order from a network address."""
+    """Make an order from a network address."""
     headers = {"x-forwarded-for": address, "x-forwarded-proto": "https"}
     body = {**swap, "amount": amount}
     return await served.http("POST", "/agent/swap/execute", json=body, headers=headers)
 
 
 async def attack(served: Served, address: str = ATTACKER, number: int = 18) -> list[Answer]:
-    """Orders of about 26,000 USD each, both ways by turns, all at once."""
+    """Orders of about 26,000 USD each, of alternating direction, all at once."""
     amounts = [(X2U, "158"), (U2X, "26000")] * (number // 2)
     return await asyncio.gather(*(order(served, swap, amount, address) for swap, amount in amounts))
 
@@ -176,12 +176,12 @@ async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Pat
         await until_free(served)
         found = await served.up.service.store.order(data["order"]["orderId"])
         assert found is not None
-        assert found.status == "awaiting_deposit"  # late deposits are still watched for
+        assert found.status == "awaiting_deposit"  # the late window is still open
         assert (await order(served, X2U, "100", ATTACKER)).status == 200
 
 
 async def test_an_address_makes_so_many_orders_a_day_over_a_restart(tmp_path: Path) -> None:
-    """Each leaves a row behind for ever, cancelled or not."""
+    """The limit protects the database: each order keeps a row for ever, also if cancelled."""
     limit = {"orders__address_orders_a_day": 2}
     async with behind_proxy(tmp_path, **limit) as served:
         for _ in range(2):
@@ -236,7 +236,7 @@ async def test_late_deposit_is_refunded_when_the_wallet_cannot_pay_it(
 
 @pytest.fixture
 def integrated(tmp_path: Path) -> Any:
-    """A central service that knows the sidecar by a key."""
+    """A central service that has the sidecar as an integrator with a key."""
     key = "k" * 32
     digest = hashlib.sha256(key.encode()).hexdigest()
     central = serving(tmp_path / "central", {"RPCSVC_INTEGRATORS": f"sidecar:0:{digest}"})
@@ -267,7 +267,7 @@ async def test_twenty_four_orders_behind_a_sidecar_leave_it_to_others(
 async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
     tmp_path: Path,
 ) -> None:
-    """Its upstream's refusal is about what is reserved, and stops no other call of the sidecar."""
+    """The upstream refuses only the reservation; other calls of the sidecar continue."""
     async with (
         serving(tmp_path / "central", orders__unfunded_address_orders=1) as central,
         beside(central, tmp_path / "side") as sidecar,

@@ -1,7 +1,7 @@
-"""Schemathesis against the live service: it reads the OpenAPI document and looks for lies in it.
+"""Schemathesis against the live service: every answer must agree with the OpenAPI document.
 
 It runs as a program of its own, with all of its checks and phases, from a fixed seed. The document
-is given to it with closed schemas: what is answered and not described is found, too.
+has closed schemas, so undescribed fields of answers are found, too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ FAULT = "/sandbox/fault"
 PHASES_OF_ONE = "examples,coverage,fuzzing"
 PHASES = f"{PHASES_OF_ONE},stateful"
 LONGEST_SECONDS = 600
-# What the state of the service makes of a request that keeps to the schemas: not modified, not the
-# order's session or destination, no such order, a key that was used, an order that is funded or has
-# to be paid.
+# Statuses by the service's state for a request that follows the schemas: not modified, another
+# session or destination, no such order, a used key, an order that is funded or has to be paid.
 STATE = ["2xx", 304, 402, 403, 404, 409]
-# These are also refused with 400 for limits that move and an order's state, which
-# schemathesis_hooks.py tells from all other reasons.
+# These are also refused with 400 for changing limits and an order's state, which
+# schemathesis_hooks.py distinguishes from other reasons.
 MOVING = [
     *(f"/agent/swap/{name}" for name in ("plan", "quote", "create", "execute")),
     *(f"{BFF_ROOT}/{name}" for name in ("quote", "orders")),
@@ -40,7 +39,7 @@ MOVING = [
     "/sandbox/fund",
     FAULT,
 ]
-# No other path is always refused to requests that keep to the schemas: these need an order's own
+# Only these paths always refuse requests that follow the schemas: they need an order's own
 # session, its payer's signature, or an order of the bridge.
 NEVER_ACCEPTED = {
     "/agent/swap/fund/{orderId}",
@@ -93,7 +92,7 @@ async def run(
 @pytest.mark.parametrize(
     ("root", "examples", "selection"),
     [
-        # What sandbox.fault brings about would be found as server errors everywhere else.
+        # The effects of sandbox.fault would be found as server errors elsewhere.
         pytest.param(
             API_ROOT,
             80,
@@ -101,7 +100,7 @@ async def run(
             id="all but faults",
             marks=pytest.mark.slow,
         ),
-        # Nothing links to these, so that there are no sequences of calls to try.
+        # No links lead to these, so there are no sequences of calls to try.
         pytest.param(
             API_ROOT, 80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"
         ),

@@ -91,7 +91,7 @@ async def test_check_says_what_differs(served: Served) -> None:
     for answer in answers:
         result = answer["data"]["paymentCheck"]
         codes = [each["code"] for each in result["problems"]]
-        # The sandbox takes a test network's money only.
+        # The sandbox accepts a test network's money only.
         assert codes == ["wrong_address", "wrong_token", "wrong_chain"]
         assert result["safeToSend"] is False
 

@@ -1,4 +1,4 @@
-"""A sidecar: a service whose engine is another one's BFF, and orders that run through both."""
+"""A sidecar, whose engine is the BFF of another service: orders that run through both."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def until(
 
 
 async def test_checkout_url_is_of_the_sidecars_own_page(central: Served, tmp_path: Path) -> None:
-    """The user was given the order's id here; the upstream knows no such order."""
+    """The user has the sidecar's order id, which the upstream does not know."""
     async with beside(central, tmp_path / "own", site_url="https://side.example") as sidecar:
         made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]["order"]
         flat = (await post(sidecar, "/orders", ORDER)).body
@@ -85,14 +85,14 @@ async def test_a_swap_runs_through_both_to_its_end(
         assert done["data"]["order"][field] == theirs[field]
     assert done["data"]["order"]["actualOutput"]
     assert done["data"]["network"] == "stagenet"
-    # The addresses are simulated: no wallet must be led to pay them with real money.
+    # The addresses are simulated: no payment URI may lead a wallet to pay real money.
     uri = made["data"]["fundingInstructions"]["paymentUri"]
     assert made["data"]["fundingInstructions"]["network"] in ("monero-stagenet", "arbitrum-sepolia")
     assert uri.startswith("monero:") or "@421614/" in uri
 
 
 async def test_a_sidecar_gives_no_price_lock(sidecar: Served) -> None:
-    """Its upstream's BFF tells none: not in the quote, the order or the attestation."""
+    """The BFF has no field for it, so the sidecar's quote, order and attestation have none."""
     quote = {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")}
     quoted = (await sidecar.rpc("swap.quote", quote)).body["result"]["data"]["quote"]
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
@@ -132,7 +132,7 @@ async def test_what_the_upstream_refuses_is_told_in_its_words(sidecar: Served) -
     answer = (await sidecar.rpc("swap.execute", small)).body["result"]
     error = answer["error"]
     assert error["code"] == "amount_below_minimum"
-    # Each surface names its own field and unit, whichever the upstream spoke of.
+    # Each transport names its own field and unit, not the upstream's.
     limit = error["details"]["minimum"]
     assert [problem["field"] for problem in answer["validationErrors"]] == ["amount"]
     flat = await post(sidecar, "/orders", {**ORDER, "fromAmount": "10000000"})
@@ -258,7 +258,7 @@ async def test_a_bridge_order_is_followed_until_its_refund_is_over(
 
 
 async def until_failed(served: Served, order_id: str, *, is_over: bool) -> dict[str, Any]:
-    """The bridge order, as soon as it has failed, and whether it has ended is as wanted."""
+    """The bridge order once it has failed and ``is_over`` holds."""
     async with asyncio.timeout(180):
         while True:
             found: dict[str, Any] = (await call(served, "GET", f"/bridge/order/{order_id}")).body
@@ -353,7 +353,7 @@ async def test_sidecar_asks_for_the_rest_of_a_partly_swapped_order(
     [
         ("0.000001", "amount_below_minimum"),
         ("9999", "amount_above_maximum"),
-        ("9" * 30, "amount_above_maximum"),  # of more digits than the upstream reads
+        ("9" * 30, "amount_above_maximum"),  # more digits than the upstream accepts
     ],
 )
 async def test_a_plan_refuses_what_the_upstream_would(
@@ -387,7 +387,7 @@ async def test_a_refund_address_is_fixed_at_both(
 async def test_a_refund_address_that_the_upstream_drops_is_no_order(
     central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads the sidecar's attestation pays because of that address."""
+    """A payer relies on the refund address in the sidecar's attestation."""
     monkeypatch.setattr(bff, "_refund_address", lambda _order: {})
     answer = (await sidecar.rpc("swap.execute", {**SWAPS["x2u"], "refundAddress": STAGENET})).body[
         "result"

@@ -1,4 +1,4 @@
-"""swap.fund of a sidecar: passed on to the service that settles, which takes it once."""
+"""swap.fund of a sidecar: passed on to the service that settles, which charges it once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def credited(served: Served, txid: str) -> None:
 
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
-    """Have the answers to signed payments be lost; the payments reach the upstream or not."""
+    """Lose the answers to signed payments; ``arrives``: the payments reach the upstream."""
     send = UpstreamTransport.send
 
     async def lost(
@@ -135,7 +135,7 @@ async def test_lost_answer_is_no_second_debit(
 async def test_payment_goes_on_after_a_restart(
     central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
-    """Of a sidecar that stopped before it had sent the payment, or before it had the answer."""
+    """The sidecar stops before it sends the payment, or before it gets the answer."""
     async with beside(central, tmp_path / "sidecar") as sidecar:
         order_id = await new_order(sidecar, SWAP)
         payment = await signed(await offered(sidecar, order_id))
@@ -197,7 +197,7 @@ async def test_signature_of_another_is_refused_unsent(central: Served, sidecar: 
 async def test_offer_of_something_else_is_not_passed_on(
     sidecar: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    """An upstream that has its users pay somebody else, or more than is due."""
+    """An upstream that asks for a payment to another address, or for too much."""
     order_id = await new_order(sidecar, SWAP)
     judge = UpstreamTransport.judge
 
@@ -243,7 +243,7 @@ async def test_funding_is_offered_where_the_upstream_offers_it(
 
 
 async def test_junk_signatures_do_not_stop_the_payer(central: Served, sidecar: Served) -> None:
-    """A signature that may be a contract wallet's is recorded, and fails under its nonce alone."""
+    """A signature that may be a contract wallet's is recorded, and blocks only its own nonce."""
     swap = Swap(direction="u2x", chain=SWAP["chain"], amount=SWAP["amount"], to=SWAP["to"])
     async with SwapClient(sidecar.url, verify_answers=False) as client:
         placed = await client.create(swap)

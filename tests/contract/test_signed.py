@@ -40,7 +40,7 @@ def call(method: str, params: Json | None = None) -> bytes:
 async def exchanged(
     served: Served, method: str, target: str, body: bytes = b"", **headers: str
 ) -> Exchange:
-    """Send a request and keep what a verifier needs of it."""
+    """Send a request, and keep the parts that a verifier needs."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = URL(served.url + target, encoded=True)
     session = served.client.session
@@ -110,7 +110,7 @@ async def test_every_kind_of_response_verifies(served: Served, name: str) -> Non
 async def test_scheme_and_host_in_a_target_are_not_signed(
     served: Served, written: str, target: str
 ) -> None:
-    """What proxies may write before path and query; a verifier knows its own path and query."""
+    """Proxies may change them; a verifier has its own path and query."""
     reader, writer = await asyncio.open_connection(
         served.client.server.host, served.client.server.port
     )

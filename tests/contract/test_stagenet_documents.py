@@ -1,4 +1,4 @@
-"""What the documents of a service on stagenet show as examples can be sent to it."""
+"""The examples in the documents of a service on stagenet can be sent to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.sidecar import beside
 
 DOCUMENTS = [*links.DESCRIPTIONS, *links.ALIASES]
 ADDRESS = re.compile(r"\b[48][1-9A-HJ-NP-Za-km-z]{94}\b")
-# Of a recorded order, which no installation has.
+# An id of the recording, which no installation has.
 MISSING = {"order_not_found"}
 
 
@@ -89,7 +89,7 @@ def _call(method: str, params: Any) -> bytes:
 
 
 def _is_refused(answer: Any) -> bool:
-    """Whether an example shows how something is refused."""
+    """Whether an example is of a refusal."""
     return answer is not None and not answer["value"]["ok"]
 
 

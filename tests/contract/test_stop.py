@@ -1,4 +1,4 @@
-"""SIGTERM: what was taken in hand is finished and answered; nothing acknowledged is lost."""
+"""SIGTERM: accepted requests are finished and answered; no acknowledged order is lost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_stop_under_load_keeps_every_acknowledged_order(
 async def _load(
     port: str, number: int, acknowledged: dict[str, str], enough: asyncio.Event
 ) -> None:
-    """Create orders until the server is gone; any answer must be a whole and good one."""
+    """Create orders until the server has ended; every answer must be complete and successful."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         for count in range(10_000):
             key = f"{number:08}-{count:08}"

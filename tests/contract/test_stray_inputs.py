@@ -1,4 +1,4 @@
-"""What is sent in the wrong place is refused by name: a key that is dropped makes two orders."""
+"""Inputs in the wrong place are refused by name: ignoring a key could make two orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of the operation table over every transport: one answer, whoever carries it."""
+"""Every example of the operation table has the same answer over every transport."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.contract.serving import BACK, MONERO, SWAP, Served, split_path
 from tests.mcp import call as call_tool
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
-# What rightly differs between two runs of one call: ids, times, addresses, transactions, and what
-# is signed over them.
+# Values that differ between two runs of one call: ids, times, addresses, transactions, and
+# signatures over them.
 _VARYING = re.compile(
     r"\beyJ[\w-]+\.[\w-]+\.[\w-]{86}|(ord|tkt|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
     r"|(?<=quoteDigest\": \")[^\"]+"
@@ -69,10 +69,10 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def has(operation: Operation, transport: str) -> bool:
-    """Whether a transport takes the examples of an operation as they stand."""
+    """Whether a transport accepts the examples of an operation unchanged."""
     if transport == "http":
         return bool(operation.path)
-    # Those that make orders need a session there (test_mcp.py).
+    # Over MCP operations that make orders need a session (test_mcp.py).
     return transport != "mcp" or (operation.tool is not None and not operation.idempotent)
 
 
@@ -111,7 +111,7 @@ async def test_every_example_is_answered_alike_over_every_transport(
 def check_shape(operation: Operation, answer: dict[str, Any]) -> None:
     assert answer["operation"] == operation.name
     jsonschema.Draft202012Validator(ENVELOPE_SCHEMA).validate(answer)
-    if operation.payable:  # no example holds a signature of the reader's own
+    if operation.payable:  # no example has a signature of the reader
         assert answer["error"]["code"] == "payment_required"
         return
     assert answer["ok"], answer

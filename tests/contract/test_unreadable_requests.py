@@ -1,4 +1,4 @@
-"""What aiohttp refuses before any route sees it is answered as everything else is."""
+"""Requests that aiohttp refuses before routing get the service's own error format."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ UNREADABLE: dict[str, tuple[bytes, int, str]] = {
 
 
 def must_be_ours(got: Got, status: int, code: str, state: str = "invalid_input") -> None:
-    """An ErrorEnvelope and an envelope at once, that tells nothing of what wrote it."""
+    """Require an ErrorEnvelope that is also an envelope, and that does not reveal aiohttp."""
     assert got.status == status
     assert got.headers["server"] == "rpcsvc"
     assert got.headers["content-type"] == "application/json"
@@ -133,7 +133,7 @@ async def test_unreadable_request_gets_its_envelope_without_signing(
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
 @pytest.mark.parametrize("path", [PLAN, "/rpc", "/livez", "/nowhere", "/bff/v1/swap/quote"])
 async def test_encoded_body_is_refused_unread(served: Served, path: str, encoding: str) -> None:
-    """A body that unpacks to a thousand times its size stopped the service on refused paths."""
+    """A body that decompresses to a thousand times its size must not stop the service."""
     raw = post(b"content-encoding: " + encoding.encode(), to=path)
 
     (got,) = await answers(served, raw)
@@ -145,7 +145,7 @@ async def test_encoded_body_is_refused_unread(served: Served, path: str, encodin
 
 @pytest.mark.parametrize("path", [PLAN, "/rpc", "/bff/v1/quote"])
 async def test_wrong_content_type_is_refused_unread(served: Served, path: str) -> None:
-    """Nobody waits for a body that is refused in any case."""
+    """The refusal does not wait for the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
     writer.write(head.encode() + b"content-length: 100\r\n\r\n")
@@ -180,7 +180,7 @@ async def test_http_1_0_with_transfer_encoding_is_closed(served: Served) -> None
 
 @pytest.mark.parametrize("framing", [b"content-length: 1000000000", b"transfer-encoding: chunked"])
 async def test_refused_body_is_read_no_further(served: Served, framing: bytes) -> None:
-    """Whoever goes on sending a body that was refused is cut off after about a megabyte."""
+    """A client that goes on sending a refused body is cut off after about a megabyte."""
     _, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
     writer.write(b"POST /rpc HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n" + framing)
     writer.write(b"\r\n\r\n")

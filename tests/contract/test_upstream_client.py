@@ -1,4 +1,4 @@
-"""The upstream client against a real server that misbehaves: what may have acted, and what not."""
+"""The upstream client against a misbehaving server: which calls may have been carried out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MONERO = (
 
 
 class FakeTime:
-    """Time that passes only when somebody waits."""
+    """A clock that advances only by waiting."""
 
     def __init__(self) -> None:
         self.now = 1_000_000
@@ -116,7 +116,7 @@ def bff_error(code: str, status: int, **headers: str) -> Behaviour:
     return does.answer(body, status=status, headers=headers)
 
 
-# --- what can go wrong after a call has been sent, and does to reads and creations alike -----
+# --- failures after a call was sent, of reads and creations ----------------------------------
 
 LOST: dict[str, Behaviour] = {
     "the header comes too slowly": does.slow_headers(),
@@ -226,7 +226,7 @@ async def test_a_read_whose_answer_will_not_get_better_is_not_repeated(
     assert len(world.server.seen) == 1
 
 
-# --- refused, never sent ---------------------------------------------------------------------
+# --- refused by the upstream, or never sent --------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [None, "k-1"])
@@ -417,7 +417,7 @@ async def test_a_429_stops_every_other_call_of_that_kind(world: World) -> None:
     assert len(world.server.seen) == 1
 
 
-# --- what is sent, and to whom ---------------------------------------------------------------
+# --- requests and their recipients -----------------------------------------------------------
 
 
 async def test_api_key_is_not_sent_to_where_the_upstream_redirects(
@@ -446,7 +446,7 @@ async def test_a_proxy_of_the_environment_never_sees_a_call(
 
 async def test_cookies_of_the_upstream_are_not_sent_back(world: World) -> None:
     world.server.otherwise = does.answer({}, headers={"Set-Cookie": "a=b"})
-    # A cookie jar would pass over those of a bare IP address by itself.
+    # A cookie jar ignores cookies of a bare IP address by default.
     async with world.client(url=f"http://localhost:{world.server.port}") as client:
         for _ in range(2):
             await client.read(READ, _value, demand=Demand())
@@ -500,7 +500,7 @@ async def test_plain_http_is_accepted_on_a_network_declared_trusted(world: World
     world.client(url="http://central.internal:8080", plain_http=True)
 
 
-# --- what is told ----------------------------------------------------------------------------
+# --- errors and logs -------------------------------------------------------------------------
 
 
 async def test_errors_logs_and_reprs_hide_the_key_and_whole_addresses(
@@ -612,7 +612,7 @@ async def test_calls_beyond_the_budget_are_never_sent(world: World) -> None:
     assert not caught.value.may_have_acted
     assert caught.value.retry_after_ms == 60_250
     assert len(world.server.seen) == 5
-    await world.read()  # the other budget is its own
+    await world.read()  # reads have a budget of their own
 
 
 async def test_repeats_are_counted_in_the_budget(world: World) -> None:

@@ -24,13 +24,13 @@ from tests.e2e.processes import until
 STAGENET = stagenet_subaddress(bytes(range(64)))
 SWAPS = [
     {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
-    # A sandbox takes addresses of every network: only the network tells that it is none of ours.
+    # A sandbox accepts addresses of every network: only its reported network shows the difference.
     {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO},
 ]
 
 
 class Renamed(Cutting):
-    """A service that says that it is on another network; None: it does not say."""
+    """A service that reports another network; None: it reports none."""
 
     network: str | None = "sandbox"
 
@@ -54,7 +54,7 @@ async def central(tmp_path: Path) -> AsyncIterator[Served]:
 async def in_front_of(
     central: Served, tmp_path: Path, **settings: str
 ) -> AsyncIterator[tuple[Served, Renamed]]:
-    """A sidecar on stagenet, and what stands between the two."""
+    """A sidecar on stagenet, and the proxy to its upstream."""
     async with does.running() as server:
         between = Renamed(server, central.url)
         async with service(server.url, tmp_path / "sidecar", "bff", **settings) as sidecar:
@@ -62,7 +62,7 @@ async def in_front_of(
 
 
 async def poll(served: Served) -> tuple[int, str]:
-    """Status of /readyz, and what /health says of the engine."""
+    """The status of /readyz, and the engine's detail in /health."""
     ready = await served.client.get("/readyz")
     health = await (await served.client.get("/health")).json()
     return ready.status, health["checks"]["engine"].get("detail", "")
@@ -75,7 +75,7 @@ def engine_of(served: Served) -> UpstreamEngine:
 
 
 async def ask(served: Served) -> None:
-    """Have chains and network asked for now, as they are now and then."""
+    """Refresh chains and network now, as the service does periodically."""
     await engine_of(served).watch.ask(Urgency.ROUTINE)
 
 
@@ -142,7 +142,7 @@ async def test_without_the_upstreams_network_no_order_is_made(
         assert central.count("orders") == 1
 
 
-@pytest.mark.slow  # the breaker leaves an upstream alone that was down
+@pytest.mark.slow  # waits until the breaker lets a call try again
 async def test_upstream_that_comes_up_later_is_retried_and_gets_orders(
     tmp_path: Path,
 ) -> None:

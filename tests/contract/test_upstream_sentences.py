@@ -1,4 +1,4 @@
-"""What is promised of the upstream engine, where no other test shows it."""
+"""Requirements on the upstream engine that no other test covers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_status_that_is_not_known_is_logged_in_its_own_word(
     order_id = (await create(served))["data"]["order"]["orderId"]
     api.statuses = deque(["almost_done_i_think"])
     with logs_of("rpcsvc.settlement.upstream.engine") as logs:
-        for _ in range(2):  # the second call follows when the first one's answer is dealt with
+        for _ in range(2):  # the second call is sent once the first one's answer is handled
             api.asked.clear()
             async with asyncio.timeout(180):
                 await api.asked.wait()

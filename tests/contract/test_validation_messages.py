@@ -1,6 +1,6 @@
-"""What an error teaches: the field, what came, what is allowed, and what to send instead.
+"""Validation messages: the field, the value received, the allowed values, and a correction.
 
-And where the next action of an answer leads: to a call that does what the caller came for.
+And next actions of answers: they are calls that complete the caller's task.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def test_unknown_fault_gets_the_nearest_and_a_missing_one_all(served: Serv
     assert all(kind in missing for kind in every)
 
 
-# --- what is missing -------------------------------------------------------------------------
+# --- missing inputs --------------------------------------------------------------------------
 
 
 async def test_each_missing_input_of_the_bff_says_what_to_send(served: Served) -> None:
@@ -264,7 +264,7 @@ async def test_what_is_not_there_is_told_where_everything_is_listed(served: Serv
         assert "GET /openapi.json" in answer["error"]["message"]
 
 
-# --- what the documents say, the service does ------------------------------------------------
+# --- the documents agree with the service ----------------------------------------------------
 
 
 def _schema_of(path: str, served: Served) -> dict[str, Any]:

@@ -48,7 +48,7 @@ async def sent(sender: WebhookSender, url: str) -> DeliveryAttempt:
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Have each lookup get the next of the answers; returns the names that were asked for."""
+    """Answer DNS lookups with the next of the answers each; returns the names looked up."""
     asked: list[str] = []
 
     def lookup(host: str, port: int, _family: int, kind: int) -> Lookup:
@@ -104,7 +104,7 @@ async def test_a_private_address_itself_is_not_called(receiver: Receiver) -> Non
 async def test_a_name_that_is_rebound_is_checked_each_time(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first lookup of each connection counts, and what it gave is what is connected to."""
+    """Each connection is checked by its own lookup, and made to the address of that lookup."""
     asked = resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
     async with sending(Targets((ip_network("127.0.0.1/32"),))) as sender:
         url = f"https://{HOST}:{receiver.port}/"
@@ -180,7 +180,7 @@ async def test_retry_after_is_read_as_seconds_or_a_date(text: str, seconds: int 
 
 
 async def test_an_onion_service_is_called_through_the_proxy() -> None:
-    """A SOCKS proxy that is asked for the name itself, and an HTTP server behind it."""
+    """A SOCKS proxy that resolves the name itself, and an HTTP server behind it."""
     asked: list[bytes] = []
 
     async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Webhooks of a running service: a real receiver over HTTPS, and what callers are told."""
+"""Webhooks of a running service: a real receiver over HTTPS, and delivery states for callers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def until_sent(served: Served, owned: Json, *states: str) -> list[Json]:
 
 
 async def until_tried(served: Served, owned: Json) -> Json:
-    """Wait until the first message of an order was sent; what its owner is told."""
+    """Wait until the first message of an order was sent; its state as the owner sees it."""
 
     async def tried() -> Json | None:
         data = (await deliveries(served, owned))["data"]
@@ -99,7 +99,7 @@ async def jwks(served: Served) -> list[Json]:
 
 
 def check_v1a(received: Received, public: str) -> None:
-    """As the specification has it: Ed25519 over id, time and body. Raises BadSignatureError."""
+    """Verify by the specification: Ed25519 over id, time and body. Raises BadSignatureError."""
     headers = received.headers
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + received.body
     (signature,) = re.findall(r"v1a,(\S+)", headers["webhook-signature"])
@@ -298,7 +298,7 @@ async def test_a_rotated_key_signs_what_is_sent_then(
         await receiver.until(1)
         await Cli(tmp_path / "data", capsys).ask("keys", "rotate")
 
-        async def rotated() -> list[Json] | None:  # the keys are looked at once a second
+        async def rotated() -> list[Json] | None:  # the keys are reread once a second
             keys = await jwks(served)
             return keys if len(keys) == 2 else None
 

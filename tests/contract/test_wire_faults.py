@@ -1,4 +1,4 @@
-"""Requests that no well-behaved client sends: none gives a 500, none learns how we are built."""
+"""Requests that no well-behaved client sends: no 500, and no internals in the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL = b'{"jsonrpc":"2.0","id":1,"method":"service.swap.plan"}'
 
 
 async def sent(served: Served, *lines: bytes, body: bytes = b"") -> tuple[int, bytes]:
-    """The answer to bytes sent as they are: its status and body."""
+    """Send raw bytes; status and body of the answer."""
     port = served.client.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = [*lines, b"host: localhost", b"connection: close"]

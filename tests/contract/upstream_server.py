@@ -1,7 +1,7 @@
 """An upstream on a real socket that misbehaves on command.
 
-Each call that arrives is written down in ``seen`` and then treated as the next of ``script`` says;
-when the script is at its end, as ``otherwise`` says.
+Each call that arrives is recorded in ``seen`` and then handled by the next behaviour of ``script``,
+or by ``otherwise`` after the end of the script.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def answer(
     content_type: str = "application/json",
     headers: dict[str, str] | None = None,
 ) -> Behaviour:
-    """Answer properly: ``value`` as JSON, or the bytes of ``raw``."""
+    """Answer normally: ``value`` as JSON, or the bytes of ``raw``."""
 
     async def behave(_server: UpstreamServer, _request: web.Request) -> web.StreamResponse:
         body = json.dumps(value).encode() if raw is None else raw
@@ -111,7 +111,7 @@ def answer(
 
 
 def hang() -> Behaviour:
-    """Take the call and never answer."""
+    """Accept the call and never answer."""
 
     async def behave(server: UpstreamServer, _request: web.Request) -> web.StreamResponse:
         await server.stopping.wait()
@@ -148,12 +148,12 @@ def _drip(data: bytes, *, at_once: bytes = b"") -> Behaviour:
 
 
 def reset() -> Behaviour:
-    """Take the call, then reset the connection without a byte of an answer."""
+    """Accept the call, then reset the connection without a byte of an answer."""
     return _say(b"", with_reset=True)
 
 
 def cut_in_body(value: Any, *, with_reset: bool = False) -> Behaviour:
-    """Promise the whole body and send half of it."""
+    """Declare the full length of the body and send half of it."""
     body = json.dumps(value).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
         body
@@ -170,7 +170,7 @@ def cut_in_chunk() -> Behaviour:
 
 
 def not_http() -> Behaviour:
-    """Answer with bytes that are no HTTP."""
+    """Answer with bytes that are not HTTP."""
     return _say(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
 
 
@@ -215,13 +215,13 @@ def _reset_on_close(transport: asyncio.Transport) -> None:
 
 
 def unused_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
+    """A port of 127.0.0.1 on which no process listens."""
     return free_port()
 
 
 @contextlib.contextmanager
 def full_port() -> Iterator[int]:
-    """A port whose queue of connections is full, so that connecting takes for ever."""
+    """A port whose accept queue is full, so that connecting never ends."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))

@@ -1,9 +1,8 @@
-"""The public cross-chain API as it is documented, small, and misbehaving on command.
+"""A small server of the public cross-chain API as documented, which misbehaves on command.
 
-``lose`` is what happens to the answer of the next creation after the order was made; ``statuses``
-are what an order says, one after another, the last one for good. ``no_price``: quotes are refused.
-``change`` is what the answer to a
-creation has in place of what is right, ``change_status`` that to a look at an order.
+``lose``: behaviours for the answers of the next creations, after the order was made.
+``statuses``: successive statuses of an order; the last one stays. ``no_price``: quotes are refused.
+``change`` and ``change_status``: fields replaced in the answers to a creation and to a status call.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RATE = 165
 
 
 class V1Api:
-    """Answers as the documentation says."""
+    """The API's state and handlers."""
 
     def __init__(self, server: UpstreamServer) -> None:
         self.server = server
@@ -37,13 +36,13 @@ class V1Api:
         self.chains = {0: "monero", 42161: "arbitrum", 8453: "base", 101: "solana"}
         self.statuses: deque[str] = deque(["awaiting_deposit"])
         self.asked = asyncio.Event()
-        # For tests that take less than a minute.
+        # No limits per minute, unless a test sets them.
         self.most_creations = self.most_calls = 10**9
         self._ids = itertools.count(1)
         server.otherwise = self.handle
 
     def sent(self, method: str, path: str) -> int:
-        """How many calls have come."""
+        """The number of calls received."""
         return sum(s.method == method and s.target.startswith(path) for s in self.server.seen)
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
@@ -59,7 +58,7 @@ class V1Api:
     def _read(self, server: UpstreamServer, path: str, body: dict[str, Any]) -> web.StreamResponse:
         if path.endswith("/chains"):
             return self._chains()
-        if path.endswith("/capabilities"):  # asked for by a caller that takes it for an rpcsvc
+        if path.endswith("/capabilities"):  # called by a client that expects an rpcsvc
             return web.json_response({"data": {"network": "stagenet"}})
         if path == "/v1/quote" and self.no_price:
             return web.json_response({"error": "amount below minimum"}, status=400)

@@ -1,4 +1,4 @@
-"""An empty database of each backend: what a new one has to pass."""
+"""An empty database of each backend. A new backend is added here."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit, urlunsplit
 
-# As the simple query protocol has it: the tag, its length, the text and a NUL.
+# A message of the simple query protocol: the tag, its length, the text and a NUL.
 COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"
 
 
 class Proxy:
-    """Passes bytes on. ``cut_before``: the first message with these bytes is not passed on.
+    """Passes bytes on. ``cut_before``: the first message with these bytes is lost.
 
-    ``cut_after``: it is, and the answer is lost. ``closed``: new connections are refused.
-    ``closes``: it is closed, and every connection cut, in the moment in which an answer is lost.
+    ``cut_after``: it arrives, and its answer is lost. ``closed``: new connections are refused.
+    ``closes``: when an answer is lost, the proxy is closed and every connection cut.
     """
 
     def __init__(self, host: str, port: int) -> None:

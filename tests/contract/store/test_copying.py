@@ -1,4 +1,4 @@
-"""``rpcsvc db copy``: out to PostgreSQL and back, and what it refuses."""
+"""``rpcsvc db copy``: to PostgreSQL and back, and its refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def silent(_what: str, _rows: int, _total: int) -> None:
 
 
 async def fill(database: Tables) -> None:
-    """An order with a view, a deposit and history; addresses; more rows than a batch holds."""
+    """Write an order with view, deposit and history, addresses, and more rows than a batch has."""
     store = SqlOrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     seen = ev.DepositSeen(KEY, order.terms.deposit_amount, "0xSender", NOW)

@@ -1,4 +1,4 @@
-"""The records of USDC deposits, whichever backend they are on."""
+"""The records of USDC deposits, on each backend."""
 
 from __future__ import annotations
 

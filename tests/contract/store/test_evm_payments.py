@@ -1,4 +1,4 @@
-"""The records of EVM payments, sweeps and openings, whichever backend they are on."""
+"""The records of EVM payments, sweeps and openings, on each backend."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
     done = replace(SWEEP, state=SweepState.DONE, taken=5)
     await ledger.put_sweep(done)
     assert await ledger.unswept_of(NET, 1) == 0
-    # The chain takes it back: the sweep follows its payment, and the address holds it again.
+    # The payment is reorged out and fails: the USDC counts as unswept again.
     await ledger.put_payment(replace(signed, state=PaymentState.FAILED, published_at=1500))
     assert await ledger.unswept_of(NET, 1) == 5
     void = replace(SWEEP, state=SweepState.VOID)
@@ -144,7 +144,7 @@ async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPayment
 async def test_gas_is_paid_where_its_order_bears_it(
     database: Tables, ledger: SqlEvmPaymentLedger
 ) -> None:
-    """An address is of one order: what an authorization pays to it tells which."""
+    """An address belongs to one order: the recipient of an authorization identifies it."""
     orders = SqlOrderStore(database, lambda: "key")
     made = replace(terms(Direction.USDC_TO_XMR), deposit_address=USER)
     order = open_order(made)

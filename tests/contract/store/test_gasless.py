@@ -1,4 +1,4 @@
-"""Signed authorizations, whichever backend they are on."""
+"""Signed authorizations, on each backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def record(nonce: int = 1, order_id: str = "ord_1", payer: str = PAYER) -> Fundi
 
 @pytest.fixture
 async def store(database: Tables) -> SqlFundingStore:
-    """With two orders."""
+    """A store with two orders."""
     orders = SqlOrderStore(database, lambda: "key")
     for number in (1, 2):
         made = replace(

@@ -1,4 +1,4 @@
-"""The triggers of the database refuse changes to what was agreed, came and was sent."""
+"""The triggers of the database refuse changes to terms, deposits and sent transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.orders import NOW, terms
 
 KEY = DepositKey("arbitrum", "tx", 0)
 PAYOUT = "ord_1/payout/1"
-# All that may change. Whatever else a table has, or is given one day, stays as it is.
+# The columns that may change. Every other column, also a future one, must not.
 CHANGES = {
     "orders": {
         "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
@@ -33,7 +33,7 @@ CHANGES = {
 
 @pytest.fixture
 async def store(database: Tables) -> SqlOrderStore:
-    """With one order, to which a deposit came."""
+    """A store with one order that has a deposit."""
     store = SqlOrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     await commit(store, order, is_new=True)
@@ -71,7 +71,7 @@ NUMBERS = {"twap_chunk_units", "twap_interval_ms", "price_locked_until", "rate"}
 
 
 def another(column: str, value: int | str | None) -> int | str:
-    """A value that the column's own rules would take."""
+    """A different value that the column's constraints accept."""
     if value is None and column in NUMBERS:
         return 1
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Leases and their fence, whichever backend they are on."""
+"""Leases and their fencing tokens, on each backend."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def leases(database: Tables) -> SqlLeases:
 
 
 async def expire(database: Tables, name: str = SETTLER) -> None:
-    """Let the time of a lease be over."""
+    """Let a lease expire."""
     sql = "UPDATE leases SET expires_at = 1 WHERE name = :name AND expires_at IS NOT NULL"
     await database.write([Statement(sql, {"name": name})])
 
 
 async def note(tables: Tables, name: str | None, category: str = "", token: int = 0) -> None:
-    """Write a row: a ticket, since these are numbered as they come."""
+    """Write a row: a ticket, since tickets are numbered in the order of commits."""
     values = {"name": name, "category": category, "token": token}
     await tables.write([Statement(_NOTE, values)])
 
@@ -111,7 +111,7 @@ async def test_lease_keeps_its_token(leases: SqlLeases, database: Tables, change
 
 
 async def fenced(leases: SqlLeases, database: Tables, holder: str) -> tuple[Lease, Fenced]:
-    """A process that has taken the lease."""
+    """The lease of a process, and its fenced database."""
     token = await leases.take(SETTLER, holder, LONG_MS)
     assert token is not None
     lease = Lease(SETTLER, token)
@@ -168,7 +168,7 @@ STEPS = st.lists(
 
 
 class Replicas:
-    """Three processes over one database, and what has to be true of them."""
+    """Three processes on one database, and their invariants."""
 
     def __init__(self, database: Tables) -> None:
         self.name = f"lease {next(_NAMES)}"
@@ -223,7 +223,7 @@ async def one_by_one(replicas: Replicas, steps: list[Step]) -> None:
 
 
 async def test_writes_and_takeovers_at_once_are_in_the_order_of_tokens(database: Tables) -> None:
-    """Whatever the interleaving: no write of an older token is committed after one of a newer."""
+    """In no interleaving is a write of an older token committed after one of a newer token."""
     await examples(database, st.integers(1, 12), all_at_once)
 
 
@@ -256,7 +256,7 @@ async def examples(
     strategy: st.SearchStrategy[Drawn],
     check: Callable[[Replicas, Drawn], Coroutine[Any, Any, None]],
 ) -> None:
-    """Run the check on generated examples, all on the one database, each with its own lease."""
+    """Run the check on generated examples, all on one database, each with its own lease."""
     loop = asyncio.get_running_loop()
 
     def run(drawn: Drawn) -> None:

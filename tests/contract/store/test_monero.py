@@ -1,4 +1,4 @@
-"""The records of the Monero wallet, whichever backend they are on."""
+"""The records of the Monero wallet, on each backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's records, and the sums over the wallets, whichever backend they are on."""
+"""The operator's records, and the sums over the wallets, on each backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders, keys and effects in the store, whichever backend it is on."""
+"""Orders, keys and effects in the store, on each backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pause of payouts that replicas share, and the books that are audited, on both backends."""
+"""The pause of payouts shared by replicas, and reading the books for an audit, on each backend."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_paused_payment_is_refused_and_its_line_void(
     with pytest.raises(Unavailable, match="paused"):
         await ledger.add_payment(evm_payment("ord_1/payout/1", 10, "0x00", 0))
     sweep = evm_payment("sweep_1", 10, "0x00", 0, purpose=evm.Purpose.SWEEP)
-    await ledger.add_payment(sweep)  # the wallet's own money moves on
+    await ledger.add_payment(sweep)  # sweeps continue during a pause
     assert await ledger.payment("ord_1/payout/1") is None
     assert journal.mark.at.line == 4, "a header, the line, its void, and the sweep"
     await pause.resume()

@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: a server that is lost, another process, a schema of its own."""
+"""PostgreSQL only: lost connections, other processes on the database, schema migration."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def names(database: Database) -> list[str]:
 
 
 async def test_reader_closes_what_is_opened_for_a_gone_caller(url: str) -> None:
-    """A read that waits for its first connection is finished before the reader is closed."""
+    """A read that still opens its first connection ends before the reader is closed."""
     opened: list[Connection] = []
 
     async def opening() -> Connection:
@@ -85,7 +85,7 @@ async def test_reader_closes_what_is_opened_for_a_gone_caller(url: str) -> None:
 async def test_nothing_is_prepared_inside_a_transaction(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paused after a Parse, before a Sync, a session keeps its locks without an end."""
+    """A session that is paused between Parse and Sync would keep its locks for ever."""
     begun, get = list[tuple[str, bool]](), asyncpg.Connection._get_statement
 
     async def noted(self: Any, query: str, *args: Any, **more: Any) -> Any:
@@ -160,7 +160,7 @@ async def test_a_bad_write_takes_no_other_down(url: str) -> None:
 
 
 async def test_reads_together_are_of_one_moment(url: str) -> None:
-    """A writer moves a unit to and fro between two rows; their sum never changes."""
+    """A writer moves a unit back and forth between two rows; their sum never changes."""
     database = await Database.open(url)
     await database.write([*add("a", 0), *add("b", 0)])
     move = "UPDATE sandbox_settings SET value = value + :by WHERE name = :name"
@@ -196,7 +196,7 @@ async def test_a_write_cut_before_its_commit_is_made_again(cut: tuple[Proxy, Dat
 
 
 async def test_a_commit_whose_answer_is_lost_is_looked_up(cut: tuple[Proxy, Database]) -> None:
-    """To insert the row again would be refused as a conflict, and the caller told so."""
+    """Repeating the insert would fail as a conflict, and the caller would get that error."""
     proxy, database = cut
     proxy.cut_after = COMMIT
     await asyncio.gather(database.write(add("a")), database.write(add("b")))

@@ -29,7 +29,7 @@ REFUSED: Final = (Unavailable, DatabaseUnusable)
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """A file with a key and a certificate for a host, signed by itself."""
+    """A file with a key and a self-signed certificate for a host."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -59,7 +59,7 @@ def certificate(folder: Path, name: str) -> Path:
 
 @asynccontextmanager
 async def encrypted(server: str, certificate: Path) -> AsyncIterator[str]:
-    """Ends TLS before a server that has none; where it listens, as ``host:port/database``."""
+    """A TLS proxy before a server without TLS; its address, as ``host:port/database``."""
     parts = urlsplit(server)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
@@ -86,7 +86,7 @@ async def encrypted(server: str, certificate: Path) -> AsyncIterator[str]:
 
 
 async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes, until it ends."""
+    """Copy bytes until the end of the stream."""
     while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
@@ -94,7 +94,7 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def is_let_in(url: str) -> bool:
-    """Whether a URL opens the database."""
+    """Whether the database accepts a connection with this URL."""
     try:
         database = await Database.open(url)
     except REFUSED:

@@ -1,4 +1,4 @@
-"""Published rates: who publishes when, and that an order is made only at a rate that agrees."""
+"""Published rates: who publishes when, and that orders are made only at an agreeing rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINUTE, HOUR = 60_000, 3_600_000
 
 
 class Source:
-    """A price that the test sets; None: there is none."""
+    """A rate source with a price set by the test; None: it has none."""
 
     def __init__(self, price: int | None = RATE) -> None:
         self.price = price
@@ -40,7 +40,7 @@ class Source:
 
 
 class Replica:
-    """A process of its own source, which has a lease (token), waits for it (0), or is alone."""
+    """A process with its own source, which has a lease (token), waits for it (0), or is alone."""
 
     def __init__(self, database: Tables, token: int, *, is_alone: bool = False) -> None:
         self.source, self.now = Source(), 1
@@ -60,7 +60,7 @@ async def published(database: Tables) -> list[tuple[int, int]]:
 
 
 async def add(database: Tables, price: int, *, age_ms: int = 0, token: int = 1) -> None:
-    """A row as another process, or this one earlier, has left it."""
+    """Write a row as an earlier publication would."""
     sql = "INSERT INTO rates (published_at, usdc_per_xmr, token) VALUES (now_ms() - ?, ?, ?)"
     await database.write([statement(sql, (age_ms, price, token))])
 
@@ -137,7 +137,7 @@ async def test_replica_refuses_without_a_fresh_row(database: Tables, ages: list[
 async def test_order_is_not_made_once_the_last_row_disagrees(
     database: Tables, last: dict[str, Any] | None
 ) -> None:
-    """However its rate was judged before: the transaction looks again, and leaves nothing."""
+    """The transaction checks the rate again and is rolled back, whatever was checked before it."""
     if last is not None:
         await add(database, RATE, age_ms=70_000)
         await add(database, **last)

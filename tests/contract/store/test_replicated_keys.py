@@ -19,7 +19,7 @@ CALLS, REPLICAS = 200, 3
 
 
 async def test_one_key_at_three_replicas_makes_one_order(database: Tables) -> None:
-    """Each call would make an order of its own; all are answered with the first one's bytes."""
+    """All calls are answered with the bytes of the first commit, and make no further orders."""
     if not isinstance(database, PostgresDatabase):
         pytest.skip("one process at a time writes an SQLite file")
     async with AsyncExitStack() as opened:
@@ -49,7 +49,7 @@ async def test_one_key_at_three_replicas_makes_one_order(database: Tables) -> No
 
 
 async def test_two_stores_of_one_database_make_one_order(database: Tables) -> None:
-    """As two processes: neither knows that the other is answering the key."""
+    """As in two processes: neither sees that the other is answering the key."""
     stores = [SqlOrderStore(database, lambda: "key") for _ in range(2)]
     opened = asyncio.Barrier(2)
 

@@ -1,4 +1,4 @@
-"""Reservations as rows: their sums, and the bounds that an order is committed within."""
+"""Reservations as rows: their sums, and the bounds checked in an order's commit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Ta
 async def test_counts_of_today_outlive_an_order_of_a_clock_a_day_ahead(
     keeper: Keeper, ahead: int, kept: int
 ) -> None:
-    """Replicas that disagree about the day must not set each other's limits back."""
+    """Replicas whose clocks disagree about the day must not reset each other's counts."""
     await keeper.open(numbered(1), Admission(ONE))
     later = numbered(2)
     dated = replace(later.terms, created_at=NOW + ahead * 24 * HOUR)
@@ -95,7 +95,7 @@ async def test_sums_are_by_client_and_by_how_it_is_known(keeper: Keeper) -> None
 async def test_orders_at_once_never_break_a_bound(
     keeper: Keeper, database: Tables, most: int, admission: Admission
 ) -> None:
-    """However many share a commit; those that are refused leave nothing behind."""
+    """Also if many share a commit; refused ones leave no rows."""
     orders = [numbered(number) for number in range(8)]
     made = await asyncio.gather(
         *(keeper.open(order, admission) for order in orders), return_exceptions=True
@@ -130,7 +130,7 @@ async def test_replicas_never_promise_the_same_money_twice(
 
 
 async def test_replicas_that_reserve_at_once_add_up(keeper: Keeper, database: Tables) -> None:
-    """Groups of orders add to the sums of two wallets and two clients, each in its own order."""
+    """Groups of orders add to the sums of two wallets and two clients, in different orders."""
     if not isinstance(database, PostgresDatabase):
         pytest.skip("one process at a time writes an SQLite file")
     other = await PostgresDatabase.open(database.url)
@@ -167,7 +167,7 @@ async def test_a_reservation_ends_when_its_order_expires(keeper: Keeper) -> None
     await keeper.expire(end)
     assert (await store.reserved("arbitrum", ONE)).orders == 0
     assert await keeper.reserved() == keeper.recount()
-    # What comes late counts, and begins no reservation for what may come still.
+    # A late deposit is reserved, and renews no reservation for the rest of the amount.
     late = ev.DepositSeen(key(2), numbered(1).terms.deposit_amount // 20, None, end)
     await keeper.apply("ord_1", late, end)
     assert await keeper.reserved() == keeper.recount()

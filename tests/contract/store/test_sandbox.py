@@ -1,4 +1,4 @@
-"""The sandbox's chains, whichever backend they are on."""
+"""The sandbox's chains, on each backend."""
 
 from __future__ import annotations
 

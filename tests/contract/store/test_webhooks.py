@@ -1,4 +1,4 @@
-"""Webhooks on each backend: what commits write, and what the deliverer makes of it."""
+"""Webhooks on each backend: messages written with commits, and their delivery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOWN = DeliveryAttempt(503, "Status 503.")
 
 
 class Box:
-    """Orders with webhooks, a sender that the test answers for, and time by hand."""
+    """Orders with webhooks, a sender with scripted answers, and a manual clock."""
 
     def __init__(self, database: Tables) -> None:
         self.orders = SqlOrderStore(database, lambda: "key")
@@ -46,7 +46,7 @@ class Box:
         self.deliverer = self.restarted()
 
     def restarted(self) -> Deliverer:
-        """As another process makes it."""
+        """A new deliverer, as after a restart."""
         return Deliverer(
             self.webhooks, self._render, self._send, self.clock, most=8, most_of_receiver=2
         )
@@ -85,7 +85,7 @@ class Box:
         return await self.happen(await self.order(number), seen, confirmed)
 
     async def deliver(self) -> None:
-        """Send all that is due now."""
+        """Send all messages that are due now."""
         while await self.deliverer.start_due():
             await self.deliverer.drain()
 
@@ -164,7 +164,7 @@ async def test_pauses_double_until_a_day_is_over(box: Box) -> None:
         box.clock.now = max(box.clock.now, waiting.due_at)
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses[:4] == [5_000, 10_000, 20_000, 40_000]
-    # The last attempt is made when the day is over; the rest of the order is then tried once each.
+    # The last attempt is made after a day; the order's other messages are then tried once each.
     assert times[-3:] == [DAY_MS] * 3
     assert [state for _, state, _ in await box.states()] == ["dead"] * 3
     assert [attempts for _, _, attempts in await box.states()][1:] == [1, 1]
@@ -215,7 +215,7 @@ async def test_410_ends_the_webhook_and_a_replay_opens_it(box: Box) -> None:
     assert webhook is not None
     assert webhook.ended_at == box.clock.now
     order = await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "raw"))
-    assert len(await box.states()) == 3  # nothing more is written for it
+    assert len(await box.states()) == 3  # no further messages are written for it
     box.answer = lambda _url, _message: OK
     assert await box.webhooks.replay("ord_1", None) == 3
     await box.happen(order, ev.TransferPublished("ord_1/payout/1"))
@@ -242,7 +242,7 @@ async def test_a_slow_receiver_holds_up_no_other(box: Box) -> None:
     for number in range(20):
         await box.order(number, slow)
     await box.order(99)
-    assert await box.deliverer.start_due() == 2  # all that were found are of one receiver
+    assert await box.deliverer.start_due() == 2  # all found ones are of one receiver
     assert await box.deliverer.start_due() == 1
     await box.deliverer.drain("ord_99")
     assert await box.states("ord_99") == [(1, "delivered", 1)]

@@ -1,4 +1,4 @@
-"""Withdrawals and their reservations, whichever backend they are on."""
+"""Withdrawals and their reservations, on each backend."""
 
 from __future__ import annotations
 
