@@ -25,7 +25,7 @@ class Panel(NamedTuple):
 
 
 def _quantiles(family: str, label: str) -> tuple[tuple[str, str], ...]:
-    """Median and 95th percentile of a histogram, by a label or in all."""
+    """Median and 95th percentile of a histogram, by a label or overall."""
     by, legend = (f"le, {label}", f"{{{{{label}}}}} ") if label else ("le", "")
     rate = f"sum by ({by}) (rate({family}_bucket[{_WINDOW}]))"
     return tuple(
@@ -35,7 +35,7 @@ def _quantiles(family: str, label: str) -> tuple[tuple[str, str], ...]:
 
 
 def _increase(family: str, *labels: str) -> tuple[tuple[str, str], ...]:
-    """How much a counter grew in an hour, by its labels."""
+    """The increase of a counter in an hour, by its labels."""
     legend = " ".join(f"{{{{{label}}}}}" for label in labels)
     return ((f"sum by ({', '.join(labels)}) (increase({family}_total[1h]))", legend),)
 

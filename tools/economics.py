@@ -1,9 +1,9 @@
-"""What a locked rate can cost the operator: figures and plot of docs/economics.md.
+"""The operator's possible loss from a locked rate: figures and plot of docs/economics.md.
 
 ``python -m tools.economics`` writes both anew.
 
 ``figures`` plays orders on random price paths through the order machine. The payer knows the whole
-path beforehand and pays at the moment that is best for him: no payer can do better.
+path beforehand and pays at the time that is best for him: no payer can do better.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _paid(order: Order, rate: int, now: int) -> Order:
 
 
 def _loss(order: Order, market: int) -> float:
-    """What is paid out above the worth of the deposit at that moment, in 1/10,000 of the order."""
+    """The payout above the deposit's value at that time, in 1/10,000 of the order."""
     if order.payout is None:
         return 0.0  # refunded
     deposit = order.terms.deposit_amount

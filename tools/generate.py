@@ -66,7 +66,7 @@ def diagram() -> str:
 
 
 def table() -> str:
-    """Which events each status knows, and what an agent sees of it."""
+    """The events that each status accepts, and its state in answers to agents."""
     rows = ["| status | agent state | terminal | events it knows |", "|---|---|---|---|"]
     for status, rules in TRANSITIONS.items():
         events = ", ".join(f"`{event.__name__}`" for event in rules)
@@ -108,7 +108,7 @@ def commands() -> str:
 
 
 def _kind(annotation: object) -> str:
-    """How an input is typed on the command line."""
+    """The type of an input on the command line."""
     types = set(plain_types(annotation))
     if bool in types:
         return "boolean"
@@ -212,7 +212,7 @@ def _readable(text: str) -> str:
 def _commands(
     parser: argparse.ArgumentParser, name: str
 ) -> list[tuple[str, argparse.ArgumentParser]]:
-    """Whatever can be run: the leaves, and what does something without a further word too."""
+    """Every command that can be run: leaves, and commands with optional subcommands."""
     groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     own = [(name, parser)] if not groups or parser.get_default("command") else []
     below = groups[0].choices.items() if groups else ()
@@ -271,7 +271,7 @@ def main() -> int:
 
 
 def _bring_up(files: dict[Path, str], *, checking: bool) -> list[str]:
-    """Names of the files that were not as they should be; unless ``checking``, they are now."""
+    """The names of the stale files, which are rewritten unless ``checking``."""
     stale = []
     for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:

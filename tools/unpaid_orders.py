@@ -1,4 +1,4 @@
-"""What an order that ended without a deposit takes on disk, before and after it is pruned.
+"""The disk space of an order that ended without a deposit, before and after it is pruned.
 
 ``python -m tools.unpaid_orders [COUNT]`` makes orders with idempotency keys on a sandbox, cancels
 them, prunes them and prints bytes of the database file per order, without its free pages.

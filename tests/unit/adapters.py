@@ -1,4 +1,4 @@
-"""Chain adapters that do what a test says."""
+"""Fake chain adapters with scripted behaviour."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOORS = {XMR: 50, USDC: 0}
 
 
 class FakeAdapter:
-    """One asset on one network; what it is asked, it notes."""
+    """An adapter for one asset on one network, which records its calls."""
 
     prepare: Any
     known: PreparedTransfer | None = None

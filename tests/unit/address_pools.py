@@ -1,4 +1,4 @@
-"""Takes addresses from a pool, of either adapter."""
+"""Takes addresses from the pool of either adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 
 
 async def take(pool: AddressPool | EvmAddressPool, count: int) -> list[str]:
-    """As orders do, at their own pace."""
+    """Take addresses one by one, as orders do, and let the pool refill between them."""
     taken: list[str] = []
     while len(taken) < count:
         try:

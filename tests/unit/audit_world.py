@@ -50,7 +50,7 @@ def evm_address(number: int) -> str:
 
 @dataclass
 class World:
-    """All that happened, on both sides of the comparison."""
+    """The records of both the books and the chains."""
 
     orders: list[OrderEntry] = field(default_factory=list)
     payments: list[PaymentEntry] = field(default_factory=list)
@@ -69,7 +69,7 @@ class World:
     nonce: int = FIRST_NONCE
     numbers: count[int] = field(default_factory=lambda: count(1))
 
-    # --- what it comes to ----------------------------------------------------------------------
+    # --- books and chain facts -----------------------------------------------------------------
 
     def books(self) -> Books:
         return Books(
@@ -107,7 +107,7 @@ class World:
         )  # fmt: skip
 
     def ether(self) -> Ether:
-        """The chain's ether, with the annotated transactions carried out."""
+        """The hot wallet's ether on the chain, annotated transactions included."""
         reported = sum(item.wei for item in self.annotations)
         held = WEI - sum(self.spent.values()) + sum(self.came.values()) + reported
         done = frozenset(item.txid for item in self.annotations)
@@ -145,7 +145,7 @@ class World:
         state: DepositState = DepositState.CONFIRMED,
         rate: int | None = None,
     ) -> OrderEntry:
-        """It arrives, and is on the order."""
+        """A deposit on the chain and on the order."""
         txid, sender = self.txid(), None
         if order.direction is X2U:
             self.arrivals.append(Arrival(txid, order.deposit_address, units, block))
@@ -164,7 +164,7 @@ class World:
         rate: int = RATE,
         units: int | None = None,
     ) -> OrderEntry:
-        """All confirmed deposits are swapped, at one rate unless ``units`` are paid out."""
+        """Pay out all confirmed deposits, at one rate or with ``units``."""
         price = order.price.at(rate)
         spent = sum(d.units for d in order.deposits if d.state is DepositState.CONFIRMED)
         output = price.output(order.direction, spent) if units is None else units
@@ -178,7 +178,7 @@ class World:
     def give_back(
         self, order: OrderEntry, to: str | None, state: TransferState = TransferState.SETTLED
     ) -> OrderEntry:
-        """All confirmed deposits are refunded, to the address named or to who sent the first."""
+        """Refund all confirmed deposits, to the named address or to the first sender."""
         recipient = to or order.deposits[0].sender or ""
         spent = sum(d.units for d in order.deposits if d.state is DepositState.CONFIRMED)
         transfer = TransferEntry(
@@ -190,7 +190,7 @@ class World:
     def withdraw(
         self, network: str, units: int, state: TransferState = TransferState.SETTLED
     ) -> TransferEntry:
-        """The operator takes money out."""
+        """Add a withdrawal by the operator."""
         to = evm_address(next(self.numbers)) if network == ARBITRUM else "4cold"
         txid = None if state is TransferState.PLANNED else self.txid()
         made = TransferEntry(
@@ -203,12 +203,12 @@ class World:
         return made
 
     def keep(self, order: OrderEntry) -> OrderEntry:
-        """This is how the order stands."""
+        """Add the order to the books as it is now."""
         self.orders.append(order)
         return order
 
     def sweep(self, order: OrderEntry) -> None:
-        """What an order's address holds goes to the hot wallet."""
+        """Sweep an order's deposit address to the hot wallet."""
         units = sum(d.units for d in order.deposits)
         name, txid = f"sweep-{order.order_id}", self.txid()
         self._use_nonce(PaymentEntry(name, ARBITRUM, "sweep", HOT, units, "settled", (txid,)))
@@ -216,7 +216,7 @@ class World:
         self.sweeps.append(SweepEntry(ARBITRUM, order.deposit_address, units, units, "done", name))
 
     def authorize(self, order: OrderEntry) -> None:
-        """The hot wallet had sent the order's deposit, as its payer had signed."""
+        """Record that the order's deposit was an authorization sent by the hot wallet."""
         deposit = order.deposits[-1]
         name = f"authorization-{order.order_id}"
         self._use_nonce(
@@ -227,7 +227,7 @@ class World:
         )  # fmt: skip
 
     def revert_authorization(self, order: OrderEntry) -> None:
-        """Somebody else had sent it first: the hot wallet paid gas, and moved nothing."""
+        """Add a reverted authorization, which another account had sent first."""
         txid, units = self.txid(), order.deposits[-1].units
         name = f"authorization-{order.order_id}"
         self._use_nonce(
@@ -238,13 +238,13 @@ class World:
         self.mined.add(txid)
 
     def fill(self) -> None:
-        """A nonce is spent on nothing."""
+        """Use a nonce for a transaction without effect."""
         txid = self.txid()
         self._use_nonce(PaymentEntry(f"fill-{txid}", ARBITRUM, "fill", HOT, 0, "settled", (txid,)))
         self.mined.add(txid)
 
     def upkeep(self, units: int, fee: int) -> None:
-        """The XMR wallet pays itself."""
+        """Add a payment of the XMR wallet to itself."""
         txid = self.txid("upkeep")
         self.payments.append(
             PaymentEntry(
@@ -256,13 +256,13 @@ class World:
         self.proven[txid] = Sighting(txid, DEEP, 0, fee)
 
     def top_up(self, units: int) -> None:
-        """The operator brings money, and has spent some before the service was there."""
+        """Add money from the operator, and spending from before the service's start."""
         self.arrivals.append(Arrival(self.txid(), "primary", units, SINCE - 50))
         self.departures.append(Departure(self.txid(), units // 2, 5, SINCE - 20))
         self.moves.append(TokenTransfer(self.txid(), OPERATOR, HOT, units, SINCE))
 
     def ether_by_hand(self, spent: int, came: int, inside: int) -> None:
-        """The operator takes ether out, and brings some, part of it by way of a contract."""
+        """Add annotated ether transfers of the operator, out and in, a part of it by a contract."""
         self.annotations.append(Annotation(ARBITRUM, taken := self.txid(), "to the cold wallet"))
         self.annotated[taken] = self.nonce
         self.spent[taken] = spent

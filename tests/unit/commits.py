@@ -15,7 +15,7 @@ from tests.unit.journaled import WALLET, Books, evm_payment, opened, xmr_payment
 
 @asynccontextmanager
 async def due(data_dir: Path, direction: Direction) -> AsyncIterator[tuple[Books, Order]]:
-    """An order whose payout is planned, and the database and journal that have it."""
+    """An order with a planned payout, in a database with a journal."""
     async with opened(data_dir) as books:
         await books.monero.adopt_wallet(WALLET)
         yield books, await books.funded(await books.ordered(direction))
@@ -42,7 +42,7 @@ async def record(books: Books, order: Order) -> None:
 
 
 async def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
-    """What the order says of its payout, and whether the wallet has a payment of it."""
+    """The payout's state in the order, and whether the wallet has a payment for it."""
     now = await books.store.order(order.order_id)
     name = order.transfers[0].transfer_id
     payout = now.transfer(name) if now else None

@@ -15,7 +15,7 @@ TRANSFER = "ord_1/payout/1"
 
 
 class Stuck(Payouts):
-    """Payouts that never get anywhere, and count how often they were asked and at a time."""
+    """Payouts that never finish; they count their calls, in all and concurrent ones."""
 
     def __init__(self) -> None:
         self.calls, self.at_once, self.most = 0, 0, 0

@@ -1,4 +1,4 @@
-"""A made-up EVM chain that does as it is told, and the deposit scanner on it."""
+"""A simulated EVM chain with scripted faults, and the deposit scanner on it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ def digest(*parts: object) -> str:
 
 
 class Chain(EvmClient):
-    """A node whose blocks are made here: a list of transactions, each a list of events.
+    """A simulated node. A block is a list of transactions, a transaction a list of events.
 
-    ``lag``: how many of the newest blocks it lacks. ``blind``: of how many it gives no events.
-    ``elsewhere``: blocks for which another node answers, which is on a fork. ``missing``: blocks
-    that it does not know, though it knows later ones. ``pool`` are transactions of its pending
-    block; ``refusal``: it has none, and says this. ``genesis``: seconds of the first block.
-    ``asked`` are the calls.
+    ``lag``: number of newest blocks that it lacks. ``blind``: number of newest blocks without
+    events. ``elsewhere``: blocks answered by another node on a fork. ``missing``: blocks that it
+    lacks though it has later ones. ``pool``: transactions of its pending block; ``refusal``: the
+    error if it has no pending block. ``genesis``: seconds of the first block. ``asked``: the calls.
     """
 
     def __init__(self) -> None:
@@ -75,7 +74,7 @@ class Chain(EvmClient):
         return len(self.blocks) - 1
 
     def replace_from(self, number: int, salt: int) -> list[tuple[str, list[Event]]]:
-        """Drop the blocks from one on; what was in them. Blocks mined next are others."""
+        """Drop the blocks from ``number``; their transactions. New blocks get other hashes."""
         dropped = [item for block in self.blocks[number:] for item in block]
         del self.blocks[number:], self.salts[number:], self.hashes[number:]
         self.blocks.append([])
@@ -128,7 +127,7 @@ class Chain(EvmClient):
         where, logs = self.hash_of(number), list[Log]()
         for name, events in self.blocks[number]:
             for sender, to, units in events:
-                # An event of another contract: it takes a place in the transaction.
+                # An event of another contract, which has a log index in the transaction, too.
                 address = USER if sender == "other" else TOKEN
                 source = STRANGER if sender == "other" else sender
                 topics = (usdc.TRANSFER_TOPIC, *map(usdc.address_word, (source, to)))
@@ -149,7 +148,7 @@ class CheckedConnection(EvmConnection):
 
 
 class Reader:
-    """A scanner on a made-up chain, and what the order layer would have on record."""
+    """A scanner on a simulated chain, and the deposits that the order layer would record."""
 
     def __init__(self, ledger: SqlEvmDepositLedger, **options: Any) -> None:
         self.ledger = ledger
@@ -164,7 +163,7 @@ class Reader:
         self.scanner = EvmDepositScanner(self.connection, self.ledger, self.clock)
 
     async def poll(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:
-        """One pass; what it shows."""
+        """One pass; the states found."""
         sightings = await self.scanner.observe()
         for item in sightings:
             known = self.book.get(item.key)

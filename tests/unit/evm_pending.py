@@ -1,4 +1,4 @@
-"""A scanner of deposits whose clock shows the time of the blocks, and what is pending there."""
+"""A deposit scanner whose clock follows the block time, and transactions pending on its node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
 
 
 async def reading(database: Database) -> Reader:
-    """A scanner that has looked once, when no order waited; it is the time of the newest block."""
+    """A scanner after one pass without waiting orders, at the time of the newest block."""
     ledger = SqlEvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
@@ -44,7 +44,7 @@ def later(reader: Reader, seconds: int) -> None:
 
 
 async def mined(reader: Reader, name: str, *, at: int) -> None:
-    """The payment of 5 to the first address in a block of then: ms."""
+    """Mine a payment of 5 to the first address in a block at this time (ms)."""
     reader.chain.genesis = at // 1000 - 10 * (reader.chain.head + 1)
     reader.chain.mine((name, pays(5)))
     reader.clock.now = at

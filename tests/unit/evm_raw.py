@@ -14,7 +14,7 @@ STRANGER = EvmSigner(b"\x02" * 32)
 
 
 def signed(by: EvmSigner = HOT, nonce: int = 4, fee: int = 5, **more: Any) -> dict[str, Any]:
-    """A transaction that calls the token, as a node tells it."""
+    """A transaction that calls the token, in the JSON form of a node."""
     plan = TransactionPlan(
         chain_id=42161, nonce=nonce, to=more.pop("to", TOKEN), gas=60_000, max_fee=fee * GWEI,
         tip=fee * GWEI // 10, data=usdc.transfer(USER, 50), value=more.pop("value", 0),

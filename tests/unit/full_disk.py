@@ -1,4 +1,4 @@
-"""A disk that can be full: what is synced then fails, as where blocks are given out late."""
+"""A disk that can be full: fsync fails, as with delayed allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class Disk:
-    """``is_full``: nothing can be synced. ``synced``: the files and directories that were."""
+    """``is_full``: every fsync fails. ``synced``: the files and directories synced so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False

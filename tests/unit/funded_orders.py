@@ -13,7 +13,7 @@ ENOUGH = 165_000_000  # the quoted rate
 
 
 def after(order: Order, *events: ev.Event, now: int = NOW) -> Order:
-    """The order once all of that has happened."""
+    """The order after these events."""
     for event in events:
         order = transition(order, event, now).order
     return order

@@ -16,7 +16,7 @@ OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
 
 
 class Wallet:
-    """Addresses as monero-wallet-rpc makes them; what is not stored is lost by ``kill``."""
+    """Addresses as monero-wallet-rpc makes them; ``kill`` drops those that are not stored."""
 
     def __init__(self) -> None:
         self.made = self.stored = 0

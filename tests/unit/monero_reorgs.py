@@ -80,7 +80,7 @@ class Node:
 
 @dataclass
 class Wallet:
-    """Its outputs, by key image; those that are frozen."""
+    """``images``: key images of its outputs; ``frozen``: those that are frozen."""
 
     images: tuple[str, ...] = ()
     frozen: set[str] = field(default_factory=set)
@@ -117,7 +117,7 @@ class Rig:
         height: int | None,
         purpose: Purpose = Purpose.TRANSFER,
     ) -> MoneroPayment:
-        """A payment that has come so far."""
+        """Record a payment in this state."""
         made = MoneroPayment(
             name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
             "key", (f"image of {name}",), 1000,

@@ -12,7 +12,7 @@ from tests.e2e.processes import free_port
 
 
 def unreachable(data_dir: Path) -> Settings:
-    """For mainnet, as an operator begins with it: a node for one chain, and a new mnemonic."""
+    """An operator's first settings for mainnet: a node for one chain, and a new mnemonic."""
     create_mnemonic(data_dir / KEY_FILE, os.urandom)
     nobody = f"http://127.0.0.1:{free_port()}"
     environ = {

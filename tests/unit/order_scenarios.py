@@ -1,28 +1,28 @@
 """An accountant that keeps its own books beside the order machine, for random order scenarios.
 
-``sees`` records a deposit of the chain, ``fails`` a signed transfer that fails. Any error in an
-order raises ``Unsound``.
+``sees`` records a deposit on the chain, ``fails`` the failure of a signed transfer. A violated
+invariant raises ``Unsound``.
 
 After each event (``looks_at``):
-  - a transfer is worth something; one that is planned is called for, and its deposits are there;
-  - no more than one payout counts, and a deposit is held by no transfer that is over;
-  - an address that a refund failed to reach is not tried again, nor one that nobody has named;
-  - the leftover is what is there of the deposits, less what was swapped or goes back;
-  - an order has something to do, or asks for an address; one that stepped back, or waits for its
-    price, plans nothing; one that is refunded asks for nothing when it becomes that.
+  - a transfer has a positive amount; a planned one has its effect due, and its deposits on chain;
+  - at most one payout is live, and no ended transfer holds a deposit;
+  - no refund goes to an address whose refund has failed, or to one that is not the order's;
+  - the leftover is the deposits on the chain less the swapped and the refunded amounts;
+  - an order has an effect due or asks for an address; one that stepped back or waits for its price
+  plans no transfer; one that becomes refunded asks for nothing.
 At each signature (``signs``):
-  - every deposit is confirmed, and no other signed transfer that may still be carried out has it;
-  - a payout is the only one, goes where it was agreed, and brings no more than the deposits do;
-  - a refund sends back what it takes up, and of the leftover no more than is there;
-  - no sender gets more than he has sent, nor, while the chain took nothing back, more than was not
-    swapped of it.
+  - every deposit of it is confirmed, and in no other live signed transfer;
+  - a payout is the only one, goes to the agreed address, and is worth no more than its deposits;
+  - a refund returns its deposits, and at most the leftover besides;
+  - no sender is refunded more than he has sent; without a reorg, no more than the part of it that
+  was not swapped.
 At the end of a scenario (``closes``):
-  - the order is over, or asks for an address because something waits for one;
-  - every unit on the chain was signed for, waits for that address, or is worth no more than a fee;
-  - the order's status says what was paid.
+  - the order is over, or asks for an address because a refund waits for one;
+  - every unit on the chain is in a signed transfer, waits for that address, or is at most a fee;
+  - the order's status agrees with the payments.
 
-He adds up what the chain showed and what was signed, and shares no code with the machine: from the
-order he takes only what it says: which transfer has which deposits, and what each chunk swapped.
+The accountant adds up the chain's deposits and the signed transfers, without code of the machine.
+From the order it takes only which transfer has which deposits, and the amount of each chunk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STEPPED_BACK = (OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED)
 
 
 class Unsound(AssertionError):
-    """Something that may never be true of an order is."""
+    """An invariant of an order is violated."""
 
 
 def require(holds: object, finding: str) -> None:
@@ -64,12 +64,12 @@ def require(holds: object, finding: str) -> None:
 
 @dataclass(slots=True)
 class Signed:
-    """A transfer as it was signed; sums in deposit units. ``is_live``: it has not failed."""
+    """A signed transfer; sums in deposit units. ``is_live``: it has not failed."""
 
     transfer: Transfer
     keys: list[DepositKey]
     swapped: int = 0  # of a payout
-    leftover: int = 0  # of a refund: what it sends back of deposits that were paid out
+    leftover: int = 0  # of a refund: its part of the deposits that were paid out
     is_live: bool = True
 
 
@@ -86,7 +86,7 @@ def in_flight(order: Order) -> list[Transfer]:
 
 
 def is_filling(order: Order) -> bool:
-    """Chunks are swapped until there is a payout of them."""
+    """Whether chunks are still being swapped: there is no payout of them yet."""
     return order.status is OrderStatus.EXECUTING_SWAP and not live_payouts(order)
 
 
@@ -95,7 +95,7 @@ def held_by(order: Order, transfer_id: str) -> list[DepositKey]:
 
 
 class Accountant:
-    """What the chain showed and what was signed, and what must be true of it."""
+    """The deposits on the chain and the signed transfers, with checks of the invariants."""
 
     def __init__(self, agreed: Terms) -> None:
         self.terms = agreed
@@ -132,7 +132,7 @@ class Accountant:
         return [s for s in self.signed.values() if s.is_live and s.transfer.kind is kind]
 
     def left_of_payout(self) -> int:
-        """What is there of paid out deposits, less what was swapped and what was sent back."""
+        """Units of paid out deposits on the chain, less the swapped and the refunded ones."""
         payouts = self.live(TransferKind.PAYOUT)
         there = sum(self.units(s.keys, DepositState.CONFIRMED) for s in payouts)
         back = sum(s.leftover for s in self.live(TransferKind.REFUND))
@@ -193,7 +193,7 @@ class Accountant:
     # --- at each signature -------------------------------------------------------------------
 
     def signs(self, order: Order, transfer: Transfer) -> None:
-        """Raises Unsound if ``transfer`` may not be signed now; otherwise enters it."""
+        """Record a signed transfer. Raises Unsound if it may not be signed now."""
         entry = Signed(transfer, held_by(order, transfer.transfer_id))
         self.require_free(entry)
         if transfer.kind is TransferKind.PAYOUT:
@@ -233,7 +233,7 @@ class Accountant:
         require(entry.leftover <= max(0, left), f"{entry.leftover} go back of {left} that are left")
 
     def require_own_money(self, refund: Transfer) -> None:
-        """Nobody gets what another has sent, as long as no address was named for all."""
+        """Require that no sender gets another's deposit, unless a refund address was named."""
         sender = refund.address
         sent = self.units(k for k in self.once_confirmed if self.chain[k].sender == sender)
         if not self.chain_took_back:
@@ -243,7 +243,7 @@ class Accountant:
         require(got <= sent, f"{sender} gets {got} back of {sent}")
 
     def swapped_of(self, sender: str) -> int:
-        """How much of the payout is of ``sender``: deposits are swapped as they were seen."""
+        """The swapped part of ``sender``'s deposits: they are swapped in the order seen."""
         of_sender = 0
         for payout in self.live(TransferKind.PAYOUT):
             rest = payout.swapped
@@ -266,7 +266,7 @@ class Accountant:
         self.closes_status(order)
 
     def waits_for_address(self, order: Order) -> int:
-        """Units on the chain that nothing was signed for. Raises Unsound for dust that is none."""
+        """Confirmed units in no signed transfer. Raises Unsound for dust above the refund fee."""
         signed = {k for s in self.signed.values() if s.is_live for k in s.keys}
         there = {k for k, d in self.chain.items() if d.state is DepositState.CONFIRMED}
         dust = {d.key for d in order.deposits if d.is_dust}
@@ -285,7 +285,7 @@ class Accountant:
 
 
 def looks_at_work(order: Order, due: set[Effect]) -> None:
-    """An order waits for something that was called for, or that it names."""
+    """Require that an order waits for a due effect, or for an input that it asks for."""
     if order.status in STEPPED_BACK:
         require(not planned(order), "an order that stepped back would still send something")
     if order.status is OrderStatus.DEPOSIT_CONFIRMED and not live_payouts(order):

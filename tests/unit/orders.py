@@ -67,7 +67,7 @@ Draw = Callable[[st.SearchStrategy[int]], int]
 
 
 def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
-    """Something that could happen to the order now; it need not fit."""
+    """A random event for the order, which the machine may have to refuse."""
     deposits = [d.key for d in order.deposits] or [key(0)]
     transfers = [t.transfer_id for t in order.transfers] or ["ord_1/payout/1"]
     deposit = deposits[draw(st.integers(0, len(deposits) - 1))]

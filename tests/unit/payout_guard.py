@@ -1,4 +1,4 @@
-"""The bounds of the payout guard, and what a wallet signs."""
+"""The caps of the payout guard, and transfers to be signed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
 
 @dataclass
 class Signed:
-    """Books of wallets that signed ``sent`` units away within a day, and none for the transfer."""
+    """Books of wallets that paid ``sent`` units within a day, and have no unmatched payment."""
 
     sent: int = 0
     since: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Orders whose reservations are kept in a store, and the recount that they are held against."""
+"""Orders with reservations in a store, and a recount of these."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbered(number: int, direction: Direction = Direction.XMR_TO_USDC) -> Order
 
 
 class Keeper:
-    """Commits orders with their reservations, and knows what they have to add up to."""
+    """Commits orders with their reservations, and computes the expected sums."""
 
     def __init__(self, store: OrderStore) -> None:
         self.store = store
@@ -39,7 +39,7 @@ class Keeper:
         await self._commit(None, order, admission)
 
     async def apply(self, order_id: str, event: ev.Event, now: int = NOW) -> None:
-        """Let an event happen. Raises ImpossibleTransition."""
+        """Apply an event. Raises ImpossibleTransition."""
         before = self.orders[order_id]
         await self._commit(before, transition(before, event, now).order)
 
@@ -68,7 +68,7 @@ class Keeper:
         self.ended.update(due)
 
     def recount(self) -> dict[str, int]:
-        """What is reserved on each network, added up anew."""
+        """The reserved units on each network, added up from the orders."""
         total: Counter[str] = Counter()
         for order_id, order in self.orders.items():
             over = order_id in self.ended
@@ -76,12 +76,12 @@ class Keeper:
         return {network: total[network] for network in NETWORKS}
 
     async def reserved(self) -> dict[str, int]:
-        """The same, as the store has it."""
+        """The reserved units on each network, from the store."""
         return {network: (await self.store.reserved(network)).total for network in NETWORKS}
 
 
 async def wrong_sums(database: Tables) -> list[object]:
-    """What the check of the books finds of reservations."""
+    """The wrong sums of reservations that ``db check`` finds."""
     checks = [sql for what, sql in BOOKS if "reserv" in what]
     assert checks
     return [row[0] for sql in checks for row in await database.fetch(sql)]

@@ -1,4 +1,4 @@
-"""Addresses: a wrong one is never accepted, a right one always."""
+"""Addresses: valid ones are accepted, invalid ones refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_monero_address_survives_a_changed_character(at: int, char: str) -> N
 def test_keys_that_are_no_points_are_refused() -> None:
     body = bytes([18]) + b"\x02" + b"\xff" * 63
     text = base58.encode((body + keccak_256(body).digest()[:4]).hex())
-    assert decode(text).net  # the package itself takes it
+    assert decode(text).net  # the package itself accepts it
     with pytest.raises(InvalidDestination, match="no wallet"):
         parse_monero_address(text, networks=ALL)
 
@@ -194,7 +194,7 @@ def test_a_block_that_spells_2_to_the_64_is_not_taken_for_zeros() -> None:
     assert good[11:22] == "1" * 11
     assert base58.encode("ff" * 8) == "jpXCZedGfVQ"
     overflowing = good[:11] + "jpXCZedGfVR" + good[22:]
-    assert decode(overflowing).net  # the package itself takes it
+    assert decode(overflowing).net  # the package itself accepts it
     with pytest.raises(InvalidDestination, match="not spelled"):
         parse_monero_address(overflowing, networks=ALL)
 
@@ -277,7 +277,7 @@ def test_an_address_of_the_other_side_is_told_the_direction() -> None:
 
 
 def test_refund_address_of_the_other_asset_mentions_no_payout() -> None:
-    # The refund of u2x goes to an EVM address: the words for payouts would mislead.
+    # The refund of u2x goes to an EVM address: the message for payouts would mislead.
     for parse in (
         lambda: parse_evm_address(STANDARD, field="walletAddress"),
         lambda: parse_monero_address(EIP55[0], field="walletAddress", networks=ALL),

@@ -1,4 +1,4 @@
-"""docs/agents.md: each of its ways ends in a finished swap, as it stands there."""
+"""docs/agents.md: each way of integration, copied unchanged, ends in a completed swap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def blocks(language: str, heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for all ways: each of them makes an order of its own."""
+    """One server for all examples: each makes its own order."""
     found = Server(tmp_path_factory.mktemp("server") / "data")
     try:
         assert asyncio.run(found.ready())
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 async def output(*command: str) -> list[str]:
-    """The lines that a program wrote. Its failure is the test's."""
+    """The lines of a program's stdout; the test fails if it does."""
     done = await asyncio.to_thread(
         subprocess.run,
         command,
@@ -110,7 +110,7 @@ async def test_desktop_agent_of_the_agents_page_swaps(tmp_path: Path) -> None:
 
 
 async def said(client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The envelope that a tool answers with."""
+    """The envelope in a tool's answer."""
     answer = await client.call_tool(name, arguments)
     assert not answer.is_error, answer
     return dict(answer.structured_content or {})

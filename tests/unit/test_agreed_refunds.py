@@ -1,4 +1,4 @@
-"""Refunds of orders that were made with a refund address: they go there and nowhere else."""
+"""Orders with an agreed refund address are refunded to that address only."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_refused_agreed_address_waits_for_the_operator_alone() -> None:
 
 
 def test_a_later_named_address_takes_no_refund_of_another_sender() -> None:
-    """The session names an address for what could not go back; what the victim sends does."""
+    """An address named later applies to the failed refund only, not to the victim's deposit."""
     order = _late(_expired(Direction.USDC_TO_XMR, None), 0, XMR_UNIT, "attacker")
     order = after(order, ev.TransferFailed("ord_1/refund/1", "blacklisted"), now=OVER)
     order = after(order, ev.RefundAddressGiven("attacker 2"), now=OVER)

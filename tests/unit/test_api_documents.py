@@ -1,4 +1,4 @@
-"""The OpenAPI and OpenRPC documents as functions of the site: complete, consistent, no more."""
+"""The OpenAPI and OpenRPC documents as functions of the site: complete and consistent."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_brand_address_and_contact_come_from_the_settings(site: Site) -> None:
 
 def test_without_rate_limits_none_are_described(site: Site) -> None:
     off = dataclasses.replace(site, rate_limit=RateLimitSettings(enabled=False))
-    # By unfunded orders and by waits.
+    # For unfunded orders and for waits.
     bounded = {(op.path, op.method) for op in off.operations if "rate_limited" in op.errors}
     bounded |= {
         (BFF_ROOT + op.path, op.method) for op in BFF_OPERATIONS if "rate_limited" in op.errors

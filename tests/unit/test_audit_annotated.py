@@ -1,4 +1,4 @@
-"""What the operator explains is no difference, and what would be paid twice is named."""
+"""Annotated transactions are no differences, and payments that may be made twice are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPEN = TransferState.PLANNED
 
 @dataclass
 class Restored:
-    """A world in which something happened that its books do not know."""
+    """A world with transactions that its books lack, as after a restore."""
 
     world: World
     annotations: tuple[Annotation, ...] = ()
@@ -68,7 +68,7 @@ class Restored:
 
 
 def world_with(direction: object, state: TransferState = OPEN) -> tuple[Restored, OrderEntry]:
-    """An order whose payout the books have as not made."""
+    """An order whose payout is unpaid in the books."""
     world = World()
     way = X2U if direction is X2U else U2X
     order = world.deposit(world.order(way), XMR if way is X2U else 165 * USDC)
@@ -78,7 +78,7 @@ def world_with(direction: object, state: TransferState = OPEN) -> tuple[Restored
     return Restored(world), order
 
 
-# --- what looks like a payment -----------------------------------------------------------------
+# --- transactions that may be payouts ----------------------------------------------------------
 
 
 def test_hint_for_an_open_transfer_names_the_adopt_command() -> None:
@@ -280,7 +280,7 @@ def test_sweep_of_a_lost_database_is_annotated_recorded_or_not() -> None:
     world.sweep(order)
     lost = world.payments.pop()
     at = Restored(world)
-    world.sweeps[:] = [replace(world.sweeps[0], payment_id=None)]  # found done
+    world.sweeps[:] = [replace(world.sweeps[0], payment_id=None)]  # done, without a payment
     assert at.only().kind == "unrecorded_transaction"
     at.explain(ARBITRUM, lost.txids[0], lost.nonce)
     assert at.report().differences == ()
@@ -329,7 +329,7 @@ def test_batch_payment_is_compared_with_the_sum_of_its_transfers() -> None:
 
 
 def _merge(world: World, orders: list[OrderEntry], units: int) -> None:
-    """Both payments were made by one transaction."""
+    """Have one transaction pay both orders."""
 
     def merged(entry: PaymentEntry) -> PaymentEntry:
         return replace(entry, txids=("batch",)) if entry.is_transfer else entry

@@ -1,4 +1,4 @@
-"""How an audit reads the database beside a running service: at one moment, and nothing written."""
+"""An audit beside a running service reads one snapshot of the database and writes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOUCH = "UPDATE evm_wallet SET reserved_to = reserved_to + 1"
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A service that has the database of ``tmp_path`` open."""
+    """An open connection of a service to the database in ``tmp_path``."""
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = WAL")
         migrate(database)
@@ -46,7 +46,7 @@ def test_an_audit_makes_no_file(
 
 
 class Meanwhile:
-    """A reader beside a service that commits before each query."""
+    """A reader, with a commit of the service before each query."""
 
     def __init__(self, reader: sqlite3.Connection, service: sqlite3.Connection) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""The auditor's rules: right books have no difference, and one unit or address changed has one."""
+"""The auditor's rules: no difference in right books, one for each changed amount or address."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_books_of_correct_histories_have_no_difference(world: World) -> None:
     assert report.pending == ()
 
 
-# What can be changed by one: amounts and addresses of every record on either adapter.
+# The fields that are changed: amounts and addresses of every record on either adapter.
 CHANGED = frozenset(
     ("units", "fee", "integrator_fee", "taken", "paid", "balance", "opening", "address",
      "recipient", "source", "sender", "to_address", "deposit_address", "wei")
@@ -166,7 +166,7 @@ def other(value: Any) -> Any:
 
 
 def changes(record: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """All copies of a record that differ in one amount or address, with where they do."""
+    """All copies of a record with one amount or address changed, with the path of the change."""
     if isinstance(record, dict):
         for key, value in record.items():
             leaf = [("", value + 1)] if isinstance(value, int) else changes(value, "")
@@ -190,7 +190,7 @@ def changed_fields(record: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def says_nothing(record: Any, name: str) -> bool:
-    """What no money has followed yet, what moved within a wallet, and who the operator is."""
+    """Whether the audit can't check a field: unused terms, moves within a wallet, the operator."""
     match record:
         case OrderEntry():
             paid_out = any(t.kind is TransferKind.PAYOUT for t in record.transfers)
@@ -222,7 +222,7 @@ def test_one_unit_or_address_changed_anywhere_is_a_difference(data: st.DataObjec
     assert check(its_books, its_monero, [its_evm]).differences, path
 
 
-# --- what is not deep enough ------------------------------------------------------------------
+# --- too few confirmations --------------------------------------------------------------------
 
 
 def test_a_young_deposit_that_is_not_on_its_order_is_pending() -> None:
@@ -319,7 +319,7 @@ def test_a_settled_payout_that_stays_in_the_pool_is_a_difference() -> None:
 def test_paid_out_deposit_back_in_the_pool_is_a_difference(
     state: DepositState,
 ) -> None:
-    """A reorganisation was deeper than what confirms a deposit."""
+    """A reorganisation was deeper than the confirmations of a deposit."""
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR))
     world.keep(replace(order, deposits=(replace(order.deposits[0], state=state),)))
@@ -352,7 +352,7 @@ def test_contents_of_unnoticed_replaced_blocks_are_pending() -> None:
     assert {"not_on_chain", "deposit_not_on_chain"} == kinds(audited(world))
 
 
-# --- paying what was not ordered --------------------------------------------------------------
+# --- payments without an order ----------------------------------------------------------------
 
 
 def test_two_payouts_of_one_order_on_the_chain_are_found() -> None:
@@ -530,7 +530,7 @@ def test_running_sweep_is_pending_before_and_after_mining() -> None:
 
 
 def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
-    """A deep reorganisation took deposit and sweep; the sweep is refused, and made anew."""
+    """Deposit and sweep were reorged out; the sweep reverts, and is made anew."""
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.sweep(order)
@@ -542,7 +542,7 @@ def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
     world.sweeps[0] = replace(world.sweeps[0], state="void", taken=0)
     world.payments[-1] = replace(world.payments[-1], state="failed")
     world.nonce += 1
-    world.mined.add(txid)  # in vain: no event of the token
+    world.mined.add(txid)  # reverted: no event of the token
     report = audited(world)
     assert (report.differences, report.pending) == ((), ())
 
@@ -598,7 +598,7 @@ def test_chunked_payout_is_their_sum_and_the_rest_is_left_over() -> None:
     assert kinds(audited(chunked(output, XMR // 2 - 1))) == {"leftover"}
 
 
-# --- what could not be asked ------------------------------------------------------------------
+# --- nodes that did not answer ----------------------------------------------------------------
 
 
 def test_hot_wallet_without_opening_is_noted_and_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""The hot wallet's ether: what its transactions make of it, and what is asked for that."""
+"""The hot wallet's ether: the expected balance from its transactions, and the calls needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOST = "0x" + "99" * 32
 
 
 def lived(*steps: tuple[str, int]) -> World:
-    """Payments and fills at some cost, and what the operator did by hand."""
+    """A world with payments and fills at some cost, and the operator's own transactions."""
     world = World()
     for kind, wei in steps:
         if kind == "fill":
@@ -114,7 +114,7 @@ def test_without_an_opening_balance_nothing_is_compared() -> None:
         assert "not on record yet" in report.notes[0]
 
 
-# --- what is asked -----------------------------------------------------------------------------
+# --- calls to the node -------------------------------------------------------------------------
 
 
 def receipt(txid: str, block: int, **fields: Any) -> Receipt:
@@ -122,7 +122,7 @@ def receipt(txid: str, block: int, **fields: Any) -> Receipt:
 
 
 class Node(EvmClient):
-    """A node with these receipts and transactions; ``asked`` counts."""
+    """A node with these receipts and transactions; ``asked`` counts the calls."""
 
     def __init__(self, *receipts: Receipt) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
@@ -226,7 +226,7 @@ def test_facts_without_ether_belong_to_a_network_without_opening() -> None:
     assert Ether(1).spent == {}
 
 
-# --- what an older copy of the database has lost -------------------------------------------------
+# --- transactions that an older copy of the database lacks ---------------------------------------
 
 
 def test_lost_sweep_is_named_by_its_cost_without_a_record() -> None:

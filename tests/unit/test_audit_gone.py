@@ -1,4 +1,4 @@
-"""What a reorganisation took for good: the audit names the command that ends it."""
+"""Deposits and payouts reorged out for good: the audit names the command for each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def only(world: World) -> Difference:
     return found
 
 
-# --- a deposit that was paid out for -----------------------------------------------------------
+# --- a deposit whose payout was made -----------------------------------------------------------
 
 
 def without_deposit(direction: Direction, units: int, state: DepositState) -> World:
-    """It was paid out for, and is on the chain no more."""
+    """A deposit whose payout was made, and that was reorged out."""
     world = World()
     order = world.pay_out(world.deposit(world.order(direction), units))
     world.keep(replace(order, deposits=(replace(order.deposits[0], state=state),)))
@@ -82,7 +82,7 @@ def test_xmr_top_up_counts_while_it_is_in_a_block(block: int | None) -> None:
     assert report(world).differences == (), "gone, and needed no explanation"
 
 
-# --- a payout that is gone ---------------------------------------------------------------------
+# --- a payout that was reorged out -------------------------------------------------------------
 
 
 def paid(direction: Direction) -> tuple[World, OrderEntry]:

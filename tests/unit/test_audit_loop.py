@@ -1,4 +1,4 @@
-"""The auditor beside the service: what it does with what it finds, and how it reads the books."""
+"""The auditor in the service: pauses, repeated checks, and how it reads the books."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
 
 
 class ScriptedAuditor(Auditor):
-    """An auditor that finds what a test sets."""
+    """An auditor with scripted findings."""
 
     def __init__(self) -> None:
         self.found: tuple[Difference, ...] = ()
@@ -134,7 +134,7 @@ async def test_an_interval_of_0_is_never(tmp_path: Path) -> None:
 
 
 async def test_age_of_audits_counts_from_the_start_before_the_first(tmp_path: Path) -> None:
-    """An auditor that never ends one is silent too."""
+    """The age also grows if the first audit never ends."""
     found = list[LastAudit | None]()
 
     async def pause(_: float) -> None:
@@ -244,11 +244,11 @@ async def test_dust_does_not_make_each_audit_dearer(tmp_path: Path) -> None:
     assert evm.accepted == 1
 
 
-# --- looking twice ---------------------------------------------------------------------------
+# --- repeated audits -------------------------------------------------------------------------
 
 
 class Monero:
-    """A reader whose chain is moved, or short of some units, on the looks that are told."""
+    """A reader with scripted results: units missing, or None for a chain that moved meanwhile."""
 
     def __init__(self, *looks: int | None) -> None:
         self.looks = list(looks)
@@ -264,7 +264,7 @@ class Monero:
 
 
 class Evm:
-    """A reader of nothing."""
+    """A reader without deposits or payments."""
 
     is_new = False
     network = SimpleNamespace(name="arbitrum")

@@ -1,4 +1,4 @@
-"""The rows of the benchmark that need real daemons, where there are none."""
+"""The benchmark's rows for real daemons on a machine without these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains: the configured ones, by every name that callers may use, and no others."""
+"""Chains: only the configured ones, by every name that callers may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change of which a part could not be written is refused when it is made."""
+"""Inconsistent changes are refused by their constructor."""
 
 from __future__ import annotations
 

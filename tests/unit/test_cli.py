@@ -1,6 +1,6 @@
-"""The command line in this process: options, inputs, memory, where a call goes, what comes out.
+"""The command line in this process: options, inputs, memory, transports, output.
 
-The service behind it is a fake that records what it is asked; tests/e2e/test_cli.py has real ones.
+It calls a fake service that records requests; tests/e2e/test_cli.py has real ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def envelope(operation: str, data: Json, *, ok: bool = True) -> Json:
 
 
 class FakeService(LocalService):
-    """Answers as the service does with sessions and orders, and keeps what it was asked."""
+    """Answers with sessions and orders like the service, and keeps the requests."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Json, str, str | None]] = []
@@ -83,7 +83,7 @@ class FakeService(LocalService):
 
 
 class Cli(Envelopes):
-    """The command line with a fake service behind it, on a data directory."""
+    """The command line with a fake service, on a data directory."""
 
     def __init__(self, data_dir: Path, output: pytest.CaptureFixture[bytes]) -> None:
         self.data_dir = data_dir
@@ -487,7 +487,7 @@ def test_an_answer_is_printed_even_if_it_cannot_be_remembered(cli: Cli) -> None:
     assert "not remembered" in cli.err
 
 
-# --- what comes out --------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------
 
 
 def test_answer_is_one_line_without_a_terminal_unless_pretty(cli: Cli) -> None:
@@ -553,11 +553,11 @@ def test_unopenable_data_directory_is_reported_in_one_line(
         assert cli.err.count("\n") == 1
 
 
-# --- where a call goes -----------------------------------------------------------------------
+# --- transports ------------------------------------------------------------------------------
 
 
 class Stub:
-    """An HTTP server that answers every POST with the same, and keeps what it was sent."""
+    """An HTTP server with one answer to every POST; it keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Json]] = []
@@ -575,7 +575,7 @@ class Stub:
                 self.wfile.write(stub.body)
 
             def log_message(self, *_: Any) -> None:
-                """Stay silent: stderr is what the tests look at."""
+                """Write nothing: the tests check stderr."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -793,7 +793,7 @@ def test_a_url_that_cannot_be_one_is_a_usage_error(cli: Cli, url: str) -> None:
 )
 @pytest.mark.parametrize("command", ["agent:capabilities", "health"])
 def test_plain_http_is_spoken_on_this_machine_only(cli: Cli, command: str, url: str) -> None:
-    """Anybody on the way would learn the token, and could answer with a deposit address."""
+    """A man in the middle could read the token, and answer with his own deposit address."""
     assert cli(command, "--url", url, "--token", "a-token-that-is-long-enough") == 2
     assert (cli.out == b"", cli.err.count("\n")) == (command == "health", 1)
     assert "use https://" in cli.err

@@ -1,6 +1,6 @@
-"""What the command line makes of an answer: the service's own, a gateway's, one that is cut off.
+"""How the command line handles answers of the service, of a gateway, and ones that are cut off.
 
-The other side is an HTTP server that answers as each test wants, in turn.
+It calls an HTTP server with scripted answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 class Upstream:
-    """Answers POSTs in turn, the last answer for ever; keeps path and body of each."""
+    """Gives scripted answers to POSTs, repeating the last; keeps path and body of each."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
@@ -64,7 +64,7 @@ class Upstream:
                 self.wfile.write(text)
 
             def log_message(self, *_: Any) -> None:
-                """Stay silent: stderr is what the tests look at."""
+                """Write nothing: the tests check stderr."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -89,7 +89,7 @@ def upstream() -> Iterator[Upstream]:
 
 
 class Cli(Envelopes):
-    """The command line, with what it wrote."""
+    """The command line and its output."""
 
     def __init__(self, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.data_dir = data_dir
@@ -124,14 +124,14 @@ def refusal(code: str, *, retryable: bool) -> Json:
     return {"jsonrpc": "2.0", "id": None, "error": error}
 
 
-# --- whose answer it is ----------------------------------------------------------------------
+# --- answers of other servers ----------------------------------------------------------------
 
 GATEWAYS = [
     {"error": {"message": "upstream timed out"}},
     {"error": {"code": 504, "message": "upstream timed out"}},
     {"error": {"code": "timeout", "message": "upstream timed out"}, "jsonrpc": "2.0"},
     {"error": {"code": True, "message": "m", "data": {"code": "timeout"}}, "jsonrpc": "2.0"},
-    # One that speaks JSON-RPC itself, but not as this service does.
+    # Another JSON-RPC server.
     {"error": {"code": -32603, "message": "upstream timed out"}, "jsonrpc": "2.0", "id": 1},
     {"error": {"code": -32603, "message": "m", "data": {"code": 1}}, "jsonrpc": "2.0", "id": 1},
     {"result": {"ok": False, "data": {}}},
@@ -192,7 +192,7 @@ def test_a_call_to_the_base_url_of_the_agent_api_arrives(cli: Cli, upstream: Ups
     assert upstream.asked[0][0] == "/rpc"
 
 
-# --- what the service refused as a message, as an envelope -------------------------------------
+# --- refused JSON-RPC messages as envelopes ----------------------------------------------------
 
 
 def test_repeatable_failure_is_retryable_as_in_the_envelopes(cli: Cli, upstream: Upstream) -> None:
@@ -239,7 +239,7 @@ def test_server_of_the_data_directory_uses_its_network(
     assert cli.answer["data"]["network"] == network
 
 
-# --- what a call loads ------------------------------------------------------------------------
+# --- modules that a call loads ----------------------------------------------------------------
 
 HEAVY = {
     "Cryptodome", "aiohttp", "aiosqlite", "asyncio", "jinja2", "jsonrpcserver", "monero", "nacl",
@@ -251,7 +251,7 @@ HEAVY = {
 def test_call_loads_no_module_that_only_the_service_needs(
     upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Each of them takes longer to import than the call takes."""
+    """Importing any of them takes longer than the call."""
     upstream.answer(result({}))
     words = ["agent:swap:plan", "--direction", "x2u", "--url", upstream.url]
     done = subprocess.run(
@@ -295,7 +295,7 @@ def test_call_with_a_bad_setting_sends_nothing(
     assert upstream.asked == []
 
 
-# --- what goes out ---------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------
 
 
 def test_message_of_8000_characters_fits_in_any_script(cli: Cli, upstream: Upstream) -> None:
@@ -313,7 +313,7 @@ def test_lone_surrogate_is_sent_escaped_to_be_refused(upstream: Upstream) -> Non
     assert b'"\\ud83e"' in upstream.asked[0][1]
 
 
-# --- what is remembered ------------------------------------------------------------------------
+# --- memory ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

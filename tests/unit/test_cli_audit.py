@@ -1,4 +1,4 @@
-"""``rpcsvc audit``: what it prints, and with which exit status it ends."""
+"""``rpcsvc audit``: its output and exit status."""
 
 from __future__ import annotations
 

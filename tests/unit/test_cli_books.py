@@ -1,4 +1,4 @@
-"""``rpcsvc integrators`` and ``rpcsvc relays``: what the operator is told of the books."""
+"""``rpcsvc integrators`` and ``rpcsvc relays``: their output."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_the_note_stays(
                 assert (await cli.json(*close))["closed"]["orderId"] == f"ord_{n}"
             assert await refused(cli, *close) == (2, True)
         assert (await refused(cli, "relays", "close", "ord_0", "--note", " "))[0] == 2
-        # A call that was under way when it was closed puts it in doubt again.
+        # A call that was under way when the claim was closed puts it in doubt again.
         again = RelayRecord("ord_3", RelayState.RECONCILING, 0, "", upstream_id="up-3", raw=b"{}")
         await store.commit(Change(relay=again))
         notes = {e["orderId"]: e["note"] for e in (await cli.json("relays"))["inDoubt"]}

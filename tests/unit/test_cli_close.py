@@ -1,4 +1,4 @@
-"""``rpcsvc payouts close``: what nothing proves is settled by the operator's signed word."""
+"""``rpcsvc payouts close``: payouts without proof are closed by the operator's signed note."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def _adopted(
     _key: object,
     record: Record,
 ) -> Adopted:
-    """The chain has proven it."""
+    """Stands in for a proof from the chain."""
     assert others == []
     name = opened.transfer.transfer_id
     await record(PreparedTransfer(txid, "02ff", (name,)))
@@ -162,7 +162,7 @@ def test_adopt_refuses_a_withdrawal_that_is_over(cli: Cli) -> None:
 
 
 def booked(cli: Cli, transfer_id: str) -> BookedTransfer:
-    """A transfer as it is on record."""
+    """The recorded transfer."""
     with snapshot(cli.data_dir) as taken:
         found = asyncio.run(SqlOperatorBooks(taken).transfer(transfer_id))
     assert found is not None
@@ -182,13 +182,13 @@ def ring_of(cli: Cli) -> Any:
 
 @pytest.fixture
 def settled(order: Order, tmp_path: Path) -> str:
-    """Its payout, signed and settled: the transfer's id."""
+    """Sign and settle the order's payout; the transfer's id."""
     return signed(order, tmp_path, monero.PaymentState.SETTLED)
 
 
 @pytest.fixture
 def published(order: Order, tmp_path: Path) -> str:
-    """Its payout, signed and not mined: the transfer's id."""
+    """Sign and publish the order's payout, unmined; the transfer's id."""
     return signed(order, tmp_path, monero.PaymentState.PUBLISHED)
 
 
@@ -217,7 +217,7 @@ def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> None:
-    """What is found out about the payment."""
+    """Script the result of the check on the payment."""
 
     async def end(_self: MoneroPayoutEnd, _payment: monero.MoneroPayment) -> str | None:
         if isinstance(with_what, Exception):
@@ -280,7 +280,7 @@ async def another(books: Books) -> Order:
 def test_close_ends_all_that_the_transaction_was_to_pay(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them is of an order that a restored copy lacks."""
+    """A restored copy lacks the order of one of the transfers."""
     ends(monkeypatch, None)
 
     async def pay() -> list[str]:
@@ -313,7 +313,7 @@ def test_close_ends_all_that_the_transaction_was_to_pay(
 def test_closed_payout_is_not_free_in_an_older_copy(
     cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal says that it was signed, and nothing says that this is void."""
+    """In the journal it is signed and not void."""
     ends(monkeypatch, None)
     assert cli("payouts", "close", settled, "--note", "I pay it from the cold wallet") == OK
     put_back(cli.data_dir, cli.data_dir / OLDER)

@@ -1,4 +1,4 @@
-"""``rpcsvc keys`` and ``rpcsvc verify``: what they print, and with which exit status they end."""
+"""``rpcsvc keys`` and ``rpcsvc verify``: their output and exit status."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FixedClock:
 
 
 class Cli:
-    """The command line on a data directory, without a service behind it."""
+    """The command line on a data directory, without a service."""
 
     def __init__(self, data_dir: Path, output: pytest.CaptureFixture[str]) -> None:
         self.data_dir = data_dir
@@ -327,7 +327,7 @@ def site(ring: KeyRing) -> Iterator[Callable[[int, bytes | None], str]]:
             self.wfile.write(answer[1])
 
         def log_message(self, *_: Any) -> None:
-            """stderr belongs to the command."""
+            """Write nothing: stderr belongs to the command."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

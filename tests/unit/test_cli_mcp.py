@@ -1,4 +1,4 @@
-"""``rpcsvc mcp``: every request of a client is answered under its id, whatever goes wrong."""
+"""``rpcsvc mcp``: every request of a client is answered under its id, also after errors."""
 
 from __future__ import annotations
 

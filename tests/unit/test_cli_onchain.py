@@ -1,4 +1,4 @@
-"""``rpcsvc onchain init`` and ``rpcsvc treasury`` where no node answers: keys, books, and gaps."""
+"""``rpcsvc onchain init`` and ``rpcsvc treasury`` without any node: keys, books, missing values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Setup(Cli):
     """The command line of an on-chain service whose nodes are all down."""
 
     def checks(self) -> dict[str, Any]:
-        """What ``init`` says, by name."""
+        """The checks of ``init``, by name."""
         assert self("onchain", "init", "--json") == 1, self.err
         return {check["name"]: check for check in json.loads(self.out)["checks"]}
 
@@ -60,7 +60,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Setup:
 
 
 def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
-    """A service was started here once, with this hot wallet; and did what the SQL says."""
+    """A data directory as after a start with this hot wallet, with further SQL statements."""
 
     async def write() -> None:
         database = await Database.open(data_dir)
@@ -83,7 +83,7 @@ def test_keys_are_made_once_and_their_words_never_shown(cli: Setup) -> None:
     assert (path.stat().st_mode & 0o777, cli.data_dir.stat().st_mode & 0o777) == (0o600, 0o700)
     assert first["ok"]
     assert "words down" in first["do"]
-    # Some of the words are English: not two of them stand in a row.
+    # Some words of the mnemonic are common English: require that no two of them follow each other.
     pairs = zip(words.split(), words.split()[1:], strict=False)
     assert not [pair for pair in pairs if " ".join(pair) in cli.out]
     assert cli.checks()["keys"]["do"] is None
@@ -229,7 +229,7 @@ async def test_plan_without_nodes_names_the_gaps(cli: Setup) -> None:
 
 
 def wallets_hold(monkeypatch: pytest.MonkeyPatch, xmr: XmrHeld, usdc: int) -> None:
-    """Have the nodes answer that the wallets hold this; USDC on arbitrum."""
+    """Script the wallets' balances; USDC on arbitrum."""
     read = wallets.read_wallets
 
     async def answered(*given: Any, **more: Any) -> WalletFindings:

@@ -1,4 +1,4 @@
-"""What a single option may hold, and that it is given once: over all commands of the tree."""
+"""Option values, and options given twice, over all commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from rpcsvc.cli.context import Once
 from rpcsvc.cli.main import build_parser, run
 
-BAD = "\udcff"  # what Python makes of the byte 0xff in an argument
+BAD = "\udcff"  # Python's decoding of the byte 0xff in an argument
 TREE = build_parser()
 
 
 def ended(words: list[str], data_dir: Path) -> int:
-    """The exit status of a command line that never gets as far as a service."""
+    """The exit status of a command line that is refused before it calls a service."""
     try:
         return run(
             words, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never, private=_never
@@ -46,7 +46,7 @@ def test_what_directs_a_call_is_given_once(
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every option that takes a value, of a command and of all that hangs below it."""
+    """Every option with a value, of a command and of its subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
@@ -56,7 +56,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
-    """But for those with a default, which choose what is shown or how much, and for a list."""
+    """Except for options with a default, which choose the output, and for lists."""
     free = {
         name
         for option in options(TREE)

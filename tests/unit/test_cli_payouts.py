@@ -1,4 +1,4 @@
-"""``rpcsvc payouts`` and ``rpcsvc refund``: what they print, over a real database."""
+"""``rpcsvc payouts`` and ``rpcsvc refund``: their output, on a real database."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cl
 
 
 async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
-    """A deep reorganisation took it: the wallet's record has it in no block."""
+    """It was reorged out: the wallet's record has it in no block."""
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
         ledger = SqlEvmPaymentLedger(box.up.database)
@@ -240,7 +240,7 @@ async def test_a_planned_transfer_is_retried_at_once(tmp_path: Path, cli: Cli) -
 
 
 async def _executing(box: Sandbox) -> Placed:
-    """An order whose payout is planned, and nobody has begun with it."""
+    """An order with a planned payout that is not being sent yet."""
     placed = await box.order("x2u")
     await placed.fund()
     for _ in range(20):
@@ -260,7 +260,7 @@ async def _reconcile_only(box: Sandbox) -> None:
 
 
 async def _waiting(box: Sandbox) -> Placed:
-    """An order whose XMR has to go back to an address that nobody has named."""
+    """An order whose XMR is to be refunded and that has no refund address yet."""
     placed = await box.order("x2u")
     await placed.fund("0.01")
     await box.settle(4)
@@ -339,7 +339,7 @@ async def test_refund_of_an_agreed_address_is_not_redirected(tmp_path: Path, cli
 
 
 class _Terminal(io.StringIO):
-    """Somebody types."""
+    """A stdin that is a terminal."""
 
     def isatty(self) -> bool:
         return True

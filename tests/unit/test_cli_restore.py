@@ -1,4 +1,4 @@
-"""The commands after a restored backup, and the operator's explanations: what they refuse."""
+"""The commands after a restored backup, and annotations: their refusals."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_from_where_deposits_are_read_again_is_a_block(cli: Cli, block: str) -> 
     assert "number of a block" in cli.err
 
 
-# --- explanations ------------------------------------------------------------------------------
+# --- annotations -------------------------------------------------------------------------------
 
 
 def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
@@ -136,7 +136,7 @@ def test_an_explanation_is_kept_shown_and_taken_back(
 
 
 class OpenWallet:
-    """What monero-wallet-rpc has open: it has sent TXID."""
+    """The open wallet of monero-wallet-rpc, which has sent TXID."""
 
     def __init__(self, address: str) -> None:
         self.address = address

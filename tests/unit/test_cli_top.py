@@ -1,4 +1,4 @@
-"""``rpcsvc top``: what it prints once, and what it draws on a terminal."""
+"""``rpcsvc top``: its output once, and on a terminal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_lines_name_the_pause_and_what_is_not_known() -> None:
 def test_top_redraws_until_interrupted_and_shows_a_loss(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A service that stops meanwhile is waited for; the terminal is given back at the end."""
+    """It waits for a service that stops meanwhile, and restores the terminal at the end."""
     answers: Iterator[Snapshot | Unreachable]
     answers = iter(
         [Snapshot(HEALTH, {}, IDLE), Unreachable("it is away"), Snapshot(HEALTH, {}, IDLE)]

@@ -8,7 +8,7 @@ from rpcsvc.cli.main import build_parser, unknown_words
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What stderr says of a command line that can't be read; stdout stays empty."""
+    """The stderr of a refused command line; stdout must be empty."""
     with pytest.raises(SystemExit) as ended:
         build_parser().parse_args(words)
     reported = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Which chain the client pays an order on: by the network that the service attests."""
+"""The client pays an order on the chain of the attested network."""
 
 from __future__ import annotations
 

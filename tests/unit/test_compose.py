@@ -1,4 +1,4 @@
-"""config/compose.yaml: its settings exist, its ports agree, and what it mounts is there."""
+"""config/compose.yaml: its settings exist, its ports agree, and its mounts exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRETS = "/run/secrets/"
 
 
 def options(service: str) -> dict[str, str]:
-    """What a daemon is started with, by option."""
+    """The options of a daemon's command."""
     words = (word.removeprefix("--").partition("=") for word in SERVICES[service]["command"])
     return {name: value for name, _, value in words}
 
@@ -36,7 +36,7 @@ def container_ports(service: str) -> list[int]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Those of the service, read as it reads them: a key that does not exist is refused."""
+    """The service's settings, read by the product: an unknown key is refused."""
     environ = {"RPCSVC_DATA_DIR": str(tmp_path)}
     for name, value in SERVICES["rpcsvc"]["environment"].items():
         known = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: GIVEN[found[1]], value)

@@ -1,4 +1,4 @@
-"""How many connections may be open, and which are ended."""
+"""The limits of open connections, and which ones are closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.logs import logs_of
 
 
 class Speaker:
-    """What speaks HTTP over a connection."""
+    """The HTTP protocol object of a connection."""
 
     def __init__(self, *, idle: bool = True, asked: bool = True) -> None:
         self.idle, self.asked = idle, asked
@@ -32,7 +32,7 @@ class Speaker:
 
 
 class World:
-    """Connections under a clock, made of socket pairs."""
+    """Connections made of socket pairs, with a manual clock."""
 
     def __init__(self, stack: ExitStack, **limits: Any) -> None:
         self.now = 1_000.0
@@ -135,7 +135,7 @@ def test_silent_connection_is_ended(
     assert not transport.abort.called
     world.later(1)
     if speaker is None:
-        assert accepted.recv(1) == b""  # asyncio sees the end of it
+        assert accepted.recv(1) == b""  # asyncio sees its end
     else:
         assert transport.abort.called
 
@@ -147,7 +147,7 @@ def test_connection_that_reads_nothing_is_ended(stack: ExitStack) -> None:
     transport.get_write_buffer_size.return_value = 5
     world.later(0)
     world.later(module.UNREAD_SECONDS - 1)
-    transport.get_write_buffer_size.return_value = 0  # it has read all
+    transport.get_write_buffer_size.return_value = 0  # the peer has read all
     world.later(2)
     transport.get_write_buffer_size.return_value = 5
     world.later(0)

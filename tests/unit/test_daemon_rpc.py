@@ -1,4 +1,4 @@
-"""The JSON-RPC client of the daemons, against answers that no real one gives on request."""
+"""The JSON-RPC client of the daemons, against answers that real ones don't give on request."""
 
 from __future__ import annotations
 

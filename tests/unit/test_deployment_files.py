@@ -29,7 +29,7 @@ PROGRAM = "/opt/rpcsvc/.venv/bin/rpcsvc"
 
 
 def usage(*command: str) -> str:
-    """What the program says of a command of its own."""
+    """The help of one of the program's commands."""
     asked = [sys.executable, "-m", "rpcsvc", *command, "--help"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
@@ -61,7 +61,7 @@ def test_service_user_exists_while_the_service_is_stopped() -> None:
     assert "DynamicUser" not in UNIT
     (made,) = re.findall(r"^#   useradd --system .* (\S+)$", UNIT, re.MULTILINE)
     assert made == user
-    # The page has that very line, and a command as that user on the unit's files.
+    # The page has this line, and a command as that user on the unit's files.
     assert re.search(rf"^useradd --system .* {user}$", OPERATIONS, re.MULTILINE)
     (line,) = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
     options = line.partition(" serve ")[2]
@@ -85,7 +85,7 @@ def test_the_service_comes_back_and_keeps_its_memory_to_itself(line: str) -> Non
 
 
 def test_stop_timeouts_cover_the_time_the_service_needs() -> None:
-    """Requests in flight, then payouts in hand, then the database: or it is killed in between."""
+    """Requests in flight, then payouts under way, then the database: else it would be killed."""
     (unit,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     (pod,) = re.findall(r"terminationGracePeriodSeconds: (\d+)$", SIDECAR, re.MULTILINE)
     needed = Settings.model_fields["graceful_seconds"].default + STOP_SECONDS + 5
@@ -118,7 +118,7 @@ def test_the_pod_may_do_little_and_asks_kubernetes_nothing(line: str) -> None:
 
 
 def check_of(command: str) -> str:
-    """Which question a probe asks, as the program reads its command line."""
+    """The health check of a probe, read from its command line by the program."""
     program, *words = re.findall(r"[^\s,\"]+", command)
     assert program.endswith("/rpcsvc")
     return str(build_parser().parse_args(words).check)
@@ -135,11 +135,11 @@ def test_a_container_that_is_paused_is_well() -> None:
     assert check_of(command) == "live"
 
 
-# --- what the container is made of -----------------------------------------------------------
+# --- the container's packages ----------------------------------------------------------------
 
 
 def pins(name: str) -> dict[str, Version]:
-    """The packages of a file of requirements; each has hashes, or this fails."""
+    """The packages of a requirements file; fails if one has no hashes."""
     blocks = re.split(r"\n(?=[A-Za-z0-9])", (CONFIG / name).read_text())[1:]
     found: dict[str, Version] = {}
     for block in blocks:
@@ -152,7 +152,7 @@ def pins(name: str) -> dict[str, Version]:
 
 
 def asked_for(name: str) -> list[str]:
-    """What pyproject.toml asks for, of the packages that a file of requirements pins."""
+    """The requirements of pyproject.toml for the packages that a requirements file pins."""
     project = tomllib.loads((CONFIG.parent / "pyproject.toml").read_text())
     if name == "requirements-build.txt":
         return list(project["build-system"]["requires"])

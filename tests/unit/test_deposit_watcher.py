@@ -1,4 +1,4 @@
-"""A sighting is acknowledged when its order has it on record, and not before."""
+"""A deposit is acknowledged only once its order has recorded it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.unit.orders import HOUR, NOW, key, terms
 class Book:
     """One order, its only writer, and an engine that sees one deposit to it.
 
-    ``refusals``: how often the next events are refused, as if another one had come between.
-    ``whole``: whether the engine sees all there is.
+    ``refusals``: how many of the next events are refused, as if another event had come between.
+    ``complete``: whether the engine reports its scan as complete.
     """
 
     networks = frozenset({key(1).network})

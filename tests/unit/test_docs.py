@@ -1,4 +1,4 @@
-"""The documents say what is so: links, names of files and functions, and the README's commands."""
+"""The documents are right: links, names of files and functions, and the README's commands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_method_that_the_architecture_page_names_exists() -> None:
         assert hasattr(classes[owner], method), f"{owner}.{method}"
 
 
-# Words of the architecture page that stand for values: statuses, states, a table, engines.
+# Words in backticks on the architecture page that are values: statuses, a table, engines.
 VALUES = {"completed", "prepared", "effects", "onchain", "upstream"}
 
 

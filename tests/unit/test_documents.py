@@ -1,4 +1,4 @@
-"""What the documents say: complete, generated, well-formed, and safe with any brand."""
+"""The documents: complete, generated, well-formed, and safe with any brand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHAINS = load_chains((ROOT / "config" / "chains.toml").read_text(encoding="utf-8
 
 
 def site_with(*, sandbox: bool = True, tokens: str = "", **flags: Any) -> Site:
-    """The site that these settings make."""
+    """The site of these settings."""
     environ = {"AGENT_RPC_TOKEN": tokens} if tokens else {}
     given = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load_settings(config_file=None, environ=environ, flags=given).settings
@@ -82,7 +82,7 @@ def full(site: Site) -> str:
 
 
 def every_text(site: Site) -> dict[str, str]:
-    """Each document of the site's own making, as text."""
+    """Each document that the site generates, as text."""
     sources = Sources(dict, dict, dict, recordings.load, lambda: KEY)
     return {d.path: d.render(NOW).decode() for d in catalogue(site, sources)}
 
@@ -415,7 +415,7 @@ def test_the_recording_tells_the_story_that_it_is_shown_for() -> None:
     assert ends["refund-terminal_failure"]["outcome"] == "refunded"
 
 
-# The catalogue and the shelf
+# The catalogue and the document cache
 
 
 def test_every_document_is_described_or_is_part_of_the_home_page(site: Site) -> None:

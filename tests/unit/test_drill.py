@@ -1,4 +1,4 @@
-"""``rpcsvc drill restore``: what it says of backups, and that it leaves a live service alone."""
+"""``rpcsvc drill restore``: its report on backups; it changes nothing of a live service."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 def files(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """All files with what a write would change; that of a socket is not read."""
+    """Modification time, size and inode of every file; sockets are not opened."""
     found = [(path, path.lstat()) for path in sorted(folder.rglob("*"))]
     return {path: (at.st_mtime_ns, at.st_size, at.st_ino) for path, at in found}
 
 
 async def drilled(cli: Cli, backup: Path, *more: str) -> Any:
-    """The report, and its exit status as ``exit``. The scratch directory is gone."""
+    """The report, with its exit status as ``exit``. Requires that the scratch directory is gone."""
     scratch = cli.data_dir.parent / "scratch"
     status = await cli.ask(
         "drill", "restore", str(backup), "--scratch", str(scratch), "--json", *more
@@ -167,7 +167,7 @@ def test_drill_needs_a_file_of_sqlite_and_room(cli: Cli, tmp_path: Path) -> None
 
 
 def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> list[Settings]:
-    """Have audits find this, the last of it again and again; the settings that they had."""
+    """Script the reports of audits, repeating the last; returns the settings of each audit."""
     asked: list[Settings] = []
 
     async def audited(settings: Settings) -> AuditReport:
@@ -182,7 +182,7 @@ def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> 
 
 
 async def signed_since(cli: Cli, books: Books) -> Path:
-    """A backup of an order whose payout is planned; it is signed since, as is another's."""
+    """A backup of an order with a planned payout, which is signed after it."""
     await books.monero.adopt_wallet(WALLET)
     order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
     backup = books.copy(cli.data_dir.parent / "backup.db")
@@ -249,7 +249,7 @@ def differs(*subjects: str) -> AuditReport:
 async def test_drill_reports_differences_found_twice(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, second: AuditReport | Exception, left: list[str]
 ) -> None:
-    """A service that runs signs payments after its journal was read: those are none."""
+    """Payments that a running service signs after its journal was read are no differences."""
     cli.environ["RPCSVC_ENGINE"] = "onchain"
     asked = audits(monkeypatch, differs("a", "b"), second)
     async with opened(cli.data_dir) as books:

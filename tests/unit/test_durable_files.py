@@ -1,4 +1,4 @@
-"""Files that are on disk, whole or not at all."""
+"""Durable files: written to disk completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/economics.md: its bound holds on random price paths, and its figures are those of today."""
+"""docs/economics.md: its bound holds on random price paths, and its figures are up to date."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_no_order_loses_more_than_the_bound(played: list[Played]) -> None:
 
 
 def test_paths_cost_more_without_the_lock_and_its_break(played: list[Played]) -> None:
-    """Else the paths would show nothing."""
+    """Otherwise the paths would not test the lock."""
     assert max(each.with_lock_of_window for each in played) > 5 * max(
         each.with_lock for each in played
     )
 
 
 def test_the_page_shows_the_figures_of_the_script(played: list[Played]) -> None:
-    """Mend it with python -m tools.economics."""
+    """If it fails, run python -m tools.economics."""
     page = (ROOT / "docs" / "economics.md").read_text()
     assert page == with_figures(page, played)
     assert (ROOT / "docs" / "economics.svg").read_text() == plot(played)

@@ -1,4 +1,4 @@
-"""When effects go on: by the clock, and without it where it has been set back."""
+"""When effects are retried: by the clock, and also after the clock was set back."""
 
 from __future__ import annotations
 

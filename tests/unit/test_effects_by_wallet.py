@@ -1,6 +1,6 @@
-"""Effects of several wallets: one that hangs takes nothing from the others, and stopping is short.
+"""Effects of several wallets: one that hangs delays no other, and stopping is quick.
 
-The engine is a stand-in that hangs for one network; the orders are real ones, kept in a dict.
+The engine is a fake that hangs for one network; the orders are real ones, kept in a dict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ XMR, USDC = Direction.USDC_TO_XMR, Direction.XMR_TO_USDC
 
 
 class FakeWallets:
-    """A store of orders in payout, and an engine that signs nothing; that of XMR hangs."""
+    """A store of orders in payout, and an engine that signs nothing and hangs for XMR."""
 
     def __init__(self) -> None:
         self.orders: dict[str, Order] = {}
@@ -90,7 +90,7 @@ class RunnerDriver:
         self.effects.schedule(name, [AdvanceTransfer(order.transfers[0].transfer_id)])
 
     async def beat(self) -> int:
-        """Take up what is due, and let it go as far as it can."""
+        """Start the due effects, and let them run as far as they can."""
         started = await self.effects.start_due()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -124,7 +124,7 @@ async def test_queued_effect_starts_without_another_tick() -> None:
 async def test_payouts_alternate_with_any_number_of_waiting_refunds() -> None:
     driver = RunnerDriver()
     for number in range(4):
-        driver.due(f"refund_{number}", XMR, too_much=1)  # of USDC
+        driver.due(f"refund_{number}", XMR, too_much=1)  # refunds of USDC
     for number in range(2):
         driver.due(f"payout_{number}", USDC)
     await driver.beat()

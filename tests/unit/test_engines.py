@@ -1,4 +1,4 @@
-"""An engine is its own package and one line of the registry: nothing else imports it."""
+"""An engine is a package and one line of the registry: no other module imports it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.sandbox import sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ROOT / "rpcsvc" / "settlement"
-# The composition root's part, the ledgers that the store implements, and what only an operator of
-# real wallets has: the auditor, the treasury, and commands about wallets and receipts.
+# The composition root, the ledgers that the store implements, and features for real wallets only:
+# the auditor, the treasury, and commands about wallets and receipts.
 IMPORTERS = {
     "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
     "upstream": ("rpcsvc.app_upstream",),
@@ -30,7 +30,7 @@ IMPORTERS = {
 
 @cache
 def imported(path: Path) -> set[str]:
-    """The modules that a file imports, those inside functions included."""
+    """The modules that a file imports, also within functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 def importers_of(engine: str) -> list[str]:
-    """The modules outside an engine's package that import something of it."""
+    """The modules outside an engine's package that import from it."""
     package = f"rpcsvc.settlement.{engine}"
     return [
         name_of(path)

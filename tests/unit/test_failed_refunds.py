@@ -1,4 +1,4 @@
-"""Refunds that fail: what they were of goes back another way, or is decided about with the rest."""
+"""Failed refunds: their deposits are refunded to another address, or decided with the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rpcsvc.orders.payouts import _is_agreed
 from tests.unit.funded_orders import ENOUGH, LATER, OPEN_REFUND, after, funded, seen
 from tests.unit.orders import HOUR, XMR_UNIT, key, terms
 
-OVER = LATER + HOUR  # the late window, too
+OVER = LATER + HOUR  # after the late window, too
 
 
 def test_deposits_behind_a_failed_refund_go_to_the_next_address() -> None:
     order = after(open_order(terms()), ev.DeadlinePassed(), now=OVER)
-    for n in range(2):  # the second one while the first refund waits for its wallet
+    for n in range(2):  # the second deposit while the first refund waits for its wallet
         order = after(order, seen(n, XMR_UNIT), ev.DepositConfirmed(key(n)), now=OVER)
         if n == 0:
             order = after(order, ev.RefundAddressGiven("first"), now=OVER)

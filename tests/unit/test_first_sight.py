@@ -1,6 +1,6 @@
-"""What the first sight of a USDC payment is worth to its order: the quote, and nothing else.
+"""The time at which a USDC payment is first seen decides only whether the order's quote holds.
 
-Orders of a whole service; the deposits come from the scanner of EVM networks on a made-up chain.
+Orders of a full service; the deposits come from the EVM scanner on a simulated chain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATE_WINDOW_MS = HOUR_MS // 4
 
 
 class Eyes:
-    """Sees what the sandbox does, whose chains need that to go on, and what the scanner does."""
+    """Adds the scanner's deposits to the sandbox's, whose chains advance with each pass."""
 
     def __init__(self, sandbox: Any, scanner: EvmDepositScanner) -> None:
         self._observe, self._acknowledge = sandbox.observe, sandbox.acknowledge
@@ -44,7 +44,7 @@ class Eyes:
 
 @dataclass
 class Scene:
-    """An order for USDC, and the chain that its deposit comes on."""
+    """An order paid in USDC, and the chain of its deposit."""
 
     box: Sandbox
     reader: Reader
@@ -52,13 +52,13 @@ class Scene:
     address: str
 
     def sends(self, name: str) -> None:
-        """A payment is pending; what it replaces is gone."""
+        """Make a payment pending, in place of an earlier one."""
         call = usdc.transfer(self.address, PAYS)
         transaction = {"hash": txid_of(name), "to": TOKEN, "input": "0x" + call.hex()}
         self.reader.chain.pool = [transaction]
 
     async def is_mined(self, name: str) -> None:
-        """In a block of now, with two more after it."""
+        """Mine the payment in a block of the present time, and two more blocks."""
         chain = self.reader.chain
         chain.pool = []
         chain.genesis = self.box.clock.now // 1000 - 10 * (chain.head + 1)
@@ -67,7 +67,7 @@ class Scene:
         await self.box.settle()
 
     async def expires(self) -> None:
-        """The offer is over, and the rate has moved beyond what a late deposit may bear."""
+        """Pass the deposit window, and move the rate too far for a late deposit."""
         await self.box.jump(HOUR_MS + 1)
         await self.box.fault("set_rate", rate="220")
 
@@ -122,7 +122,7 @@ async def test_a_payment_that_nobody_saw_in_time_is_late(scene: Scene) -> None:
 
 
 async def test_a_payment_that_was_replaced_by_its_sender_is_late(scene: Scene) -> None:
-    """To let the quote lapse or to take it, as the rate moves, would be an option for nothing."""
+    """Otherwise replacing a payment would be a free option on the rate."""
     scene.sends("a")
     await scene.box.settle()
     await scene.expires()

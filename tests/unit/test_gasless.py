@@ -63,7 +63,7 @@ def reason(authorization: Authorization, signature: bytes | None = None) -> Reas
     return found and found.reason
 
 
-# --- who signed ------------------------------------------------------------------------------
+# --- signatures ------------------------------------------------------------------------------
 
 
 @given(domains, authorizations)
@@ -139,7 +139,7 @@ def test_broken_wrapper_is_nobodys_signature(content: bytes) -> None:
     assert signer_of(DOMAIN, wrapped) != PAYER.address
 
 
-# --- what will do ----------------------------------------------------------------------------
+# --- acceptable payments ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [LEAST_SECONDS, 300, MOST_SECONDS])
@@ -177,7 +177,7 @@ def test_authorization_changed_after_signing_is_refused(change: dict[str, Any]) 
 
 
 def payment(**changes: Any) -> dict[str, Any]:
-    """A payment with some of its parts changed, named by their paths."""
+    """A payment with some fields changed, given by their paths."""
     made: dict[str, Any] = {
         "x402Version": 2,
         "accepted": {

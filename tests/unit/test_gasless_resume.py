@@ -1,4 +1,4 @@
-"""Carrying on with signed authorizations beside the worker."""
+"""Resuming signed authorizations beside the worker loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recorded(network: str, number: int) -> FundingRecord:
 
 
 class Store:
-    """Keeps what is unresolved; ``failures`` looks fail before the first that succeeds."""
+    """Keeps unresolved authorizations; the first ``failures`` reads fail."""
 
     def __init__(self, *records: FundingRecord, failures: int = 0) -> None:
         self.records = {record.key: record for record in records}
@@ -47,7 +47,7 @@ class Store:
 
 
 class Wallets:
-    """Carries out at once what is not on SLOW; there it waits for ``answers``."""
+    """Settles authorizations at once; on the network SLOW it waits for ``answers``."""
 
     def __init__(self) -> None:
         self.answers = asyncio.Event()

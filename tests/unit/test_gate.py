@@ -1,4 +1,4 @@
-"""Who a request is from, when the connection can't tell any more."""
+"""The client of a request whose connection has no peer address any more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``rpcsvc health``: what it says, and what it costs.
+"""``rpcsvc health``: its output and its CPU time.
 
-A probe runs ``rpcsvc health`` every few seconds: what it imports is what it costs.
+Probes run ``rpcsvc health`` every few seconds, and imports dominate its CPU time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WELL = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"status":"ok"}'
 
 @contextmanager
 def listening(data_dir: Path, answer: bytes = WELL) -> Iterator[None]:
-    """What a running service looks like from outside."""
+    """Answer like a running service on its socket."""
 
     class Probed(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -82,12 +82,12 @@ def carried_out(cwd: Path, *words: str, **environ: str) -> tuple[int, str, set[s
 
 
 def foreign(modules: set[str]) -> set[str]:
-    """The packages among them that neither Python brings nor this project."""
+    """The third-party packages among the modules."""
     return {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"rpcsvc"}
 
 
 def named(modules: set[str], *packages: str) -> set[str]:
-    """Those of the packages that are among the modules."""
+    """The packages that are among the modules."""
     return {each for each in packages if each in modules}
 
 
@@ -134,7 +134,7 @@ def test_verify_imports_no_library_and_no_service(tmp_path: Path) -> None:
 
 
 def test_start_builds_no_model_of_an_operation() -> None:
-    """The first call of each does; and the collector is on again once all is imported."""
+    """The first call of an operation builds it. The garbage collector is on again after imports."""
     code = (
         "import gc, rpcsvc.importing\n"
         "with rpcsvc.importing.Importing(): import rpcsvc.serving\n"
@@ -199,7 +199,7 @@ def test_probe_says_what_it_was_answered(
 
 
 def test_probe_takes_under_60_ms_of_cpu(tmp_path: Path) -> None:
-    """The least of some runs, beside a bare interpreter: the machine has other things to do."""
+    """The minimum of several runs, less a bare interpreter: the machine has other load."""
 
     def least(*arguments: str) -> float:
         return min(cpu_ms(*arguments) for _ in range(7))
@@ -221,7 +221,7 @@ def cpu_ms(*arguments: str) -> float:
 def test_socket_of_another_user_is_sent_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever listens there could take the token, and show deposit addresses of their own."""
+    """Another user could read the token, and answer with his own deposit addresses."""
     with listening(tmp_path / "data"):
         assert client.socket_endpoint(tmp_path / "data") is not None
         monkeypatch.setattr(health_probe, "_listener_of", lambda _connection: 54_321)

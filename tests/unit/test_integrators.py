@@ -1,4 +1,4 @@
-"""Integrators: how the settings write them, and how a key finds its own."""
+"""Integrators: their form in the settings, and finding one by its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The payment journal's format: what was written is read back; what was not whole is found."""
+"""The payment journal's format: lines are read back, incomplete and damaged ones found."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_writer_goes_on_after_a_torn_line(
     bodies: list[dict[str, object]], data: st.DataObject
 ) -> None:
     lines = written(bodies)
-    # All but its newline, too: it must not become whole afterwards.
+    # Also the line without its newline: it must not become complete later.
     cut = data.draw(st.integers(1, len(lines[-1]) - 1))
     torn = b"".join(lines[:-1]) + lines[-1][:cut]
     after = read(torn).end

@@ -1,4 +1,4 @@
-"""An older copy of the database and its payment journal: what was signed since is adopted."""
+"""Payments since an older copy of the database are adopted from the payment journal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Pat
 
 
 async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
-    """A planned one finds it and is not cancelled; one that the copy lacks is named."""
+    """A planned one is matched and not cancelled; a payment of a missing one is reported."""
     planned, later = (
         Withdrawal(name, "monero", XMR, "4cold", 7, 1, NOW, NOW) for name in ("wd_0001", "wd_0002")
     )
@@ -122,7 +122,7 @@ async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: P
 
 
 async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
-    """Its order was cancelled, say, in the moment of the commit: it is signed anew, with others."""
+    """Its commit was refused, as by a cancellation, and the transfer signed anew."""
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
@@ -198,7 +198,7 @@ async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
 
 
 async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path) -> None:
-    """Done, then void by a deep reorganisation, then made anew: one of them took the deposit."""
+    """Done, then voided by a deep reorg, then made anew: the deposit is swept once."""
     async with opened(tmp_path) as books:
         await books.addresses.adopt_wallet(HOT)
         await books.addresses.add_addresses([EvmAddress(1, "0x01")])
@@ -222,7 +222,7 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
 
 
 async def sweep_from(books: Books, serial: int) -> evm.EvmPayment:
-    """A sweep of 9 units from the first address, done."""
+    """Record a done sweep of 9 units from the first address."""
     name = f"sweep-arbitrum-1-{serial}"
     payment = evm_payment(name, 9, HOT, serial, purpose=evm.Purpose.SWEEP)
     sweep = evm.Sweep("arbitrum", 1, serial, "0x01", evm.SweepMethod.RECEIVE, 9, "aa", name)
@@ -292,13 +292,13 @@ async def test_check_names_what_the_journal_lacks(tmp_path: Path) -> None:
 
 
 async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> None:
-    """A payment that a later one took the place of."""
+    """A payment that a later one has replaced."""
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
         before = books.copy(tmp_path / "before.db")
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
-        # As if its line had come, and neither its commit nor the word that it is void.
+        # As if killed after the journal line, before the commit and before a void line.
         await books.monero._journal.record(MoneroEntry(WALLET.primary_address, first), _nothing)
         await books.monero.add_payment(xmr_payment(order, "bb"))
     put_back(tmp_path, before)

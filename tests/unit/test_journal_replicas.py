@@ -1,5 +1,5 @@
 """The payment journals of replicas on one database: each transfer is paid at most once, and no
-payment is lost, whatever is killed, paused, or restored (docs/adr/0014-replicas.md).
+payment is lost, over kills, pauses and restores (docs/adr/0014-replicas.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Killed(Exception):
 
 
 class Dying(Fenced):
-    """A fenced database whose next write may be the death of the process."""
+    """A fenced database at whose next write the process may be killed."""
 
     dies = False
 
@@ -53,7 +53,7 @@ class Dying(Fenced):
 
 @dataclass
 class Settler:
-    """A replica that took the lease; ``adopted`` is what its journal brought."""
+    """A replica that took the lease; ``adopted``: the payments adopted from its journal."""
 
     name: str
     journal: PaymentJournal
@@ -84,7 +84,7 @@ class World:
     async def take_over(
         self, name: str, *, watched: Sequence[Mark] | None, is_alone: bool = False
     ) -> Settler:
-        """The replica takes the lease, opens its journal, and publishes what is on record."""
+        """The replica takes the lease, opens its journal, and publishes recorded payments."""
         holder = f"{name}-{self.random.getrandbits(32):x}"
         token = await SqlLeases(self.database).take(SETTLER, holder, None)
         assert token is not None
@@ -105,7 +105,7 @@ class World:
         return self.settler
 
     async def watched(self) -> list[Mark] | None:
-        """What a standby saw last."""
+        """The journal marks that a standby read last."""
         watch = JournalWatch(self.database)
         await watch()
         return watch.marks
@@ -117,7 +117,7 @@ class World:
         return self.settler is not None and self.settler.journal.is_usable
 
     async def publish(self) -> None:
-        """Whatever is on record and not on the chain."""
+        """Publish all recorded payments that are not on the chain."""
         if self.settler is None or self.switch.reason() is not None:
             return
         states = (monero.PaymentState.PREPARED, monero.PaymentState.PUBLISHED)
@@ -159,7 +159,7 @@ class World:
         return self.folder / name
 
     async def restore(self, copy: Path) -> None:
-        """As docs/cluster.md has it: replicas stop, payouts are paused, the copy is put back."""
+        """Restore as in docs/cluster.md: stop replicas, pause payouts, put the copy back."""
         self.settler = self.zombie = None
         self.switch.pause("restoring")
         await self.database.close()
@@ -169,9 +169,9 @@ class World:
         self.database = await Database.open(self.folder)
 
     async def adopt_all(self, names: Sequence[str]) -> list[str]:
-        """Each replica settles once its journal can be opened; what of the journals was refused.
+        """Each replica takes over in turn, if its journal can be opened; the refusals of journals.
 
-        The first one has seen nobody settle.
+        The first one has seen no other settler.
         """
         watched, waiting, refused = None, list(names), list[str]()
         for _ in names:
@@ -228,7 +228,7 @@ async def test_standby_that_watched_goes_on_with_a_journal_of_its_own(tmp_path: 
 
 
 async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) -> None:
-    """As after a fail-over of PostgreSQL that lost commits, while the lease still has time."""
+    """As after a fail-over of PostgreSQL that lost commits, within the time of the lease."""
     async with world(tmp_path) as up:
         first = await up.take_over("a", watched=None)
         await paid(up, first)
@@ -247,7 +247,7 @@ async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) 
 
 
 async def test_alone_the_journal_of_another_database_is_not_adopted(tmp_path: Path) -> None:
-    """Even if its lines are of a later lease."""
+    """Even if its lines have a later fencing token."""
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
     async with world(tmp_path / "own") as up, world(tmp_path / "other", seed=1) as other:
@@ -274,7 +274,7 @@ async def test_uncommitted_line_is_void_once_another_settled(tmp_path: Path) -> 
         first = await up.take_over("a", watched=await up.watched())
         assert first.adopted == ReplayResult(), "nothing is adopted, and nothing refused"
         assert up.switch.reason() is None
-        await up.restore(copy)  # also an older copy does not bring it back
+        await up.restore(copy)  # also not on an older copy
         assert await up.adopt_all("ab") == []
         assert (await up.recorded()) == {txid for txids in up.chain.values() for txid in txids}
         up.check()
@@ -327,7 +327,7 @@ async def test_copy_from_before_a_fail_over_gets_the_lines_of_both(tmp_path: Pat
 
 
 async def test_restored_copy_pauses_payouts_by_itself(tmp_path: Path) -> None:
-    """Also where the operator did not: other journals may have more."""
+    """Also if the operator did not pause them: other journals may have more payments."""
     async with world(tmp_path) as up:
         first = await up.take_over("a", watched=None)
         await paid(up, first)
@@ -343,7 +343,7 @@ async def test_restored_copy_pauses_payouts_by_itself(tmp_path: Path) -> None:
 
 
 class Walk:
-    """A seeded mixture of payments, deaths, take-overs, zombies, backups and restores."""
+    """A seeded sequence of payments, kills, take-overs, zombies, backups and restores."""
 
     def __init__(self, up: World) -> None:
         self.up = up
@@ -362,14 +362,14 @@ class Walk:
             await paid(self.up, self.up.settler)
 
     async def die(self) -> None:
-        """Between the line and its commit."""
+        """Kill the settler between journal line and commit."""
         if self.up.may_pay() and self.up.settler is not None:
             with pytest.raises(Killed):
                 await self.up.sign(self.up.settler, await self.up.unpaid(), dies=True)
             self.up.settler = None
 
     async def leave(self) -> None:
-        """Between the commit and the publication."""
+        """Kill the settler between commit and publication."""
         if self.up.may_pay() and self.up.settler is not None:
             await self.up.sign(self.up.settler, await self.up.unpaid())
             self.up.settler = None
@@ -398,7 +398,7 @@ class Walk:
         up = self.up
         await up.restore(up.random.choice(self.copies))
         if await up.adopt_all(up.random.sample(REPLICAS, len(REPLICAS))):
-            self.is_over = True  # payouts stay paused: that is the operator's to settle
+            self.is_over = True  # payouts stay paused until the operator resolves it
             return
         published = {txid for txids in up.chain.values() for txid in txids}
         assert published <= await up.recorded()

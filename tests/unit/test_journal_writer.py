@@ -1,4 +1,4 @@
-"""The payment journal on disk: durable before the commit, mirrored, and payouts wait without it."""
+"""The payment journal on disk: durable before the commit, mirrored; without it payouts wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJour
 
 
 class FakeClock:
-    """Wall and steady time that the test moves."""
+    """Wall and monotonic time, moved by the test."""
 
     def __init__(self) -> None:
         self.at = 1_000_000
@@ -41,7 +41,7 @@ def options(tmp_path: Path) -> JournalOptions:
 
 
 async def nothing(_mark: Mark) -> None:
-    """A commit that goes through."""
+    """A commit that succeeds."""
 
 
 async def opened(options: JournalOptions, clock: FakeClock = CLOCK) -> PaymentJournal:
@@ -51,7 +51,7 @@ async def opened(options: JournalOptions, clock: FakeClock = CLOCK) -> PaymentJo
 
 
 async def written(options: JournalOptions, count: int) -> Mark:
-    """Where a journal of so many lines ended when it was closed."""
+    """Write a journal of so many lines and close it; its last mark."""
     made = await opened(options)
     await write(made, count)
     await made.close()
@@ -211,7 +211,7 @@ async def test_further_place_holds_the_same_and_catches_up(
     place, clock = tmp_path / "mount" / "journal", FakeClock()
     both = replace(options, places=(place, tmp_path / "other"), segment_bytes=300)
     made = await opened(both, clock)
-    await write(made, 2)  # one place is enough: the folder of the other is not mounted
+    await write(made, 2)  # one place is enough: the other's folder is not mounted
     assert "payouts go on" in str(made.health().detail)
     place.parent.mkdir()
     clock.at += 60_000

@@ -1,4 +1,4 @@
-"""Who keeps the lease: takes it, renews it, and knows by its own clock how long it may act."""
+"""Holding the lease: taking it, renewing it, and its expiry by the holder's own clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LASTS_MS = 10_000
 
 
 class ScriptedLeases:
-    """Leases that answer as the test says, each after ``takes_ms``; time passes by waiting only."""
+    """Leases with scripted answers, each after ``takes_ms``; time passes by waiting only."""
 
     def __init__(self, answers: list[int | bool | None], takes_ms: int = 0) -> None:
         self.answers = answers
@@ -134,7 +134,7 @@ async def test_lost_lease_stays_lost() -> None:
 
 
 class Gone(ScriptedLeases):
-    """Leases on a database that can't be reached at first."""
+    """Leases on a database that is unreachable at first."""
 
     async def held(self, name: str) -> HeldLease | None:
         if self.now < 5 * ASK_MS:

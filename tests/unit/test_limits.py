@@ -1,4 +1,4 @@
-"""Rate limits hold to the request, memory is bounded, and no client can pose as another."""
+"""Rate limits are exact, memory is bounded, and no client can pose as another."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_flood_of_addresses_is_remembered_up_to_the_bound() -> None:
 
     remembered = [n for n in range(9_900, 10_000) if not limit.take(f"client-{n}").allowed]
 
-    # Those that were forgotten push out the rest as they come back: never more than the bound.
+    # Forgotten clients that return evict others: never more than the bound.
     assert len(remembered) <= 50
     assert not limit.take("client-9999").allowed
 

@@ -1,4 +1,4 @@
-"""Headers that mirror an MCP message: what the client writes is what the server reads."""
+"""Headers that mirror an MCP message: client and server agree on their form."""
 
 from __future__ import annotations
 

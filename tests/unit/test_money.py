@@ -1,4 +1,4 @@
-"""Money: integers only, exact to the unit, and strings that mean one thing."""
+"""Money: integers only, exact to the unit, and unambiguous strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
+"""An adapter whose nodes hang delays no pass of the worker, and loses no deposits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = Observation()
 
 
 class SlowAdapter:
-    """An adapter whose look ends when it is told to."""
+    """An adapter whose ``observe`` ends when the test lets it."""
 
     asset = XMR
 
@@ -36,7 +36,7 @@ class SlowAdapter:
 
 
 class Rig:
-    """A watch on a slow adapter, with a clock that moves when told."""
+    """An AdapterWatch on a slow adapter, with a manual clock."""
 
     def __init__(self) -> None:
         self.adapter = SlowAdapter()

@@ -1,4 +1,4 @@
-"""What a lost database handed out is handed out to nobody else."""
+"""Addresses handed out by a lost database are not handed out again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER = "legal winner thank year wave sausage worth useful legal winner thank ye
 
 @pytest.fixture
 async def databases(tmp_path: Path) -> AsyncIterator[tuple[Database, Database]]:
-    """That which is lost, and the older copy of it."""
+    """The lost database, and an older copy of it."""
     for name in ("lost", "copy"):
         (tmp_path / name).mkdir(mode=0o700)
     lost, copy = [await Database.open(tmp_path / name) for name in ("lost", "copy")]
@@ -72,7 +72,7 @@ async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
 async def test_xmr_addresses_of_lost_orders_are_skipped(
     databases: tuple[Database, Database], orders: int
 ) -> None:
-    """The copy is of a stopped service, whose pool is given back, and made before any order."""
+    """The copy is from before any order, of a stopped service that has given its pool back."""
     lost, copy = await ledgers(databases)
     wallet = Wallet()
     pool = await pool_of(wallet, lost)
@@ -162,7 +162,7 @@ async def taken(pool: EvmAddressPool, count: int) -> list[str]:
 async def test_usdc_addresses_of_lost_orders_are_skipped(
     databases: tuple[Database, Database], in_order: bool
 ) -> None:
-    """``in_order``: the copy is of a stopped service, else of one that runs."""
+    """``in_order``: the copy is of a stopped service; otherwise of a running one."""
     keys = HdKeys(WORDS)
     lost, copy = (SqlEvmDepositLedger(database) for database in databases)
     for ledger in (lost, copy):

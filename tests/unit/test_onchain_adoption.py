@@ -1,4 +1,4 @@
-"""Taking up payments without daemons: what is believed of a transaction, and what is not."""
+"""Adopting payments, without daemons: which transactions are accepted as a transfer's payment."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_has_come_to_its_end_is_not_adopted(
 
 @dataclass
 class Xmr:
-    """A wallet with one transaction, and its node."""
+    """A wallet and a node with one transaction."""
 
     pays: dict[str, int]
     fee: int = 3
@@ -269,7 +269,7 @@ async def test_transaction_that_pays_several_is_adopted_for_all(
 async def test_single_payment_is_adopted_for_one_transfer_only(
     database: Database,
 ) -> None:
-    """It paid others besides, so that there is enough left for a twin."""
+    """It paid others, too, so its amount would suffice for an equal second transfer."""
     at = Xmr({"4user": 50, "4second": 30}, others=1000)
     second, twin = (transfer(name, "monero", "4second", 30) for name in ("ord_2", "ord_3"))
     done = await adopt_xmr(at, database, WANTED, second, twin)
@@ -360,7 +360,7 @@ async def test_mined_payment_is_recorded_with_its_bytes_and_nonce(
     assert (known.order.recipient, known.order.units) == (USER, 50)
     assert known.order.purpose is Purpose.TRANSFER
     assert known.attempts[0].txid == reported["hash"]
-    mined_at = 1_700_000_000  # the cap per day counts it when it was made
+    mined_at = 1_700_000_000  # the daily cap counts it at the time of its block
     assert (known.prepared_at, known.published_at, known.attempts[0].made_at) == (mined_at,) * 3
     assert done.txid == reported["hash"]
     assert usdc.keccak256(bytes.fromhex(known.attempts[0].raw)).hex() == reported["hash"][2:]
@@ -445,7 +445,7 @@ async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
     known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
-    # The order goes on under the id that it was told first.
+    # The order keeps the transaction id that was adopted first.
     assert done.txid == first.txid
     with pytest.raises(NotAdopted, match="nonce"):
         await adopt_usdc(Evm(signed(nonce=5)), database)
@@ -454,7 +454,7 @@ async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
 async def test_payment_mined_below_the_present_offer_is_adopted(
     database: Database,
 ) -> None:
-    """Raised before the copy was lost, and once more, not as far, by the service on the copy."""
+    """Mined at a fee below that of a replacement signed later, on the restored copy."""
     for fee in (5, 9):
         await adopt_usdc(Evm(signed(fee=fee)), database)
     mined = signed(fee=7)
@@ -462,7 +462,7 @@ async def test_payment_mined_below_the_present_offer_is_adopted(
     known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (len(known.attempts), known.latest.txid) == (3, mined["hash"])
-    # What would have to be outbid if it left the chain again.
+    # If it is reorged out, a replacement has to outbid these fees.
     assert known.latest.max_fee > known.attempts[1].max_fee
     assert known.latest.tip > known.attempts[1].tip
 
@@ -482,7 +482,7 @@ async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database)
 
 
 def test_an_adopted_payment_calls_what_was_called() -> None:
-    """What replaces it after a reorganisation must be the same call."""
+    """A replacement after a reorganisation must be the same call."""
     fields = signed_fields(signed())
     order = PaymentOrder("x", Purpose.TRANSFER, USER, 50, TOKEN, fields.data, fields.gas)
     assert order.data == usdc.transfer(USER, 50)

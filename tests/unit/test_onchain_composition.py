@@ -1,7 +1,7 @@
-"""The service put together with the engine onchain and the shipped table of chains.
+"""The service composed with the engine onchain and the shipped table of chains.
 
-No daemon answers here: that is a matter of health, and must not keep the service from starting.
-What it does with daemons is in tests/regtest.
+No daemon answers here: that degrades health, and must not keep the service from starting. With
+daemons: tests/regtest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ USDC_ON = {
 
 @pytest.fixture
 async def up(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service for mainnet as an operator begins with it: a node for one chain of the table."""
+    """A service with an operator's first settings for mainnet: a node for one chain."""
     async with running(unreachable(tmp_path)) as made:
         yield made
 
@@ -67,7 +67,7 @@ async def test_an_order_is_shown_whether_its_chain_has_a_node_or_not(
 async def test_orders_of_a_removed_chain_raise_an_alert_until_done(
     tmp_path: Path,
 ) -> None:
-    """Nothing sees their deposits, and nothing pays them: they would wait for ever, unheard."""
+    """Their deposits are not scanned and their payouts not made: without an alert they hang."""
     settings = unreachable(tmp_path)
     async with running(settings) as before:
         await before.service.processor.open(open_order(order_of(before, "base")), None, None)
@@ -80,7 +80,7 @@ async def test_orders_of_a_removed_chain_raise_an_alert_until_done(
 
 
 async def expire(up: Running, order_id: str) -> None:
-    """What the worker does when the order's time is over."""
+    """End the order as the worker does at its deadline."""
     clock = ManualClock()
     clock.now = up.service.clock.now_ms() + 10**10
     processor = OrderProcessor(up.service.store, clock, lambda _order: StatusView(b"{}", None))

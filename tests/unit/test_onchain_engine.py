@@ -1,4 +1,4 @@
-"""Both adapters as one engine: who is asked, what is let out, what health says."""
+"""Both adapters as one engine: routing, the payout guard, health."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
 
 
 def breaks(error: Exception) -> Any:
-    """A fault of the service itself, in any call."""
+    """A function that always raises, like a bug."""
 
     async def broken(*_: object) -> Any:
         raise error
@@ -208,12 +208,12 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     with pytest.raises(Unavailable, match="paused"):
         rig.engine.require_ready()
     assert (await rig.engine.health()).detail == "payouts: paused: look into it"
-    # What is published already is followed to its end.
+    # Published payments are followed to their end.
     assert (await rig.engine.look_up(transfer())).outcome is Outcome.PENDING
 
 
 async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) -> None:
-    """The first is signed and not in the books yet, and the second is of another network."""
+    """The first is signed and not in the books yet; the second is on another network."""
     rig = Rig(tmp_path, signed=Signed(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
@@ -235,7 +235,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
 
 
 async def test_prepare_reports_a_payment_restored_from_the_journal(tmp_path: Path) -> None:
-    """It is out: no pause and no cap can hold it, and it is not signed a second time."""
+    """It is signed already: no pause or cap applies, and it is not signed a second time."""
     rig, record = Rig(tmp_path), Recorder()
     rig.switch.pause("look into it")
     rig.usdc.known = PreparedTransfer("tx", "raw", ("t",))

@@ -1,4 +1,4 @@
-"""Networks of the USDC adapter rig by themselves: a fault on one is no other's."""
+"""Networks of the USDC adapter are independent: a fault on one affects no other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_upkeep_fault_names_its_own_network_only(
         kept_up.append(name)
         if name in broken:
             raise KeyError(name)
-        raise Unavailable("not now")  # enough of it
+        raise Unavailable("not now")  # skip the rest of the maintenance
 
     async def looked(*_: object) -> None:
         return None

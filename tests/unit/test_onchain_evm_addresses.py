@@ -1,4 +1,4 @@
-"""The pool of USDC deposit addresses: nothing is ever handed out twice."""
+"""The pool of USDC deposit addresses: no address is handed out twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = EvmOptions(pool_target=12, pool_low=6)
 
 @pytest.fixture
 async def empty(tmp_path: Path) -> AsyncIterator[SqlEvmDepositLedger]:
-    """A database that has met no mnemonic."""
+    """A database without a recorded hot wallet."""
     database = await Database.open(tmp_path)
     yield SqlEvmDepositLedger(database)
     await database.close()
@@ -76,7 +76,7 @@ async def test_address_is_never_reused_over_starts_stops_and_crashes(
     wallet = await empty.wallet()
     assert wallet is not None
     assert len(set(given)) == len(given) == 171
-    # What a crash skips is bounded: less than two fillings each time.
+    # The addresses skipped by a crash are bounded: less than two refills each time.
     assert wallet.reserved_to < 171 + 5 * 2 * OPTIONS.pool_target
 
 
@@ -89,7 +89,7 @@ async def test_crash_skips_unused_addresses_and_a_stop_keeps_them(
     await later.close()
     last = await pool_of(empty)
     assert last.take() == KEYS.address(14)
-    # And given back once is not free for ever.
+    # An address that was given back can be taken once only.
     assert (await pool_of(empty)).take() == KEYS.address(25)
 
 
@@ -136,7 +136,7 @@ async def test_a_pool_in_use_fills_itself(empty: SqlEvmDepositLedger) -> None:
     pool = await pool_of(empty)
     for _ in range(7):
         pool.take()
-    await pool.close()  # after what was begun
+    await pool.close()  # waits for the refill under way
     assert await empty.highest_address() == EvmAddress(19, KEYS.address(19))
 
 

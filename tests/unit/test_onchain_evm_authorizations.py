@@ -1,4 +1,4 @@
-"""What became of a signed authorization, by a node's word; sending is in tests/regtest."""
+"""The outcome of a signed authorization by the node's answers; sending is in tests/regtest."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ USED, CANCELED = usdc.AUTHORIZATION_USED, usdc.AUTHORIZATION_CANCELED
 
 
 class Node(EvmClient):
-    """``top`` is at ``now``, and blocks are 10 s apart. ``used``: the nonce's event, and whom the
-    transaction paid; ``hides``: the node has no logs. ``wallet``: what the payer's contract says to
-    a signature.
+    """``top`` is at ``now``, and blocks are 10 s apart. ``used``: the event of the nonce, with the
+    payee and the block; ``hides``: the node has no logs. ``wallet``: the answer of the payer's
+    contract to a signature.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class TokenConnection(CheckedConnection):
 
 @dataclass
 class Rig:
-    """Authorizations over a node and a database; the one of ``record`` is on record as sent."""
+    """Authorizations with a node and a database; ``record``: a recorded one."""
 
     ledger: SqlEvmPaymentLedger
     node: Node = field(default_factory=Node)
@@ -218,7 +218,7 @@ async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
 async def test_what_its_owner_did_not_sign_is_refused(
     rig: Rig, wallet: bytes | None, signature: bytes, reason: Reason
 ) -> None:
-    """Before anything else is asked, and whoever used the nonce."""
+    """The signature is checked first, also if the nonce is used."""
     rig.node.wallet, rig.node.used = wallet, (USED, TO, TOP)
     record = replace(rig.record, signed=replace(rig.record.signed, signature=signature))
     with pytest.raises(AuthorizationRefused) as refused:
@@ -227,7 +227,7 @@ async def test_what_its_owner_did_not_sign_is_refused(
 
 
 async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None:
-    """Some nodes say in words of their own that a call that was tried out took too much."""
+    """Some nodes have their own error texts for a simulated call that needs too much gas."""
     rig.node.wallet = usdc.VALID_SIGNATURE
     with pytest.raises(AuthorizationRefused) as refused, rig.connection.watched():
         await rig.authorizations.require_usable(rig.record)
@@ -249,8 +249,8 @@ async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
 
 @pytest.mark.parametrize("is_paid", [False, True])
 async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid: bool) -> None:
-    """0.6 of 1 USD each, and neither is on record yet."""
-    rig.clock.now += 48 * 3_600_000  # what is on record counts no more
+    """Each costs 0.6 of 1 USD, and neither is recorded yet."""
+    rig.clock.now += 48 * 3_600_000  # recorded ones are too old to count
     cost = CallCost(3 * 10**14, 0)
     async with rig.budget.spending(NET, cost, is_paid=is_paid):
         with pytest.raises(Unavailable, match="no more gas"):
@@ -260,7 +260,7 @@ async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid:
 
 
 class Uses(SqlEvmPaymentLedger):
-    """Gas as it is given: 0.6 USD each."""
+    """Records gas of 0.6 USD for each use."""
 
     def __init__(self, *uses: tuple[bool, PaymentState]) -> None:
         self._uses = [GasUse(3 * 10**14, is_paid, state) for is_paid, state in uses]
@@ -283,7 +283,7 @@ class Uses(SqlEvmPaymentLedger):
 async def test_gas_that_an_order_bears_is_not_given_away(
     uses: list[tuple[bool, PaymentState]], given: int, has_room: set[bool]
 ) -> None:
-    """Of 1 USD for what is given away, and 1 for what may yet fail."""
+    """Budgets of 1 USD each for gas given away, and for paid gas that may still fail."""
     budget = GasBudget(1_000_000, {NET: 2_000_000_000}, Uses(*uses), ManualClock())
     cost, found = CallCost(3 * 10**14, 0), set()
     for is_paid in (True, False):

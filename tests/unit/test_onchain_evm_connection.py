@@ -1,4 +1,4 @@
-"""A node is believed only by a check that no failure came into: another may answer after it."""
+"""A node counts as checked only if no call failed meanwhile: another may have taken over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANSWERS = {
 
 
 class Node(EvmClient):
-    """A node of a chain, whose blocks come when they may."""
+    """A node with a scripted newest block."""
 
     def __init__(self) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
@@ -63,7 +63,7 @@ class Node(EvmClient):
 
 
 def fail(connection: EvmConnection) -> None:
-    """Another call meets a dead node."""
+    """Have another call fail on a dead node."""
     with pytest.raises(Unavailable), connection.watched():
         raise NotSent("node", "eth_call", "not reached")
 
@@ -111,7 +111,7 @@ async def test_stalled_chain_is_reported_though_its_node_answers() -> None:
     now[0] += 1
     await connection.check()
     assert connection.stall() == "the node of arbitrum has shown no new block for 20 minutes"
-    node.head = replace(HEAD, number=6)  # one of several nodes, which is later still
+    node.head = replace(HEAD, number=6)  # another node of a load balancer, lagging more
     await connection.check()
     assert connection.stall() is not None
     assert connection.height() == 6

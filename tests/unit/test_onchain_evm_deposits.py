@@ -1,4 +1,4 @@
-"""Deposits of USDC without a node: the scanner over a made-up chain."""
+"""Deposits of USDC without a node: the scanner on a simulated chain."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def reader(ledger: SqlEvmDepositLedger) -> Reader:
     return made
 
 
-# --- what is a deposit -------------------------------------------------------------------------
+# --- which events are deposits -----------------------------------------------------------------
 
 
 async def test_a_transfer_is_seen_and_then_confirmed(reader: Reader) -> None:
@@ -285,7 +285,7 @@ async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: R
     assert "another chain" in str(reader.scanner.problem)
 
 
-# --- nodes that are late ---------------------------------------------------------------------
+# --- lagging nodes ---------------------------------------------------------------------------
 
 
 async def test_a_node_that_is_a_little_late_removes_nothing(reader: Reader) -> None:
@@ -335,7 +335,7 @@ async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Re
     reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
     assert await reader.poll(acknowledge=False) == {key("a"): CONFIRMED}
-    # Committed, and the cursor stays where it was: a stop before the pass was over.
+    # The deposit is acknowledged, and the cursor not moved: stopped before the end of the pass.
     await reader.ledger.acknowledge([(key("a"), CONFIRMED)], None)
     reader.restart()
     reader.chain.lag = 2
@@ -430,7 +430,7 @@ async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Read
     assert await reader.scanner.confirmations(key("a")) == 2
 
 
-# --- until when deposits are known ---------------------------------------------------------------
+# --- scan progress -------------------------------------------------------------------------------
 
 
 async def test_a_look_is_whole_as_of_its_beginning(
@@ -486,7 +486,7 @@ async def test_a_look_that_could_not_place_an_event_is_not_whole(
     assert reader.scanner.complete_until == reader.clock.now
 
 
-# --- what it costs ---------------------------------------------------------------------------
+# --- number of calls -------------------------------------------------------------------------
 
 
 async def test_a_long_absence_is_made_up_for_in_several_passes(
@@ -567,11 +567,11 @@ async def test_scanned_height_is_that_of_the_committed_block(reader: Reader) -> 
     assert reader.scanner.scanned_height == committed + 1
 
 
-# --- reading again -------------------------------------------------------------------------------
+# --- rereads -------------------------------------------------------------------------------------
 
 
 async def left_out(reader: Reader) -> int:
-    """One deposit that was read and one that the node's index did not have for long; its block."""
+    """A scanned deposit, and one that the node's index lacked for long; the block of the latter."""
     reader.chain.mine(("known", pays(5)), count=10)
     await reader.poll()
     number = reader.chain.mine(("left out", pays(7)))
@@ -603,7 +603,7 @@ async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader
     reader.restart()
     assert (await reader.poll()).keys() == {key("left out")}
     assert await reader.ledger.deposit(key("known")) == before
-    # Also once, where the first look after it was not acknowledged.
+    # Only once, also if the first pass after it was not acknowledged.
     await reread(reader.connection, reader.ledger, 1)
     reader.restart()
     assert await reader.poll(acknowledge=False) == {}

@@ -65,7 +65,7 @@ class RandomChain:
             number = max(45, len(chain.blocks) - depth)
             height = len(chain.blocks)
             self.lost += chain.replace_from(number, salt=dice.randint(1, 10**9))
-            # A fork is longer than what it replaces, sooner or later.
+            # A fork becomes longer than the replaced branch, sooner or later.
             for _ in range(dice.randint(0, height - len(chain.blocks) + 1)):
                 chain.mine(*self.payments())
         for _ in range(dice.randint(0, 4)):
@@ -75,7 +75,7 @@ class RandomChain:
     async def poll(self) -> None:
         if self.dice.random() < 0.2:
             self.reader.restart()
-        with suppress(Unavailable):  # the fork is too short as yet
+        with suppress(Unavailable):  # the fork is still too short
             await self.reader.poll(acknowledge=self.dice.random() < 0.8)
 
     async def settle(self) -> None:

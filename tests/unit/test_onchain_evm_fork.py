@@ -1,4 +1,4 @@
-"""How far deposits are read again: late nodes give no events of what they lack, and no error."""
+"""The depth of rescans: lagging nodes return no events for blocks that they lack, and no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The L1 part of what a transaction costs on an OP-stack chain, and what it is counted in."""
+"""The L1 fee of a transaction on an OP-stack chain, and the costs that include it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SILENCE = TimedOut("node", "eth_call", "no answer in time")
 
 
 class Node(EvmClient):
-    """A node with an oracle that takes ``rate`` wei for each byte. ``problem``: what it raises."""
+    """A node with an oracle of ``rate`` wei per byte. ``problem``: raised instead."""
 
     def __init__(self, rate: int = 10**6) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
@@ -95,7 +95,7 @@ def waiting(data: bytes, max_fee: int = GWEI) -> EvmPayment:
     return EvmPayment("optimism", HOT, 0, order(data, 50_000), (attempt,), 0)
 
 
-# --- the bytes that are paid for ----------------------------------------------------------------
+# --- the bytes that the fee is for --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, 1, 55, 56, 68, 255, 256, 70_000])
@@ -111,7 +111,7 @@ def test_an_unsigned_transaction_is_what_would_be_signed(
         "maxFeePerGas": max_fee, "maxPriorityFeePerGas": tip, "data": data[:size],
         "value": nonce, "accessList": [],
     }  # fmt: skip
-    # What a signature is made of: the keccak hash of exactly these bytes (EIP-1559).
+    # The signed hash is the keccak of exactly these bytes (EIP-1559).
     assert usdc.keccak256(unsigned(plan)) == bytes(TypedTransaction.from_dict(fields).hash())
 
 
@@ -170,7 +170,7 @@ async def test_an_oracle_that_fails_is_unavailable_and_not_zero(problem: NodeErr
 
 @pytest.mark.parametrize("answer", [b"", b"\x01", bytes(31), bytes(64)])
 async def test_an_answer_that_is_no_number_is_unavailable_and_not_zero(answer: bytes) -> None:
-    """So it is where no contract is at that address: the call succeeds and gives nothing."""
+    """As with no contract at that address: the call succeeds with an empty result."""
     node = Node()
     node.answer = answer
     with pytest.raises(Unavailable, match="gives no fee"):
@@ -184,7 +184,7 @@ async def test_a_node_that_does_not_answer_is_a_connection_problem() -> None:
         await L1Fee(connection_to(node)).of(order())
 
 
-# --- what it is counted in ----------------------------------------------------------------------
+# --- costs that include it ----------------------------------------------------------------------
 
 
 async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:

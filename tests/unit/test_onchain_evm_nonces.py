@@ -1,6 +1,6 @@
-"""Whether a hot wallet may sign: what it has sent, by its nonces, and what is on record of that.
+"""Whether a hot wallet may sign: its sent transactions by nonce, compared with the records.
 
-What an older copy of the database leads to is in tests/regtest/test_evm_nonces.py.
+The case of an older copy of the database is in tests/regtest/test_evm_nonces.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NETWORK = EvmNetwork(NET, 42161, "0xToken")
 
 
 class Node(EvmClient):
-    """Tells how many transactions the hot wallet has sent, and of transactions by their ids."""
+    """A node with the hot wallet's transaction count, and transactions by their ids."""
 
     def __init__(self) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
@@ -46,7 +46,7 @@ class Node(EvmClient):
 
 @dataclass
 class Rig:
-    """The nonces of a hot wallet over a database."""
+    """The nonces of a hot wallet with a database."""
 
     database: Database
     switch: PauseSwitch
@@ -64,19 +64,19 @@ class Rig:
         )
 
     async def measured(self) -> NonceGap | None:
-        """The gap as of now."""
+        """The present gap."""
         self.now_ms += 60_000
         await self.nonces.measure()
         return self.nonces.gap
 
     async def pay(self, count: int) -> None:
-        """Payments that are on record, and that the node has."""
+        """Add payments that are on record and on the node."""
         for nonce in range(count):
             await self.payments.add_payment(payment(f"tr_{nonce}", nonce))
         self.node.pending = count
 
     async def explain(self, txid: str, sender: str, nonce: int) -> None:
-        """The operator says that he made a transaction, which the node knows."""
+        """Annotate a transaction that the node knows as the operator's own."""
         await self.explain_unknown(txid)
         self.node.known[txid] = EvmTransaction(txid, sender, "0xTo", nonce, 0, b"", 7, "0x7")
 
@@ -95,7 +95,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_sends_before_the_first_check_are_unrecorded_if_it_paid(
     rig: Rig,
 ) -> None:
-    """A copy from before the service looked at nonces: it has payments, and was told nothing."""
+    """A database from before nonce checks: it has payments, and no acknowledged count."""
     await rig.pay(2)
     rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
@@ -106,7 +106,7 @@ async def test_sends_before_the_first_check_are_unrecorded_if_it_paid(
 async def test_annotated_top_up_annotates_no_outgoing_transaction(
     rig: Rig,
 ) -> None:
-    """The sender's own nonce may be any, that of a stranger's theft included."""
+    """The sender's nonce may equal that of a thief's transaction."""
     await rig.pay(1)
     assert await rig.nonces.next() == 1
     await rig.explain("0xtopup", sender="0xOperator", nonce=1)
@@ -140,7 +140,7 @@ async def test_nonce_gap_counts_what_others_sent_until_annotated(rig: Rig) -> No
 
 
 async def test_nonce_gap_counts_what_payouts_are_paused_for(rig: Rig) -> None:
-    """What was sent is acknowledged by then: it stays unexplained until payouts go on."""
+    """The transaction is acknowledged by then, but counts as unannotated until payouts resume."""
     await rig.pay(2)
     rig.node.pending = 3
     with pytest.raises(Unavailable):

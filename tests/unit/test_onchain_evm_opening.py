@@ -1,4 +1,4 @@
-"""What the hot wallet held at first: recorded once, of a block that stays."""
+"""The hot wallet's opening balance: recorded once, at a block that is not reorged out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, CheckedConnection
 
-WEI = 10**20 + 1  # more than an integer of SQLite holds
+WEI = 10**20 + 1  # beyond SQLite's integers
 
 
 class Node(Chain):
-    """A made-up chain whose hot wallet has sent ``sent`` transactions."""
+    """A simulated chain whose hot wallet has sent ``sent`` transactions."""
 
     sent = 2
     reorganise_while_asked = False

@@ -1,4 +1,4 @@
-"""Payments on EVM networks without a node: fees, and what the database itself refuses."""
+"""Payments on EVM networks without a node: fees, and the database's constraints."""
 
 from __future__ import annotations
 

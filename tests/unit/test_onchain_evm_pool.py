@@ -1,4 +1,4 @@
-"""Payments that a node is about to mine: a hint of time and nothing else."""
+"""Pending payments only give a deposit its first-seen time."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Read
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=3)
     assert await reader.poll() == {key("a"): REMOVED}
-    # In its new block it makes another event first: the deposit is another one by its place.
+    # In its new block another event comes first: with another log index it is another deposit.
     name, events = again
     reader.chain.mine((name, [(USER, STRANGER, 1), *events]))
     later(reader, 900)
@@ -138,7 +138,7 @@ async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Read
 
 
 async def test_the_time_is_of_the_recipient_that_was_seen(reader: Reader) -> None:
-    """A call of the token pays nobody else; a token that does so gives nobody a better time."""
+    """Real USDC pays the recipient of the call; a token that does not gives no earlier time."""
     reader.chain.pool = [paying("a")]
     await reader.poll()
     at = reader.clock.now + 500_000
@@ -158,7 +158,7 @@ async def test_a_look_that_fails_later_has_noted_what_is_pending(reader: Reader)
     assert await sighting(reader, "a") is not None
 
 
-# --- what is a hint ------------------------------------------------------------------------------
+# --- which transactions count --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
     assert await sighting(reader, "a") == first
 
 
-# --- when the node is asked ----------------------------------------------------------------------
+# --- calls to the node ---------------------------------------------------------------------------
 
 
 async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(

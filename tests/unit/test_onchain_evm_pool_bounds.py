@@ -1,4 +1,4 @@
-"""How many pending payments are remembered, for how long, and what the database refuses of them."""
+"""Bounds on the number and age of remembered pending payments, and the database's constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed bytes that are put together again from what a node tells of a transaction."""
+"""Rebuilding the signed bytes of a transaction from a node's JSON."""
 
 from __future__ import annotations
 

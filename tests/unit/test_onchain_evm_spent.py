@@ -1,4 +1,4 @@
-"""Which transaction has spent a nonce: found in a block's body, in few questions, or not at all."""
+"""Finding the transaction that has spent a nonce in a block's body, with few calls."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def made(txid: str, data: bytes = b"") -> EvmTransaction:
 class Node:
     """A node whose hot wallet sent nonce 7 as ``txid`` in block ``spent_in``.
 
-    It shows no transactions by id, and of receipts only ``receipts``. ``oldest``: the first block
-    that it has the state of. ``bodies`` False: blocks come empty.
+    It has no transactions by id, and only the ``receipts`` given. ``oldest``: the first block whose
+    state it has. ``bodies`` False: blocks are returned empty.
     """
 
     def __init__(self, txid: str, spent_in: int, top: int) -> None:
@@ -104,7 +104,7 @@ class ConnectionStub:
 
 
 class Rig:
-    """Looks one published payment up, again and again."""
+    """Repeats the lookup of one published payment."""
 
     def __init__(self, node: Node, state: PaymentState = PaymentState.PUBLISHED) -> None:
         order = PaymentOrder("tr_1", Purpose.TRANSFER, USER, 5, TOKEN, CALL, 65_000)
@@ -166,7 +166,7 @@ async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
 async def test_unrecorded_copy_that_moved_nothing_fails_the_payout(
     ok: bool | None, outcome: Outcome
 ) -> None:
-    """Its fee was raised after the copy was made that the database was put back from."""
+    """A replacement at a higher fee, signed after the copy that the database was restored from."""
     rig = Rig(Node("0xraised", 4_000, 5_000))
     rig.node.made = made("0xraised", CALL)
     if ok is not None:
@@ -180,7 +180,7 @@ async def test_unrecorded_copy_that_moved_nothing_fails_the_payout(
 
 
 async def test_what_an_older_release_recorded_is_no_proof() -> None:
-    """It noted the newest block of the first look, whatever had spent the nonce before it."""
+    """It recorded the newest block at the first lookup, not the block that spent the nonce."""
     rig = Rig(Node(OURS[0], 4_000, 5_000))
     rig.payment = EvmPayment(
         NETWORK.name, HOT, NONCE, rig.payment.order, rig.payment.attempts, 1,

@@ -1,4 +1,4 @@
-"""The brakes on outgoing money: the switch and the caps."""
+"""The payout guard: the pause and the caps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
 
 
 async def passes(held: PayoutGuard, item: Transfer) -> None:
-    """It is let through, alone. Raises Unavailable."""
+    """Pass a transfer through the guard, alone. Raises Unavailable."""
     async with held.passing(item):
         pass
 
@@ -98,7 +98,7 @@ async def test_what_goes_out_together_stays_within_the_caps(
 
 
 async def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path: Path) -> None:
-    """Hot wallets of several networks sign side by side: the books have none of it yet."""
+    """Hot wallets of several networks sign in parallel: these payments are not in the books yet."""
     held = guard(tmp_path, sent=70)
     async with held.passing(transfer(10), [transfer(10)]):
         await passes(held, transfer(10))
@@ -114,7 +114,7 @@ async def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path:
 
 
 class SlowBooks(Signed):
-    """Books that answer later, as those of a database over a network do."""
+    """Books with delayed answers, as from a database over a network."""
 
     answering: asyncio.Event
 
@@ -147,7 +147,7 @@ async def test_guard_counts_two_wallets_of_an_asset_in_turn(tmp_path: Path) -> N
 
 
 async def test_guard_counts_a_payment_committed_while_it_reads(tmp_path: Path) -> None:
-    """Twice rather than not at all: the books were read before it, and it is being signed."""
+    """It may count twice, but never not at all: the books were read before its commit."""
     books = SlowBooks(sent=85)
     books.answering = asyncio.Event()
     books.answering.set()
@@ -174,7 +174,7 @@ async def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path:
 
 @pytest.mark.parametrize("later", [10 * 60_000, -HOUR])
 async def test_withdrawn_request_does_not_degrade_health(tmp_path: Path, later: int) -> None:
-    """Its order was refunded or cancelled: nobody asks for it, so nothing waits."""
+    """Its order was refunded or cancelled, so no transfer waits."""
     clock = Clock()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     with pytest.raises(Unavailable):

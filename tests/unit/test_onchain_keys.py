@@ -1,4 +1,4 @@
-"""Keys of the EVM adapter: the file they are in, the accounts they give, and what they sign."""
+"""Keys of the EVM adapter: their file, the derived accounts, and signatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
 # Through the module under test, which keeps the import from raising the recursion limit.
 eth_account = keys._eth_account()
 
-# The words that every development chain knows, with the addresses that everyone knows.
+# The well-known mnemonic of development chains and its addresses.
 WORDS = "test test test test test test test test test test test junk"
 ADDRESSES = (
     "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266",

@@ -1,4 +1,4 @@
-"""The XMR adapter without daemons: options, locks, and what the database itself refuses."""
+"""The XMR adapter without daemons: options, locks, and the database's constraints."""
 
 from __future__ import annotations
 

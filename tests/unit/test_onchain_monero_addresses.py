@@ -1,4 +1,4 @@
-"""The address pool over a wallet that is made up: nothing is ever handed out twice."""
+"""The address pool with a simulated wallet: no address is handed out twice."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_address_is_never_reused_over_starts_stops_and_crashes(
 async def test_address_is_never_reused_when_the_wallet_is_reopened(
     ledger: SqlMoneroLedger,
 ) -> None:
-    """As after each failure of node or wallet, while the service runs."""
+    """As after each failure of node or wallet while the service runs."""
     pool, given = await pool_of(Wallet(), ledger), list[str]()
     for _ in range(20):
         given += await take(pool, 7)
@@ -61,7 +61,7 @@ async def test_address_is_never_reused_when_the_wallet_is_reopened(
 async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
     ledger: SqlMoneroLedger, is_stopped: bool
 ) -> None:
-    """It makes again what it lacks; most of that has been handed out."""
+    """It makes the missing addresses again, most of which were handed out before."""
     pool = await pool_of(Wallet(), ledger)
     given = await take(pool, 150)
     if is_stopped:
@@ -109,7 +109,7 @@ async def test_a_pool_that_runs_low_reserves_more_by_itself(
 async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
     ledger: SqlMoneroLedger, more: int
 ) -> None:
-    """The database is an older copy: who got what it does not know of is not known here."""
+    """The database is an older copy: the wallet's further addresses may have been handed out."""
     wallet = Wallet()
     await (await pool_of(wallet, ledger)).close()
     await wallet.create_addresses(more)
@@ -126,7 +126,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
 async def test_address_is_never_reused_after_a_silent_rollback(
     ledger: SqlMoneroLedger,
 ) -> None:
-    """Such as a machine that is set back to a snapshot between two calls: none of them failed."""
+    """As with a machine that is reset to a snapshot between two calls, neither of which fails."""
     wallet = Wallet()
     pool = await pool_of(wallet, ledger)
     given = await take(pool, 50)
@@ -219,7 +219,7 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger)
 
 
 async def restored(ledger: SqlMoneroLedger, made: int = 0) -> Wallet:
-    """A wallet that knows ``made`` addresses of the 300 and more that are on record."""
+    """A wallet with ``made`` of the 300 and more recorded addresses."""
     wallet = Wallet()
     for _ in range(4):
         await take(await pool_of(wallet, ledger), 90)

@@ -1,4 +1,4 @@
-"""Which node and which wallet the XMR adapter relies on, and what it tells of the others."""
+"""Which node and wallet the XMR adapter accepts, and its messages about others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_STEP = NodeInfo(100, "h99", "stagenet", True, False, False, 0, 0, "0.18")
 
 
 class Node:
-    """A node that calls itself in step, whatever its peers have."""
+    """A node that always reports to be in sync."""
 
     def __init__(self, nettype: str) -> None:
         self.nettype, self.height = nettype, 3_000_000
@@ -39,7 +39,7 @@ class Node:
 async def test_stalled_chain_is_reported_though_its_node_is_in_sync(
     nettype: str,
 ) -> None:
-    """Blocks of a regtest chain come when they are told to."""
+    """On regtest, where blocks are mined on request, a stall is not reported."""
     node, now = Node(nettype), [0]
     options = MoneroOptions(nettype=nettype)
     nobody = cast("Any", None)
@@ -62,12 +62,12 @@ async def test_stalled_chain_is_reported_though_its_node_is_in_sync(
         await connection.check_node()
 
 
-# --- which node, which wallet --------------------------------------------------------------------
+# --- checks of node and wallet -------------------------------------------------------------------
 
 
 @dataclass
 class Daemons:
-    """A node and a wallet. ``tops``: its top block at the next questions; after that it stays."""
+    """A node and a wallet. ``tops``: its top block at the next calls; the last one stays."""
 
     info_now: NodeInfo = IN_STEP
     primary: str = "5first"
@@ -110,7 +110,7 @@ class Daemons:
 
 @dataclass
 class Pair:
-    """Both, a ledger and the settings of one service."""
+    """Daemons, ledger and settings of one service."""
 
     daemons: Daemons
     ledger: SqlMoneroLedger
@@ -163,7 +163,7 @@ async def test_the_wallet_of_the_first_start_is_the_only_one(pair: Pair) -> None
 
 
 async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> None:
-    """Addresses of regtest are those of mainnet: only the record tells them apart."""
+    """Regtest has the addresses of mainnet: only the recorded network distinguishes them."""
     pair.daemons.nettype = "mainnet"
     with pytest.raises(ChainUnusable, match="the wallet is of mainnet, not of stagenet"):
         await pair.connection().check_wallet()

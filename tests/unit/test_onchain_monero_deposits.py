@@ -1,7 +1,7 @@
-"""The deposit scanner over a chain and a wallet that are made up: credited is what can be spent.
+"""The Monero deposit scanner on a simulated chain and wallet: only spendable money is credited.
 
-Two transactions to one address may have the same one-time key. The wallet here does with them what
-monero-wallet-rpc does: in the pool both count in full, mined only one.
+Two transactions to one address may have the same one-time key. As in monero-wallet-rpc, the wallet
+counts both in the pool, and only one of them once mined.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VOID, MISSING = "monero_deposit_voided", "monero_deposit_missed"
 
 @dataclass(frozen=True)
 class Paid:
-    """A transaction: what it pays to which address, each output with a one-time key."""
+    """A transaction to one address; its outputs are one-time keys with amounts."""
 
     txid: str
     minor: int
@@ -78,7 +78,7 @@ class Chain:
 
 @dataclass
 class Node:
-    """``asked``: how many transactions it was asked for."""
+    """``asked``: the number of transactions requested."""
 
     chain: Chain
     asked: int = 0
@@ -105,9 +105,9 @@ class Node:
 class Wallet:
     """Scans like wallet2: of outputs with one key it keeps the largest, and lists the difference.
 
-    ``spent``: keys that were spent. ``believes``: it takes every output for a new one. ``lost``: it
-    never saw these transactions. ``lag``: so many blocks behind it says it is. ``most``: so many
-    outputs are as much as an answer may hold. ``primary``: which wallet it is.
+    ``spent``: spent keys. ``believes``: it counts every output as new. ``lost``: transactions that
+    it does not have. ``lag``: the number of blocks that it lags by. ``most``: the maximum number of
+    outputs in an answer. ``primary``: its primary address.
     """
 
     chain: Chain
@@ -189,7 +189,7 @@ class Clock:
 
 @dataclass
 class Rig:
-    """A scanner and what it told, by transaction."""
+    """A scanner, and the states that it reported by transaction."""
 
     chain: Chain
     node: Node
@@ -201,7 +201,7 @@ class Rig:
     log: LogCapture = field(default_factory=LogCapture)
 
     async def poll(self) -> dict[str, DepositState]:
-        """One pass, committed: what all of them have shown so far."""
+        """One pass, committed; the last state of every deposit."""
         found = await self.scanner.observe()
         await self.scanner.acknowledge(found)
         for item in found:
@@ -215,7 +215,7 @@ class Rig:
         return [item["event"] for item in self.log.entries if item["log_level"] == "error"]
 
     def credited(self) -> int:
-        """What orders hold to be theirs."""
+        """The units credited to orders."""
         return sum(self.units[txid] for txid, state in self.reported.items() if state is CONFIRMED)
 
     def restart(self) -> None:
@@ -243,7 +243,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await database.close()
 
 
-# --- until when deposits are known -------------------------------------------------------------
+# --- scan progress -----------------------------------------------------------------------------
 
 
 async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
@@ -305,7 +305,7 @@ async def test_deposits_found_by_a_start_cost_one_question_together(rig: Rig) ->
 
 
 async def test_what_comes_later_takes_no_confirmation_back(rig: Rig) -> None:
-    """All that an address received asks for more confirmations than the first part alone."""
+    """The sum on an address needs more confirmations than its first deposit alone."""
     rig.chain.mine(paid("a", XMR), empty=2)
     assert await rig.poll() == {"a": CONFIRMED}
     rig.chain.mine(paid("b", 60 * XMR))
@@ -434,7 +434,7 @@ async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(rig: Rig) ->
     rig.chain.mine(two, empty=9)
     rig.chain.mine(three, empty=9)
     await rig.poll()
-    rig.wallet.spent.clear()  # it keeps the largest now
+    rig.wallet.spent.clear()  # now the wallet keeps the largest
     for _ in range(2):
         rig.chain.mine()
         assert await rig.poll() == {"t1": CONFIRMED, "t2": REMOVED}
@@ -463,7 +463,7 @@ async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(rig: Rig, l
 async def test_credited_one_of_two_with_one_key_stays_when_both_move(
     rig: Rig,
 ) -> None:
-    """The wallet believes both, which one key image can't: its order may be paid already."""
+    """The wallet counts both, but one key image spends only one; its order may be paid out."""
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
     rig.wallet.believes = True
     rig.chain.pool += [one, two]
@@ -492,7 +492,7 @@ async def test_one_that_is_back_is_seen_before_it_is_deep(rig: Rig) -> None:
 async def test_an_entry_of_nothing_beside_the_deposit_voids_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, is_last: bool
 ) -> None:
-    """A wallet that was told to scan a transaction again adds one."""
+    """A wallet that scans a transaction again adds an entry without an amount."""
     list_transfers = rig.wallet.transfers
 
     async def twice(from_height: int) -> list[WalletTransfer]:
@@ -532,7 +532,7 @@ async def test_honest_deposit_that_is_mined_again_is_confirmed_again(rig: Rig) -
     assert rig.logged == []
 
 
-# --- a wallet that is wrong ------------------------------------------------------------------
+# --- a wallet with wrong answers -------------------------------------------------------------
 
 
 async def test_outputs_with_one_key_image_count_once(
@@ -560,7 +560,7 @@ async def test_deposit_unknown_to_the_wallet_waits_until_it_knows(rig: Rig) -> N
     rig.chain.mine(one, empty=9)
     for _ in range(5):
         assert await rig.poll() == {"t1": SEEN}
-    assert rig.wallet.asked == {"transfer": 1}  # no more before the next block
+    assert rig.wallet.asked == {"transfer": 1}  # no further call before the next block
     assert rig.logged == [MISSING]
     rig.wallet.lost.clear()
     rig.chain.mine()
@@ -570,7 +570,7 @@ async def test_deposit_unknown_to_the_wallet_waits_until_it_knows(rig: Rig) -> N
 async def test_unlistable_outputs_hold_up_only_their_own_order(
     rig: Rig,
 ) -> None:
-    """66,000 outputs, some 4,500 transactions, are more than an answer may hold."""
+    """66,000 outputs, in some 4,500 transactions, exceed the size of an answer."""
     rig.wallet.most = 2
     for n in range(3):
         rig.chain.mine(paid(f"dust {n}", 1, minor=1))
@@ -618,7 +618,7 @@ async def test_unacknowledged_confirmation_survives_a_conflict(
     rig.chain.mine(empty=5)
     (shown,) = await rig.scanner.observe()
     assert shown.state is CONFIRMED
-    # The order layer committed it, and the service was killed before it could acknowledge that.
+    # The order layer committed it, and the service was killed before the acknowledgement.
     rig.restart()
     rig.wallet.lag = 1
     assert await rig.scanner.observe() == []
@@ -627,7 +627,7 @@ async def test_unacknowledged_confirmation_survives_a_conflict(
 
 
 async def test_what_a_late_wallet_has_not_got_to_is_read_later(rig: Rig) -> None:
-    """The node has the block with a deposit already, and the wallet can't list it yet."""
+    """The node has the block with a deposit, and the lagging wallet does not list it yet."""
     rig.chain.mine(paid("a", XMR))
     rig.wallet.lag, rig.wallet.lost = 1, {"a"}
     assert await rig.poll() == {}
@@ -638,7 +638,7 @@ async def test_what_a_late_wallet_has_not_got_to_is_read_later(rig: Rig) -> None
 async def test_a_block_that_is_replaced_during_a_look_is_read_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wallet has listed what was in the first of the two, which are of one height."""
+    """The wallet has listed the transactions of the replaced block of the same height."""
     height = rig.wallet.height
 
     async def replaced() -> int:
@@ -654,7 +654,7 @@ async def test_a_block_that_is_replaced_during_a_look_is_read_later(
 
 
 async def test_block_the_wallet_has_from_another_branch_is_read_later(rig: Rig) -> None:
-    """It is as high as the node, and lists what the node does not have."""
+    """Its height is the node's, but it lists transactions that the node does not have."""
     rig.wallet.chain = Chain(blocks=[*rig.chain.blocks])
     rig.wallet.chain.mine(paid("gone", XMR))
     rig.chain.mine(paid("a", XMR))
@@ -664,7 +664,7 @@ async def test_block_the_wallet_has_from_another_branch_is_read_later(rig: Rig) 
 
 
 async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> None:
-    """It was opened in the daemon while the look was under way, and no call has failed."""
+    """It was opened in the daemon during the pass, and no call failed."""
     rig.chain.mine(paid("a", XMR))
     rig.wallet.lost, rig.wallet.primary = {"a"}, "4another"
     with pytest.raises(ChainUnusable, match="another wallet"):
@@ -674,7 +674,7 @@ async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> N
 
 
 async def test_what_is_confirmed_late_is_shown_until_it_is_committed(rig: Rig) -> None:
-    """A crash, or a store that is full, came before the order had it; its block is long deep."""
+    """A crash or a full disk kept the order from recording it; its block is already deep."""
     rig.chain.mine(paid("a", XMR))
     assert await rig.poll() == {"a": SEEN}
     rig.wallet.lost = {"a"}
@@ -712,7 +712,7 @@ async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(rig: Rig) 
 
 
 async def unconfirmed_for_long(rig: Rig) -> None:
-    """A deposit that the wallet does not have, and the look that found it so for a day."""
+    """A deposit that the wallet has lacked for a day of blocks."""
     rig.chain.pool.append(paid("t1", 5 * XMR))
     await rig.poll()
     rig.wallet.lost.add("t1")
@@ -723,7 +723,7 @@ async def unconfirmed_for_long(rig: Rig) -> None:
 
 
 async def test_deposit_that_stays_unconfirmed_is_rechecked_hourly(rig: Rig) -> None:
-    """Anyone can send thousands: locked for years, or twice with one key."""
+    """Anyone can send thousands of these: locked for years, or twice with one key."""
     await unconfirmed_for_long(rig)
     for _ in range(60):
         rig.chain.mine()

@@ -1,6 +1,6 @@
-"""``rpcsvc payouts close`` of an XMR payout that was signed: only what no block can take is ended.
+"""``rpcsvc payouts close`` of a signed XMR payout: only one that can't be mined any more is closed.
 
-Node and wallet are played. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
+Node and wallet are fakes. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IMAGE = "image of tr_1"
 
 @dataclass
 class RefusingNode(Node):
-    """It refuses what is handed over. ``spent``: where each key image was seen."""
+    """A node that refuses submissions. ``spent``: where each key image was seen."""
 
     says: Submission = Submission.INVALID
     spent: dict[str, Spent] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class RefusingNode(Node):
 
 @dataclass
 class OwnWallet(Wallet):
-    """``does`` is all that it was told to do, in order."""
+    """``does``: its calls, in order."""
 
     does: list[str] = field(default_factory=list)
     is_locked: bool = False
@@ -93,7 +93,7 @@ class Ending:
 
 @pytest.fixture
 async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
-    """A settled payout that is nowhere, and whose bytes the node refuses."""
+    """A settled payout that is in no block and no pool, and whose bytes the node refuses."""
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
@@ -109,7 +109,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
 
 
 async def test_end_spends_inputs_that_nothing_has_spent(ending: Ending) -> None:
-    """The word that it is our own comes before it can be seen."""
+    """The transaction is annotated as our own before it is relayed."""
     ending.wallet.images, ending.wallet.frozen = (IMAGE,), {IMAGE}
     assert await ending.end() == "rival"
     assert ending.wallet.does == [

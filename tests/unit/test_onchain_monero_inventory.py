@@ -1,4 +1,4 @@
-"""The look at the wallet's outputs: when it is made, and what there is when they are too many."""
+"""Reading the wallet's outputs: when it is done, and the balance if there are too many."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def output(number: int, units: int, minor: int = 0, *, unlocked: bool = True) ->
 
 @dataclass
 class Wallet:
-    """``most``: so many outputs are as much as an answer may hold."""
+    """``most``: the maximum number of outputs in an answer."""
 
     held: list[Output]
     most: int = 1000
@@ -62,7 +62,7 @@ class Wallet:
 
 
 class Node:
-    """Whose fee is ``per_byte``."""
+    """A node with a fee of ``per_byte``."""
 
     per_byte = 1000
 
@@ -80,7 +80,7 @@ class Rig:
     logged: list[Any] = field(default_factory=list)
 
     def with_options(self, payments: Any = None, **options: Any) -> MoneroInventory:
-        """Another inventory of the same wallet, from now on the one that looks."""
+        """Replace the inventory by another one of the same wallet."""
         connection, made = self.inventory._connection, replace(OPTIONS, **options)
         self.inventory = MoneroInventory(connection, payments, self.clock, made)
         return self.inventory
@@ -153,7 +153,7 @@ async def test_fee_is_refreshed_though_nothing_else_changed(rig: Rig) -> None:
 async def test_unlistable_outputs_leave_the_balance_known(
     rig: Rig,
 ) -> None:
-    """Dust at deposit addresses: the sums are the balance's, what is promised is what was seen."""
+    """With dust: sums are the wallet's balance; only listed outputs count as payable now."""
     dust = [output(n, 1, minor=7, unlocked=n % 2 == 0) for n in range(1000, 2000)]
     rig.wallet.held = [
         output(1, XMR), output(2, 2 * XMR), output(3, 4 * XMR, unlocked=False), *dust,
@@ -226,7 +226,7 @@ async def test_less_than_a_fee_can_pay_nothing(rig: Rig) -> None:
 async def test_it_is_told_when_the_last_output_unlocks(
     rig: Rig, heights: list[int], blocks: int
 ) -> None:
-    """An output of block 0 is not mined yet; one that is old and locked is locked by its sender."""
+    """An output of block 0 is not mined yet; an old one that is locked has an unlock time."""
     rig.wallet.held = [
         replace(output(n, XMR, unlocked=False), height=at) for n, at in enumerate(heights)
     ]
@@ -236,7 +236,7 @@ async def test_it_is_told_when_the_last_output_unlocks(
 
 
 class Payments:
-    """Notes what is to be paid. ``busy``: something is under way."""
+    """Records payment orders. ``busy``: another payment is under way."""
 
     def __init__(self, *, busy: bool = False, unfinished: bool = False) -> None:
         self.orders: list[PaymentOrder] = []
@@ -278,7 +278,7 @@ TARGET = {"outputs_target": 8, "output_units": XMR, "dusty_outputs": 3}
 
 
 async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrder]:
-    """What is to be paid when the wallet holds these."""
+    """The payments to itself that a wallet with these outputs makes."""
     made = Payments()
     rig.with_options(made, **(TARGET | options))
     rig.wallet.held = list(held)
@@ -291,10 +291,10 @@ async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrde
 @pytest.mark.parametrize(
     ("units", "large", "options", "parts"),
     [
-        (100, 0, {}, 7),  # as many as are missing, beside itself
+        (100, 0, {}, 7),  # the missing ones, beside the change
         (100, 4, {}, 3),
         (100, 5, {}, 0),  # a few missing are not worth a fee
-        (100, 0, {"outputs_target": 60}, 14),  # as many as one transaction takes
+        (100, 0, {"outputs_target": 60}, 14),  # the most in one transaction
         (5, 0, {}, 3),  # with a fee to pay, none under the configured size
         (2, 0, {}, 0),
         (100, 0, {"outputs_target": 0}, 0),
@@ -303,7 +303,7 @@ async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrde
 async def test_the_largest_output_is_cut_into_what_is_missing(
     rig: Rig, units: int, large: int, options: dict[str, Any], parts: int
 ) -> None:
-    """Locked outputs count: they come back by themselves."""
+    """Locked outputs count: they unlock by themselves."""
     locked = [output(100 + n, XMR, unlocked=False) for n in range(large)]
     found = await orders_of(rig, output(1, units * XMR, minor=5), *locked, **options)
     assert [item.parts for item in found] == ([parts] if parts else [])
@@ -340,7 +340,7 @@ async def test_consolidation_takes_one_transaction_of_the_smallest(
 
 
 async def test_where_something_large_is_nothing_is_put_together(rig: Rig) -> None:
-    """The wallet could choose that instead."""
+    """The wallet could spend a large output instead of the small ones."""
     small = [output(n, XMR // 10, minor=7) for n in range(1, 5)]
     large = [output(100 + n, XMR, minor=7) for n in range(8)]
     assert await orders_of(rig, *small, *large) == []

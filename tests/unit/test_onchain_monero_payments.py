@@ -1,7 +1,7 @@
-"""What keeps an XMR payment from being made twice, or wrongly, when node or wallet misbehave.
+"""No XMR payment is made twice or wrongly when node or wallet misbehave.
 
-Both are played: they have to contradict themselves on command. The ledger is the real one. What
-real daemons do is in tests/regtest/test_monero_adapter_payouts.py.
+Both are fakes, which contradict themselves on command; the ledger is real. With real daemons:
+tests/regtest/test_monero_adapter_payouts.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ WRONG = {
 
 @dataclass
 class Node:
-    """``known``: the height of each transaction, None in the pool. ``takes``: what it is handed."""
+    """``known``: the height of each transaction, None in the pool. ``takes``: it accepts bytes."""
 
     top: int = 100
     known: dict[str, int | None] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Node:
     replaced: int = 0
 
     async def info(self) -> NodeInfo:
-        await asyncio.sleep(0)  # others may go on meanwhile, as with every call that is sent
+        await asyncio.sleep(0)  # other tasks may run meanwhile, as with every network call
         height = self.top + 1
         return NodeInfo(height, f"h{self.top}", "fakechain", True, False, True, height, 0, "0.18")
 
@@ -163,7 +163,7 @@ class Wallet:
         self.frozen.add(image)
 
     async def relay(self, metadata: str) -> None:
-        """Notes how far the database says that it is by then."""
+        """Record the payment's state in the database at the time of the relay."""
         txid = metadata.removeprefix("meta of ")
         live = await self.ledger.payments_in(*PaymentState)
         self.states += [item.state for item in live if item.txid == txid]
@@ -188,7 +188,7 @@ class Wallet:
 
 @dataclass
 class Rig:
-    """Payments of one run of the service."""
+    """The payments of one run of the service."""
 
     ledger: SqlMoneroLedger
     node: Node
@@ -200,7 +200,7 @@ class Rig:
         return await sign(self.payments, transfer, *companions)
 
     async def prepared(self, transfer: Transfer, *companions: Transfer) -> Transfer:
-        """As the order layer has it once it is committed there."""
+        """The transfer as the order layer has it once prepared."""
         signed = await self.sign(transfer, *companions)
         return replace(transfer, txid=signed.txid, raw=signed.raw, state=TransferState.PREPARED)
 
@@ -238,7 +238,7 @@ def upkeep(name: str = "upkeep-1", parts: int = 1) -> PaymentOrder:
     return PaymentOrder(name, Purpose.UPKEEP, OWN, XMR, parts)
 
 
-# --- what is signed ------------------------------------------------------------------------------
+# --- signing -------------------------------------------------------------------------------------
 
 
 async def test_a_transfer_that_is_signed_is_not_signed_again(rig: Rig) -> None:
@@ -259,7 +259,7 @@ async def test_what_was_signed_is_not_given_out_for_other_terms(
 
 
 async def test_outputs_of_a_payment_are_frozen_and_others_spent(rig: Rig) -> None:
-    """The wallet was killed before it stored, and has forgotten the first."""
+    """The wallet was killed before it stored the first payment, and has lost it."""
     await rig.published(transfer("tr_1"))
     await rig.prepared(transfer("tr_2"))
     assert rig.wallet.frozen == {"a"}
@@ -335,7 +335,7 @@ async def test_the_wallet_s_other_accounts_are_no_destination(rig: Rig) -> None:
 async def test_only_a_wrong_address_is_an_end(
     rig: Rig, code: WalletCode, raised: type[Exception]
 ) -> None:
-    """A transfer that is rejected is refunded: everything else may pass."""
+    """A rejected transfer is refunded; every other error may be temporary."""
     rig.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
     with pytest.raises(raised) as reported:
         await rig.sign(transfer())
@@ -354,7 +354,7 @@ async def test_an_address_that_can_not_be_paid_is_an_end(rig: Rig, why: str) -> 
 
 
 async def test_a_deposit_address_of_the_service_is_no_destination(rig: Rig) -> None:
-    """Though a wallet that was restored from an older file may not know it."""
+    """Also if a wallet restored from an older file does not have it."""
     await rig.ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), "4 tr_1")])
     with pytest.raises(TransferRejected, match="service itself"):
         await rig.sign(transfer())
@@ -409,7 +409,7 @@ async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(rig: Rig)
 
 
 async def test_what_the_network_has_meanwhile_holds_nothing_back(rig: Rig) -> None:
-    """The relay's answer was lost: the payment was RELAYING until somebody looked."""
+    """The relay's answer was lost: the payment is RELAYING until the next lookup."""
     made = await rig.prepared(transfer("tr_1"))
     rig.wallet.relays = rig.node.takes = False
     assert (await rig.payments.publish(made)).outcome is Outcome.UNKNOWN
@@ -432,7 +432,7 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
     assert (await rig.known("upkeep-1")).state is PaymentState.SETTLED
 
 
-# --- what is published ---------------------------------------------------------------------------
+# --- publishing ----------------------------------------------------------------------------------
 
 
 async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(rig: Rig) -> None:
@@ -479,7 +479,7 @@ async def test_another_wallet_is_told_nothing_and_signs_nothing(rig: Rig) -> Non
 
 
 async def test_another_wallet_does_not_judge_a_destination(rig: Rig) -> None:
-    """That it is its own is no reason to give the payout up."""
+    """If the destination is its own address, that is no reason to reject the payout."""
     rig.wallet.primary, rig.wallet.own = "4other", {"4 tr_1"}
     with pytest.raises(ChainUnusable, match="another wallet"):
         await rig.sign(transfer())
@@ -510,7 +510,7 @@ async def test_a_transfer_of_other_bytes_is_left_alone(rig: Rig, other: dict[str
     assert (rig.wallet.relayed, rig.node.submitted) == ([], [])
 
 
-# --- where it is ---------------------------------------------------------------------------------
+# --- lookups -------------------------------------------------------------------------------------
 
 
 async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> None:
@@ -553,7 +553,7 @@ async def test_reorged_payment_is_in_no_block_and_resent_unchanged(
 
 
 async def test_input_spent_while_blocks_arrive_proves_nothing_yet(rig: Rig) -> None:
-    """The payment itself may be in the block that came between the two questions."""
+    """The payment itself may be in a block that arrived between the two calls."""
     made = await rig.published(transfer())
     rig.node.known.clear()
     rig.node.spent, rig.node.replaced = {"a"}, 1
@@ -591,7 +591,7 @@ async def test_abandoned_payment_found_on_the_chain_is_reported(
     assert (await rig.known()).state is PaymentState.FAILED
 
 
-# --- afterwards ----------------------------------------------------------------------------------
+# --- after settlement ----------------------------------------------------------------------------
 
 
 async def test_a_payment_that_does_not_come_further_is_told_in_time(rig: Rig) -> None:

@@ -1,6 +1,6 @@
-"""Settled XMR payments that are in no block any more, and money held back.
+"""Settled XMR payments that were reorged out, and frozen outputs.
 
-Node and wallet are played. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
+Node and wallet are fakes. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_settled_payment_is_reported_while_it_is_in_no_block(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that replaces blocks puts what was in them into its pool by itself."""
+    """A node that replaces blocks returns their transactions to its pool by itself."""
     logs = captured(monkeypatch, MODULE)
     made = await rig.put("tr_1", PaymentState.SETTLED, 98)
     await rig.poll()
@@ -127,7 +127,7 @@ async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> 
 
 
 async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig) -> None:
-    """The operator's own frozen outputs stay so, and so does what a live payment spends."""
+    """Outputs frozen by the operator, and inputs of live payments, stay frozen."""
     await rig.put("tr_1", PaymentState.FAILED, None)
     await rig.put("tr_2", PaymentState.PUBLISHED, None)
     images = ("image of tr_1", "image of tr_2", "the operator's")
@@ -138,11 +138,11 @@ async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig)
     assert rig.wallet.frozen == {"image of tr_2", "the operator's"}
 
 
-# --- what waits in the pool ----------------------------------------------------------------------
+# --- pending in the pool -------------------------------------------------------------------------
 
 
 async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> None:
-    """A node that is killed between taking a transaction and relaying it never relays it."""
+    """A node that is killed between accepting and relaying a transaction never relays it."""
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     rig.node.known["a stranger's"] = None
     rig.node.unrelayed = {made.txid, "a stranger's"}
@@ -155,7 +155,7 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> 
 
 
 async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig) -> None:
-    """Its peers may have lost it. Health says since when, and is degraded after ten blocks."""
+    """Its peers may have lost it. Health has the time, and is degraded after ten blocks."""
     made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
     for blocks in range(3):
         await rig.poll(blocks=min(blocks, 1))
@@ -196,14 +196,14 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
     assert rig.recovery.problem is None
 
 
-# --- gone for good -------------------------------------------------------------------------------
+# --- reorged out for good ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
 async def test_a_split_that_can_not_be_mined_again_is_given_up(
     rig: Rig, state: PaymentState
 ) -> None:
-    """A payment of the wallet to itself whose input is gone. One of an order is never given up."""
+    """A payment of the wallet to itself whose input is gone. A payout is never abandoned."""
     await rig.put("upkeep", state, None, Purpose.UPKEEP)
     await rig.put("tr_1", state, None)
     rig.node.known.clear()

@@ -1,7 +1,7 @@
-"""An XMR payment has failed only when what has spent its inputs is found, whatever else is said.
+"""An XMR payment has failed only if the transaction that spent its inputs is found.
 
-Node and wallet are played: they have to contradict themselves on command. The same on real daemons
-is in tests/regtest/test_monero_adapter_payouts.py.
+Node and wallet are fakes, which contradict themselves on command. The same on real daemons:
+tests/regtest/test_monero_adapter_payouts.py.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ BODIES = {
 
 @dataclass
 class Node:
-    """A node that has seen image-2 spent, and does not show our payment.
+    """A node that has image-2 as spent, and does not have our payment.
 
-    ``mined``: what it has, and in which block; None: in its pool.
+    ``mined``: its transactions with their height; None: in its pool.
     """
 
     top: int = SIGNED_AT
@@ -93,7 +93,7 @@ class Node:
 
 @dataclass
 class Wallet:
-    """A wallet that lists what it has sent, by height, once it was refreshed."""
+    """A wallet that lists its sent transactions by height after a refresh."""
 
     sent: dict[str, int] = field(default_factory=dict)
     primary: str = "4primary"
@@ -139,7 +139,7 @@ class Rig:
     presence: MoneroPresence
 
     async def poll(self, blocks: int = 0) -> Verdict:
-        """What is said of the payment so many blocks later."""
+        """The verdict on the payment so many blocks later."""
         self.node.top += blocks
         self.clock.now += blocks * 120_000
         return await self.presence.verdict(await self.payment())
@@ -181,7 +181,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_spent_key_image_with_an_unshown_payment_proves_nothing(rig: Rig) -> None:
-    """Two nodes behind one address: one has mined the payment, the other has not got that far."""
+    """Two nodes behind a load balancer: one has the payment mined, the other is lagging."""
     rig.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
     rig.node.mined = {**rig.wallet.sent}
     for _ in range(3 * OPTIONS.failed_after):
@@ -226,7 +226,7 @@ async def test_depth_counts_from_the_block_of_the_spend(
 
 
 async def test_it_is_told_since_when_an_input_is_known_to_be_spent(rig: Rig) -> None:
-    """For as long as the block of that moment is there, over restarts too."""
+    """As long as the block of that moment is not reorged out; also over restarts."""
     await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
     assert "(1 blocks ago at least)" in (await rig.poll()).reason
     assert (await rig.payment()).height is None
@@ -247,7 +247,7 @@ async def test_a_clock_that_was_set_back_hides_nothing(rig: Rig) -> None:
 
 
 async def test_pool_transaction_has_spent_nothing_and_hides_nothing(rig: Rig) -> None:
-    """A look that goes to several nodes may be shown one in a block after one in a pool."""
+    """Several nodes may answer one lookup: one has it in the pool, another in a block."""
     rig.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
     rig.node.mined = {OURS: None, RIVAL: None}
     assert "no other transaction" in (await rig.poll(blocks=9)).reason
@@ -256,7 +256,7 @@ async def test_pool_transaction_has_spent_nothing_and_hides_nothing(rig: Rig) ->
 
 
 async def test_a_block_that_the_node_does_not_have_proves_nothing(rig: Rig) -> None:
-    """It told of a transaction in it, and is another one by now."""
+    """The node has reported a transaction in that block, which has been replaced since."""
     rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
     rig.node.mined = {**rig.wallet.sent}
     rig.node.is_forgetful = True

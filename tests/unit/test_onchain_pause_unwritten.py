@@ -1,4 +1,4 @@
-"""A pause that can't be written, on a full disk: the process that wanted it pays nothing more."""
+"""A pause that can't be written to a full disk still stops payouts of the process that set it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def switch(tmp_path: Path) -> PauseSwitch:
 
 
 def the_command(data_dir: Path) -> PauseSwitch:
-    """The switch as another process has it: rpcsvc payouts pause and resume."""
+    """The switch in another process, such as rpcsvc payouts pause and resume."""
     return PauseSwitch(data_dir)
 
 
@@ -151,11 +151,11 @@ def test_a_reason_that_is_no_text_pauses_all_the_same(switch: PauseSwitch) -> No
     assert switch.reason() == "?"
 
 
-# --- who throws it ---------------------------------------------------------------------------
+# --- what sets it ----------------------------------------------------------------------------
 
 
 class ScriptedAuditor(Auditor):
-    """An auditor that finds what a test sets."""
+    """An auditor with scripted findings."""
 
     def __init__(self) -> None:
         self.found: tuple[Difference, ...] = (STOLEN,)

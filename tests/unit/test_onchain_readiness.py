@@ -1,4 +1,4 @@
-"""What ``rpcsvc onchain init`` calls missing, and what it says to do about it."""
+"""The problems that ``rpcsvc onchain init`` reports, and its advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look at what left the wallet: nothing is signed before it, and it never holds for ever."""
+"""Startup reconciliation: nothing is signed before it, and it never blocks for ever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOLD = "transactions of the Monero wallet that the database does not know: run r
 
 
 class Wallet:
-    """What the wallet says that it sent, or why it does not answer."""
+    """The wallet's sent transactions; ``failure``: raised instead."""
 
     def __init__(self, ledger: UnrecordedLedger) -> None:
         self._ledger = ledger
@@ -47,14 +47,14 @@ class Wallet:
 
     async def unknown(self) -> list[str]:
         self.asked += 1
-        await asyncio.sleep(0)  # others run while a wallet is asked
+        await asyncio.sleep(0)  # other tasks run during a call
         if self.failure is not None:
             raise self.failure
         return await self._ledger.not_on_record(self.sent)
 
 
 class Signing(FakeAdapter):
-    """An adapter that signs whatever it is asked to."""
+    """An adapter that signs every transfer."""
 
     def __init__(self, signed: list[str], asset: Asset, network: str) -> None:
         super().__init__(asset, network, Verdict(Outcome.PENDING))
@@ -68,7 +68,7 @@ class Signing(FakeAdapter):
 
 
 class Rig:
-    """An engine whose XMR side may sign nothing before the look."""
+    """An engine whose XMR adapter needs the startup reconciliation before it signs."""
 
     def __init__(self, database: Database, data_dir: Path) -> None:
         self.database = database
@@ -81,7 +81,7 @@ class Rig:
         self.start()
 
     def start(self) -> None:
-        """As the service does: what it knew is gone, but for the database and the switch."""
+        """Start as after a restart: only the database and the switch are kept."""
         self.poll = StartupReconciliation(
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
@@ -107,7 +107,7 @@ async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(rig: Rig)
 
 
 async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(rig: Rig) -> None:
-    """The upkeep looks first; what it found is acknowledged, so the waiter's look finds nothing."""
+    """Maintenance reconciles first and acknowledges its findings; the waiter then finds none."""
     rig.wallet.sent = {"ab"}
     looked = await asyncio.gather(
         rig.poll.require_done(),
@@ -237,7 +237,7 @@ def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -
     assert not pause_for(PauseSwitch(tmp_path / "gone"), "the wallet")
 
 
-# --- what the wallet is asked -------------------------------------------------------------------
+# --- calls to the wallet ------------------------------------------------------------------------
 
 
 class Daemons:

@@ -1,4 +1,4 @@
-"""A wallet daemon is not asked about what can't be a transaction key: it would end itself."""
+"""A malformed transaction key is not sent to the wallet daemon, which would crash on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scalar(value: int) -> str:
 
 
 class DaemonCalled(Exception):
-    """The daemon was asked."""
+    """The daemon was called."""
 
 
 @pytest.fixture

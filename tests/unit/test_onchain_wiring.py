@@ -1,4 +1,4 @@
-"""What the settings of the engine onchain come to in the options of its adapters."""
+"""The adapters' options from the settings of the engine onchain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_default_pool_serves_a_burst_of_a_hundred_orders() -> None:
 
 @pytest.mark.parametrize(("settled", "failed"), [(1, 30), (10, 30), (30, 30), (31, 31), (200, 200)])
 def test_xmr_payout_fails_no_shallower_than_it_settles(settled: int, failed: int) -> None:
-    """Its refund could be paid as well, if what took its input is not final yet."""
+    """Otherwise payout and refund could both be paid if the spender of its input is reorged out."""
     options = monero_options(OnchainSettings(xmr_settled_after=settled))
     assert (options.settled_after, options.failed_after) == (settled, failed)
 

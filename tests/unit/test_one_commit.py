@@ -31,7 +31,7 @@ async def test_record_commits_order_and_wallet_together(
 
 
 def count_commits(books: Books) -> list[int]:
-    """The number of writes from now on, as the only item."""
+    """Count the writes from now on, in the only item."""
     counted, write = [0], books.db.write
 
     async def counting(statements: Rows) -> None:
@@ -46,7 +46,7 @@ def count_commits(books: Books) -> list[int]:
 async def test_record_of_a_cancelled_transfer_writes_nothing(
     tmp_path: Path, direction: Direction
 ) -> None:
-    """Not even a line of the journal: a crash then would bring the payment back."""
+    """Not even a journal line: after a crash it would bring the payment back."""
     async with due(tmp_path, direction) as (books, order):
         await books.processor.apply(order.order_id, ev.DepositRemoved(key(1)))
         before = await marks_of(books.db)
@@ -65,7 +65,7 @@ async def test_record_of_a_cancelled_transfer_writes_nothing(
 async def test_record_that_the_wallet_refuses_leaves_the_order(
     tmp_path: Path, direction: Direction
 ) -> None:
-    """Its nonce is taken, or another payment is not out yet."""
+    """Its nonce is used, or an earlier payment is not published yet."""
     async with due(tmp_path, direction) as (books, order):
         if direction is Direction.XMR_TO_USDC:
             await books.evm.add_payment(evm_payment("ord_2/payout/1", 7, HOT, 4))

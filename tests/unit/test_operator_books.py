@@ -1,4 +1,4 @@
-"""Sums over the wallets' books, and the snapshot that they are read from."""
+"""Sums over the wallets' books, read from one snapshot."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
         done = await box.order("u2x")
         await done.fund()
         await box.settle(4)
-        for _ in range(2):  # the order's hour, and the time in which late deposits are watched for
+        for _ in range(2):  # the order's hour, and the late window
             await box.jump(3_600_000)
         await box.settle(4)
         fresh = await box.order("u2x")
@@ -149,7 +149,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
 
 
 async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> None:
-    """At each step of payouts both ways, and of one that becomes a refund."""
+    """At each step of payouts in both directions, and of one that becomes a refund."""
     seen: set[tuple[str, str]] = set()
     async with sandbox(tmp_path) as box:
         placed = [await box.order(direction) for direction in ("x2u", "u2x", "u2x")]
@@ -172,7 +172,7 @@ async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> N
 
 
 async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: Path) -> None:
-    """As in the service: in the late window an order reserves what came, and no more."""
+    """As in the service: in the late window an order reserves its received deposits only."""
     async with sandbox(tmp_path) as box:
         await box.order("u2x")
         part = await box.order("u2x")

@@ -1,4 +1,4 @@
-"""docs/alerts.md has a line for every alarm and names no other; the commands of all pages exist."""
+"""docs/alerts.md has a line for every alert and names no other; the commands of all pages exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def first_cells(head: str) -> list[str]:
-    """What stands in backticks in the first column of all tables that begin with this head."""
+    """The words in backticks in the first column of all tables with this head."""
     tables = re.findall(rf"^\| {head} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", ALERTS, re.MULTILINE)
     cells = re.findall(r"^\| (.*?) \|", "".join(tables), re.MULTILINE)
     return re.findall(r"`([^`]+)`", " ".join(cells))
@@ -47,7 +47,7 @@ def levels_in(node: ast.AST) -> set[str]:
 
 
 def chosen_levels(tree: ast.AST) -> dict[str, set[str]]:
-    """Names that stand for a method of a log: ``write = log.warning if ... else log.info``."""
+    """Names assigned to a log method: ``write = log.warning if ... else log.info``."""
     return {
         target.id: levels
         for node in ast.walk(tree)
@@ -58,7 +58,7 @@ def chosen_levels(tree: ast.AST) -> dict[str, set[str]]:
 
 
 def logged(call: ast.Call, chosen: dict[str, set[str]]) -> tuple[set[str], str] | None:
-    """The levels and the event of a call that logs, whatever the log is called."""
+    """The levels and the event of a log call, by any name of the logger."""
     said = [arg.value if isinstance(arg, ast.Constant) else None for arg in call.args[:2]]
     if isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS:
         levels, event = {call.func.attr}, said[:1]
@@ -156,7 +156,7 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 
 def text_of(node: ast.AST) -> str | None:
-    """What a literal says, with ``{}`` where something is put in."""
+    """The text of a literal, with ``{}`` for its fields."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -166,7 +166,7 @@ def text_of(node: ast.AST) -> str | None:
 
 @cache
 def sentences() -> str:
-    """All string literals of what health asks, docstrings left out."""
+    """All string literals of the modules that health uses, without docstrings."""
     folders = ("settlement", "orders", "rates", "store", "http", "operations")
     found = []
     for file, tree in trees().items():
@@ -206,21 +206,20 @@ LINES = sorted({line for page in PAGES for line in commands(page.read_text())})
 
 @cache
 def tree() -> argparse.ArgumentParser:
-    """All that the program takes."""
+    """The program's parser."""
     return build_parser()
 
 
 def below(parser: argparse.ArgumentParser) -> Any:
-    """What holds the commands below this one; None when there are none."""
+    """The action with the subcommands of a command; None if it has none."""
     groups = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     return next(groups, None)
 
 
 def problem_of(line: str) -> str | None:
-    """What is wrong with a command line of a page; None when the program takes it.
+    """The problem of a command line of a page; None if the program accepts it.
 
-    Arguments may be left out: a page that names a command does not always give them. ``...``
-    stands for whatever may follow.
+    Arguments may be left out, as when a page only names a command. ``...``: any further words.
     """
     parser, values, words = tree(), 0, iter(shlex.split(line))
     for word in words:
@@ -242,7 +241,7 @@ def problem_of(line: str) -> str | None:
 
 
 def problem_at_the_end(parser: argparse.ArgumentParser, values: int) -> str | None:
-    """What a command line lacks, or has too much of, when all its words are read."""
+    """A missing or surplus argument at the end of a command line."""
     group = below(parser)
     if group is not None:
         return "a command is missing" if group.required else None

@@ -1,4 +1,4 @@
-"""A data directory with the orders of one engine is not carried on by another."""
+"""The service refuses to start on a data directory with open orders of another engine."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ PACKAGE = Path(rpcsvc.__file__).parent
 def unused(keys: set[str], sources: str) -> set[str]:
     """The keys that no source names.
 
-    A key is named as a whole, or as the beginning of a name that is put together, such as
-    ``f"checkout.step_{label}"``, where some source has the rest of it as a word.
+    A key is named in full, or by the beginning of a composed name such as
+    ``f"checkout.step_{label}"``, if a source has the rest of it as a word.
     """
     literals = set(re.findall(r"""["']([\w.]+)["']""", sources))
     beginnings = set(re.findall(r"""["'](\w+\.\w+_)(?:["']|{)""", sources))
@@ -39,7 +39,7 @@ def test_every_text_of_the_catalogue_is_used() -> None:
 
 @pytest.mark.parametrize("reason", OrderReason)
 def test_every_reason_has_a_text_in_the_catalogue(reason: OrderReason) -> None:
-    """In English it is what machine answers say; with the fee's reason behind it as well."""
+    """In English it equals the text of JSON answers; also with the fee's reason appended."""
     assert Catalogues().choose("en").say(f"checkout.reason_{reason.value}") == reason.text
     assert reasons_in(reason.text) == [reason]
     if reason is not OrderReason.DUST:
@@ -49,7 +49,7 @@ def test_every_reason_has_a_text_in_the_catalogue(reason: OrderReason) -> None:
 
 
 def test_rules_give_no_reason_without_a_code() -> None:
-    """What ends an order names a reason; only an upstream's report brings words of its own."""
+    """Events that end an order have a reason code; only an upstream's report has free text."""
     sources = "".join(path.read_text() for path in (PACKAGE / "domain").glob("*.py"))
     given = set(re.findall(r"error_message=([^,)\n]+)", sources))
     assert {each for each in given if not each.startswith("OrderReason.")} == {

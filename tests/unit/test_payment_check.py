@@ -1,4 +1,4 @@
-"""swap.check's rules: what is safe to send is exactly what is due, and secrets are never read."""
+"""swap.check's rules: only the exact amount due is safe to send, and secrets are never read."""
 
 from __future__ import annotations
 
@@ -231,5 +231,5 @@ def test_check_reads_or_refuses_any_calldata(text: str) -> None:
         assert refusal.received is None
     else:
         assert payment.token is None
-        # The contract may still come beside it; without it, it is never safe.
+        # A contract may be given besides; without one it is never safe.
         assert Problem.WRONG_TOKEN in problems(replace(payment, chain_id=DUE.chain_id))

@@ -1,4 +1,4 @@
-"""The last look before signing: money goes to whom the order names, and to nobody else."""
+"""The last check before signing: the recipient is the order's own address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.orders import NOW, key, terms
 
 
 class FakeWallets:
-    """A store with one order, and an engine that notes for whom it signs."""
+    """A store with one order, and an engine that records the recipients it signs for."""
 
     def __init__(self, order: Order) -> None:
         self.held = order
@@ -37,7 +37,7 @@ class FakeWallets:
 
     async def prepare(self, transfer: Any, _companions: Any, _record: Any) -> None:
         self.signed_for.append(transfer.address)
-        raise TimeoutError  # nothing of what follows is wanted here
+        raise TimeoutError  # ends the attempt here
 
 
 def paying(direction: Direction) -> Order:
@@ -57,14 +57,14 @@ def refunding() -> Order:
 
 
 def at_once() -> ManualClock:
-    """It is the moment at which the order was made."""
+    """A clock at the time of the order's creation."""
     clock = ManualClock()
     clock.now = NOW
     return clock
 
 
 async def sign(order: Order, lease: Lease | None = None) -> list[str]:
-    """Advance the order's only transfer; the addresses that were signed for."""
+    """Advance the order's only transfer; the recipients that were signed for."""
     fake = FakeWallets(order)
     anything = cast("Any", fake)
     payouts = Payouts(

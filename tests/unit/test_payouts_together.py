@@ -1,7 +1,7 @@
-"""Several transfers in one payment: all of them are committed as prepared, or none is.
+"""Several transfers in one payment: either all are committed as prepared, or none.
 
-The store is the real one. The fake signs and publishes nothing: it notes what it is asked, as an
-engine that pays several transfers at once would be.
+The store is real. The engine is a fake that records its calls, like one that pays several transfers
+at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.unit.orders import NOW, terms
 
 @dataclass
 class At:
-    """A clock that stands still until it is moved."""
+    """A clock that the test moves."""
 
     now: int = NOW
 
@@ -41,7 +41,7 @@ class At:
 
 @dataclass
 class FakeWallets:
-    """Signs for as many as it is told to take along. ``meanwhile`` happens while it signs."""
+    """Signs for a transfer and its companions. ``meanwhile`` is called during signing."""
 
     most: int = 15
     asked: list[list[str]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class FakeWallets:
 
 @dataclass
 class PayoutDriver:
-    """A store with orders that are due, and who pays them."""
+    """A store with orders whose payouts are due, and the Payouts that send them."""
 
     store: SqlOrderStore
     processor: OrderProcessor
@@ -87,7 +87,7 @@ class PayoutDriver:
     quarantine: Quarantine
 
     async def due(self, name: str, **change: Any) -> str:
-        """An order whose payout of XMR is planned; the payout's id."""
+        """Make an order with a planned payout of XMR; the payout's id."""
         order = open_order(
             replace(
                 terms(Direction.USDC_TO_XMR), order_id=name, session_id=name,
@@ -113,7 +113,7 @@ class PayoutDriver:
         return await self.store.order(name)
 
     async def take_back(self, name: str) -> None:
-        """The deposit goes away before anything was signed for it."""
+        """Remove the deposit before its payout is signed."""
         order = await self.order(name)
         assert order is not None
         await self.processor.apply(name, ev.DepositRemoved(order.deposits[0].key))
@@ -219,7 +219,7 @@ async def test_what_changed_while_it_was_signed_is_not_recorded(
 
 
 async def test_what_is_about_to_be_refunded_is_not_signed_any_more(driver: PayoutDriver) -> None:
-    """Payouts were paused beyond the time that the price holds."""
+    """Payouts were paused for longer than the price holds."""
     first, second = [await driver.due(name) for name in "ab"]
     driver.clock.now += terms(Direction.USDC_TO_XMR).timeouts.prepare
     third = await driver.due("c")
@@ -233,7 +233,7 @@ async def test_what_is_about_to_be_refunded_is_not_signed_any_more(driver: Payou
 async def test_quarantined_order_joins_no_batch_until_it_is_mended(
     driver: PayoutDriver,
 ) -> None:
-    """A deposit of it may be gone, and its record does not say so."""
+    """A deposit of it may be gone without being recorded so."""
     first, second, third = [await driver.due(name) for name in "abc"]
     with driver.quarantine.isolate("b", "a step"):
         raise ZeroDivisionError
@@ -253,7 +253,7 @@ async def test_quarantined_order_joins_no_batch_until_it_is_mended(
 async def test_nothing_is_signed_before_its_deposits_are_seen_again(
     driver: PayoutDriver, why: str
 ) -> None:
-    """A reorganisation may have taken them away while the service was down."""
+    """They may have been reorged out while the service was down."""
     first, second, third = [await driver.due(name) for name in "abc"]
     unseen: set[str] = getattr(driver.fake, why)
     unseen.add("tx b")
@@ -290,7 +290,7 @@ async def test_signed_payment_of_a_quarantined_order_is_finished(
 
 
 async def test_a_stranger_does_not_go_along(driver: PayoutDriver, tmp_path: Path) -> None:
-    """Only a database that was tampered with could bring this about."""
+    """Possible only in a database that was tampered with."""
     import sqlite3  # noqa: PLC0415 - the tampering
 
     first, second = [await driver.due(name) for name in "ab"]

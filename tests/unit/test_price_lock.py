@@ -1,4 +1,4 @@
-"""The price lock: which rate a deposit gets, what is paid for several, and when a lock breaks."""
+"""The price lock: the rate of each deposit, payouts of several deposits, and when a lock breaks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_dust_inside_the_lock_does_not_hold_it_for_the_rest() -> None:
 
 
 def test_overpayment_after_the_lock_does_not_get_the_locked_rate() -> None:
-    """The amount is complete inside the lock, and still confirming when much more arrives."""
+    """The full amount arrives within the lock, and is unconfirmed when much more arrives."""
     order = seen(open_order(locked()), 1, XMR_UNIT, NOW)
     order = seen(order, 2, 8 * XMR_UNIT, LOCK_END + 1, FAIR)
     order = confirmed(order, 2, LOCK_END + 2).order
@@ -121,7 +121,7 @@ def test_late_dust_does_not_reprice_what_came_in_the_lock() -> None:
 def test_nobody_is_paid_more_than_his_parts_at_their_rates(
     direction: Direction, parts: list[tuple[int, int, int]], fresh: int
 ) -> None:
-    """Whatever the split: a part brings what it is worth at the locked rate or at its moment."""
+    """For any split: each part is paid at the locked rate or at the rate of its time."""
     agreed = locked(direction)
     order, worth = open_order(agreed), Fraction(0)
     for number, (share, at, rate) in enumerate(sorted(parts, key=lambda part: part[1])):
@@ -171,7 +171,7 @@ def test_broken_lock_ends_at_once_and_keeps_earlier_rates() -> None:
 
 
 def test_deposit_in_the_pool_before_the_break_is_in_time() -> None:
-    """The scan may lag: what counts is when it was first seen."""
+    """The scan may lag: the time when it was first seen counts."""
     order = transition(open_order(locked()), ev.LockBroken(UNFAIR), NOW + 10).order
     seen_late = ev.DepositSeen(key(1), XMR_UNIT, None, NOW + 9, UNFAIR)
     assert transition(order, seen_late, NOW + 60).order.deposits[0].rate == RATE

@@ -1,6 +1,6 @@
-"""Alert rules and dashboard: on metrics that exist; rules are linked to docs/alerts.md and tested.
+"""Alert rules and dashboard use existing metrics; rules link to docs/alerts.md and are tested.
 
-The rules are tested on recorded series, where promtool is there.
+The rules are tested on recorded series if promtool is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_s
 TESTS = (FOLDER / "alerts_test.yaml").read_text()
 
 
-# Series by the names that they are scraped under, with their labels.
+# Series by their scraped names, with their labels.
 SERVED = {
     name + suffix: set(family.labels) | ({"le"} if suffix == "_bucket" else set())
     for name, family in FAMILIES.items()
@@ -63,7 +63,7 @@ def test_every_rule_links_to_its_section() -> None:
 
 
 def test_prometheus_of_compose_says_where_the_docs_are() -> None:
-    """Links to runbooks begin with this label; without it they lead nowhere."""
+    """Links to runbooks begin with this label; without it they are broken."""
     settings = (FOLDER / "prometheus.yaml").read_text()
     assert re.search(r"external_labels: {rpcsvc_docs: https://\S+[^/]}", settings)
 

@@ -1,4 +1,4 @@
-"""The chart of recent rates: where its points are, and where its line is broken."""
+"""The chart of recent rates: the positions of its points, and the gaps of its line."""
 
 from __future__ import annotations
 

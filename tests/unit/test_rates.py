@@ -1,4 +1,4 @@
-"""Prices: read from documents that may be anything, agreed on by several sources, never stale."""
+"""Prices: parsed from arbitrary documents, agreed on by several sources, never stale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RULE = Agreement(max_age_ms=60_000, quorum=2, max_spread_bps=200)
 
 
 def at(ms: int = 0) -> ClockReading:
-    """So long after NOW, or before it."""
+    """A reading ``ms`` after NOW, or before it."""
     return ClockReading(NOW + ms, 7_000_000 + ms)
 
 
@@ -217,7 +217,7 @@ def test_a_price_is_always_one_that_a_fresh_source_gave(prices: list[int], age_m
 
 
 class Scripted:
-    """A source whose answers are given."""
+    """A source with scripted answers."""
 
     def __init__(self, name: str, *answers: int | None) -> None:
         self.name = name
@@ -231,7 +231,7 @@ class Scripted:
 
 
 class Log:
-    """Keeps the names of what was logged, however logging is set up in this process."""
+    """Keeps the names of logged events, independent of the process's logging setup."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -265,7 +265,7 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
 
 
 class Rising:
-    """A source whose price is higher by 1 each time; ``third`` is set once it was asked thrice."""
+    """A source whose price rises by 1 at each call; ``third`` is set at the third call."""
 
     name = "rising"
 

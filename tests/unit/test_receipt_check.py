@@ -1,4 +1,4 @@
-"""What a receipt proves, and what it does not: nodes are played, and receipts are a cheat's too."""
+"""What a receipt proves: with fake nodes, on honest and forged receipts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECEIPT = {
 
 @dataclass
 class Wallet:
-    """What it says of one key and of one proof, and what it was asked; ``error`` instead."""
+    """Scripted answers for one key and one proof; keeps the calls. ``error``: raised instead."""
 
     by_key: TxCheck = PAID
     by_proof: TxCheck = PAID
@@ -141,7 +141,7 @@ def transfer(units: int = 7_500_000, to: str = USER, index: int = 3, token: str 
 
 @dataclass
 class Node:
-    """A node with one mined transaction, of these events."""
+    """A node with one mined transaction with these events."""
 
     logs: tuple[Log, ...] = (transfer(1, index=2), transfer())
     ok: bool = True

@@ -1,4 +1,4 @@
-"""Orders at an upstream: what is in doubt stays on record with all that is known of it."""
+"""Orders at an upstream: claims in doubt stay on record with all known details."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MADE = Created("up-1", "an address", 2**53, b'{"orderId": "up-1"}', expected_out
 
 
 class ScriptedUpstream:
-    """An upstream with keys that answers as it is told to."""
+    """An upstream with idempotency keys and scripted answers."""
 
     honours_keys = True
 
@@ -95,7 +95,7 @@ def asking(order_id: str) -> Asking:
 
 
 class World:
-    """A relay over a real store."""
+    """A relay with a real store."""
 
     def __init__(self, database: Database, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class World:
         return (await self.other.create(ASKED, CLAIM, asking(fresh_id)))[0]
 
     async def follow(self, *names: str) -> None:
-        """Orders that are open there, each under its name."""
+        """Add orders that are open at the upstream, with their names as ids."""
         for name in names:
             agreed = replace(
                 terms(), order_id=name, upstream_id=name, deposit_address=f"address of {name}"
@@ -129,7 +129,7 @@ class World:
             self.follower.follow(name)
 
     async def ask_for(self, for_ms: int) -> Counter[str]:
-        """How often each order is asked for in a time; a call takes 50 ms."""
+        """The number of calls for each order within ``for_ms``; a call takes 50 ms."""
         self.upstream.asked.clear()
         end = self.clock.now + for_ms
         while self.clock.now < end:
@@ -137,7 +137,7 @@ class World:
         return Counter(self.upstream.asked)
 
     def note(self) -> str | None:
-        """The operator's, of the only claim; read as another process does."""
+        """The operator's note on the only claim, read as by another process."""
         with closing(sqlite3.connect(self.path / DATABASE_NAME)) as books:
             ((note,),) = books.execute("SELECT note FROM relays")
             return note if note is None else str(note)
@@ -250,7 +250,7 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
 
 
 class Failing:
-    """A store that refuses to write as long as it is told to."""
+    """A store whose writes fail while the test says so."""
 
     def __init__(self, store: SqlOrderStore, *, after: int) -> None:
         self._commit, self.left = store.commit, after
@@ -281,7 +281,7 @@ async def test_claim_whose_call_is_made_again_can_not_be_closed(world: World) ->
 async def test_the_operators_note_outlives_a_call_that_was_under_way(
     world: World, ends: Created | Exception
 ) -> None:
-    """The call lasts for longer than any should, is held for lost, and its claim closed."""
+    """The call exceeds its time limit and counts as lost, and its claim is closed."""
 
     async def close() -> None:
         await world.relay.recover(is_alone=True)
@@ -316,7 +316,7 @@ async def test_only_a_claim_older_than_any_call_is_in_doubt(world: World) -> Non
 
 
 async def test_call_that_another_replica_makes_is_waited_for(world: World) -> None:
-    """Of two replicas with one key, one asks the upstream, and both have its order."""
+    """Of two replicas with one key, one calls the upstream, and both answer with its order."""
     calls: list[str] = []
     second: list[asyncio.Task[Any]] = []
 
@@ -338,7 +338,7 @@ async def test_call_that_another_replica_makes_is_waited_for(world: World) -> No
 async def test_two_claims_at_once_for_one_key_ask_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have read that there is none before either is committed."""
+    """Both have found no claim before either is committed."""
     both = asyncio.Barrier(2)
     commit = world.store.commit
 
@@ -358,7 +358,7 @@ async def test_two_claims_at_once_for_one_key_ask_once(
 
 
 async def test_late_refusal_leaves_a_claim_that_is_called_again(world: World) -> None:
-    """The first caller was paused, and held for lost; another one is making its call again."""
+    """The first caller was paused and counts as lost; another one repeats its call."""
     late = RelayRecord("ord_1", RelayState.CLAIMED, 1, "session", CLAIM.namespace, CLAIM.key)
     await world.store.commit(Change(relay=late))
     await world.relay.recover(is_alone=True)
@@ -373,7 +373,7 @@ async def test_late_refusal_leaves_a_claim_that_is_called_again(world: World) ->
 
 
 async def test_late_order_is_recorded_and_keeps_what_it_reserves(world: World) -> None:
-    """Its caller was held for lost, and another replica made the same order once more."""
+    """Its caller counted as lost, and another replica made the same order once more."""
     late = await world.create("ord_1", MADE)
     await world.relay.recover(is_alone=True)
     world.upstream.answers.append(MADE)
@@ -469,7 +469,7 @@ async def test_unstored_unknown_outcome_is_reported_and_stored_later(
         "up-1",
     )
     assert "1 upstream orders are in doubt" in str((await world.relay.health()).detail)
-    await world.relay.write_remembered()  # nothing is left
+    await world.relay.write_remembered()  # no outcomes are left to write
     assert await world.books.close_claim("ord_1", "not made there")
 
 
@@ -606,7 +606,7 @@ async def test_follower_asks_for_unpolled_orders_beside_polled_ones(
     for _ in range(40):
         world.follower.watch("polled")
         world.follower.watch("polled too")
-        world.clock.now += 3_000  # as with the public API's limit
+        world.clock.now += 3_000  # the interval under the public API's limit
         await world.follower.ask_next()
 
     asked = Counter(world.upstream.asked)

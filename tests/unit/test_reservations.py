@@ -1,4 +1,4 @@
-"""What open orders may still take out of the wallets."""
+"""The reservations of open orders on the wallets."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_an_expired_order_claims_nothing() -> None:
     assert reservations_of(transition(order, ev.DeadlinePassed(), order.deadline_at).order) == {}
 
 
-# --- what may have to go back ----------------------------------------------------------------
+# --- possible refunds ------------------------------------------------------------------------
 
 
 def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
-    """The money is in the wallet, and is not to be promised to another meanwhile."""
+    """The money is in the wallet, and must not be available to another order meanwhile."""
     order = open_order(terms(Direction.XMR_TO_USDC))
     sent = order.terms.deposit_amount
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
@@ -97,7 +97,7 @@ def test_chunked_order_reserves_its_whole_until_it_is_paid_out() -> None:
 
 
 def late_on(order: Order, number: int) -> Order:
-    """A deposit that comes when all is over."""
+    """The order with a deposit after its end."""
     seen = ev.DepositSeen(key(number), order.terms.deposit_amount, None, NOW)
     order = transition(order, seen, NOW).order
     return transition(order, ev.DepositConfirmed(key(number)), NOW).order
@@ -142,7 +142,7 @@ def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
 
 
 def test_order_being_refunded_reserves_no_payout() -> None:
-    """It may wait for an address for ever; the wallet's USDC must not wait with it."""
+    """It may wait for an address for ever, and must not block the wallet's USDC."""
     order = named("ord_1", Direction.XMR_TO_USDC)
     small = order.terms.min_deposit // 2
     order = transition(order, ev.DepositSeen(key(1), small, None, NOW), NOW).order
@@ -159,7 +159,7 @@ def test_order_being_refunded_reserves_no_payout() -> None:
 def test_refunds_owed_grow_only_by_what_is_deposited(
     data: st.DataObject, direction: Direction, plan: TwapPlan | None
 ) -> None:
-    """What may go back grows by what comes in, and by nothing else."""
+    """Possible refunds grow by deposits only."""
     order, now = open_order(terms(direction, plan)), NOW
     network = order.terms.deposit_network
     for fresh in range(data.draw(st.integers(1, 25))):
@@ -175,7 +175,7 @@ def test_refunds_owed_grow_only_by_what_is_deposited(
         order = after
 
 
-# --- what a change of an order changes -------------------------------------------------------
+# --- reservations by changes of an order -----------------------------------------------------
 
 
 def test_what_stays_reserved_as_it_was_is_not_written() -> None:
@@ -227,7 +227,7 @@ async def _live(data: st.DataObject, database: Database) -> None:
             await keeper.expire(now)
         order_id = data.draw(st.sampled_from(["ord_0", "ord_1"]))
         event = random_event(data.draw, keeper.orders[order_id], now, fresh)
-        with suppress(ImpossibleTransition, StoreConflict):  # what is refused changes nothing
+        with suppress(ImpossibleTransition, StoreConflict):  # a refusal changes nothing
             await keeper.apply(order_id, event, now)
         assert await keeper.reserved() == keeper.recount()
     assert await wrong_sums(database) == []

@@ -1,4 +1,4 @@
-"""After a restart: nothing is signed before the deposits behind it were looked at again."""
+"""After a restart a payout is signed only once its deposits were checked again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEEP = 1000
 
 
 def scanners() -> dict[str, Any]:
-    """Fresh ones, over ledgers that know of a deposit deep in the chain."""
+    """New scanners, with ledgers that have a deposit deep in the chain."""
     on_record: dict[str, Any] = {
         "arbitrum": EvmDeposit("arbitrum", "tx", 0, 1, "0xa", 1, "0xb", 1, DEEP, "h"),
         "monero": DepositRecord("tx", 0, "8a", 1, 0, 1, DEEP, None),

@@ -1,4 +1,4 @@
-"""A transfer is tried now instead of after its pause, and nothing runs twice."""
+"""A transfer is retried at once instead of after its pause, and never twice at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Until when deposits are known, and which orders that is enough for."""
+"""Scan progress, and which orders may be decided at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told, read from a real datagram socket."""
+"""Notifications to systemd, read from a real datagram socket."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.logs import captured
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What the module logs."""
+    """The log of the module."""
     return captured(monkeypatch, "rpcsvc.service_manager")
 
 
 @pytest.fixture
 def manager_socket(tmp_path: Path) -> Iterator[socket.socket]:
-    """The end of systemd."""
+    """The socket of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as received:
         received.bind(str(tmp_path / "notify"))
         received.settimeout(PATIENCE_SECONDS)

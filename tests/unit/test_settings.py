@@ -1,4 +1,4 @@
-"""Settings: layers win in their order, mistakes are named, and no token is ever shown."""
+"""Settings: precedence of layers, named mistakes, and no token in any output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def tokens(loaded: LoadedSettings) -> list[str]:
 
 
 def everything_about(error: BaseException) -> str:
-    """All text that a log of ``error`` could hold, its causes and contexts included."""
+    """All text that a log of ``error`` could have, causes and contexts included."""
     text = "".join(traceback.format_exception(error)) + repr(error) + str(error)
     hidden = error.__cause__ or error.__context__
     return text + (everything_about(hidden) if hidden else "")
@@ -92,9 +92,9 @@ def test_settings_and_origins_cannot_be_changed_after_loading() -> None:
     loaded = load()
 
     with pytest.raises(ValidationError):
-        setattr(loaded.settings, "port", 1)  # noqa: B010 - the frozen model is what is tested
+        setattr(loaded.settings, "port", 1)  # noqa: B010 - tests the frozen model
     with pytest.raises(TypeError):
-        loaded.origins["port"] = "elsewhere"  # type: ignore[index]  # is what is tested
+        loaded.origins["port"] = "elsewhere"  # type: ignore[index]  # tests the read-only mapping
 
 
 # Layers
@@ -721,7 +721,7 @@ def test_each_secret_may_come_in_a_file(tmp_path: Path, key: str) -> None:
 
 
 def values(settings: object, key: str) -> list[str]:
-    """What a secret holds, revealed."""
+    """The revealed values of a secret."""
     for name in key.replace("agent_rpc_token", "agent_rpc_tokens").split("."):
         settings = getattr(settings, name)
     found = settings if isinstance(settings, tuple) else (settings,)

@@ -1,4 +1,4 @@
-"""The signing keys on disk, and what is signed with them, checked by other people's libraries."""
+"""The signing keys on disk, and their signatures, verified by independent libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TARGET = "/api/v1/agent/swap/status/ord_0?verify=0x"
 
 
 class SetClock:
-    """A clock that goes when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.ms = START
@@ -50,7 +50,7 @@ class SetClock:
 
 
 class Counter:
-    """Randomness that can be foretold: a new byte 32 times over for each key."""
+    """Predictable randomness: for each key the next byte, 32 times."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -76,7 +76,7 @@ def ring(keys: Path, clock: SetClock) -> KeyRing:
 
 
 def reread(keys: Path) -> KeyRing:
-    """The ring as another process finds it."""
+    """The ring as read by another process."""
     return KeyRing.load(keys, SetClock(), os.urandom)
 
 
@@ -241,7 +241,7 @@ def test_attested_terms_are_canonical(
     refund_to: str | None,
     session: str,
 ) -> None:
-    """The bytes that the service signs are those that the public module reads and writes."""
+    """The service signs exactly the bytes that the public module reads and writes."""
     sent, expected, least = amounts
     made, expires, lock_end = times
     terms = replace(
@@ -311,7 +311,7 @@ def test_wider_permissions_are_refused_with_what_to_do(
 def test_files_of_another_user_are_refused(
     keys: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when an operator lists or rotates as root: a file of root would stop the service."""
+    """As when an operator rotates as root: a file owned by root would stop the service."""
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(SigningKeyError, match="belongs to user"):
@@ -457,7 +457,7 @@ def test_old_key_signatures_stay_valid_and_later_ones_fail(
 
 
 def reread_secretly(keys: Path) -> KeyRing:
-    """A ring that keeps the key it has, whatever happens on disk: a thief's copy."""
+    """A ring that never rereads its keys, as a thief's copy."""
     copy = keys.parent / "stolen"
     copy.mkdir(mode=0o700)
     (copy / "ring.json").write_bytes((keys / "ring.json").read_bytes())
@@ -542,7 +542,7 @@ def test_refresh_reports_a_change_and_never_waits(
 
     def replace_while_somebody_looks(*paths: Any, **options: Any) -> None:
         replace(*paths, **options)
-        assert ring.refresh() is False  # busy: the other one is at it
+        assert ring.refresh() is False  # the other one holds the lock
         assert ring.current == old
 
     monkeypatch.setattr(os, "replace", replace_while_somebody_looks)
@@ -570,7 +570,7 @@ def test_two_rotations_by_two_processes_lose_no_key(ring: KeyRing, keys: Path) -
 
 
 class Crash(BaseException):
-    """The process dies here: nothing that the program does can follow."""
+    """The process is killed here: no handler runs."""
 
 
 class Failing:

@@ -1,4 +1,4 @@
-"""What is SQLite's own: one owner, strict tables, durable commits, damage, backups."""
+"""SQLite only: one owner, strict tables, durable commits, damage, backups."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ MONEY_COLUMNS = [
 
 @pytest.mark.parametrize("units", ["9223372036854775808", 0.5, 1e30])
 def test_money_is_an_integer_or_is_not_taken(database: Database, units: object) -> None:
-    """What a loose column would keep as a REAL. ``database`` has made the tables."""
+    """A non-strict column would keep it as a REAL. ``database`` has made the tables."""
     [(_, _, path)] = all_rows(database, "PRAGMA database_list")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         for table, column in MONEY_COLUMNS:

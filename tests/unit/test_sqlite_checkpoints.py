@@ -1,4 +1,4 @@
-"""The write-ahead log: it begins anew while the service runs, and nobody waits long for that."""
+"""The write-ahead log restarts while the service runs, without long waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reading(data_dir: Path) -> Iterator[None]:
 
 
 async def write_and_move(database: Database, name: str) -> None:
-    """One row, and time for the move of pages that it starts."""
+    """Write one row, and wait for the checkpoint that it starts."""
     await database.write([statement(_INSERT, (name,))])
     async with asyncio.timeout(60):
         while not database._checkpoints.wants_restart:  # noqa: ASYNC110 - a thread of its own moves
@@ -48,13 +48,13 @@ async def test_whoever_reads_beside_the_service_keeps_no_write_waiting(tmp_path:
     try:
         await write_and_move(database, "first")
         with reading(tmp_path):
-            # Each of them finds the log to be begun anew, which can't be now.
+            # Each of them tries to restart the log, which the reader prevents.
             async with asyncio.timeout(MOVES * BUSY_TIMEOUT_MS / 1000 / 2):
                 for number in range(MOVES):
                     await write_and_move(database, f"beside {number}")
-        await write_and_move(database, "after")  # begins it anew ...
+        await write_and_move(database, "after")  # restarts the log ...
         size = wal.stat().st_size
-        for number in range(MOVES):  # ... and so do these: nothing is appended
+        for number in range(MOVES):  # ... as do these: the file does not grow
             await write_and_move(database, f"alone {number}")
         assert wal.stat().st_size == size
     finally:

@@ -19,7 +19,7 @@ from tests.sandbox import MONERO, sandbox
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with one order of each kind: completed, refunded, being paid, awaiting."""
+    """A data directory with orders completed, refunded, in payout and awaiting a deposit."""
     data_dir = tmp_path_factory.mktemp("sound")
 
     async def fill() -> None:
@@ -43,12 +43,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def books(sound: Path, tmp_path: Path) -> Path:
-    """A copy of the sound data directory that a test may spoil."""
+    """A copy of the sound data directory, which a test may damage."""
     return Path(shutil.copytree(sound, tmp_path / "books"))
 
 
 def spoil(data_dir: Path, *statements: str) -> None:
-    """Change rows as no version of the service could: without triggers, checks and references."""
+    """Change rows with triggers, checks and foreign keys off."""
     with closing(sqlite3.connect(data_dir / DATABASE_NAME, isolation_level=None)) as database:
         database.execute("PRAGMA ignore_check_constraints = ON")
         for name, kind in database.execute(
@@ -192,7 +192,7 @@ def test_a_backup_is_one_private_file(books: Path, tmp_path: Path) -> None:
         os.umask(before)
     assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
     assert stat.S_IMODE((folder / DATABASE_NAME).stat().st_mode) == 0o600
-    # the file format says: no write-ahead log, so it can be read where nothing can be written
+    # the header says: no write-ahead log, so it can be read on a read-only file system
     assert (folder / DATABASE_NAME).read_bytes()[18:20] == b"\x01\x01"
     assert check_database(folder) == []
 

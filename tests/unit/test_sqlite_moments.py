@@ -1,4 +1,4 @@
-"""What is read in one go is of one moment, whatever is committed meanwhile."""
+"""One read is one snapshot, also with commits meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.orders import NOW, terms
 
 
 class HeldCommit:
-    """Commits that wait until they are let go; then ``done`` is set."""
+    """Commits that wait until released; then ``done`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.let_go, self.done = (threading.Event() for _ in range(3))

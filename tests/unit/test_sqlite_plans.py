@@ -1,4 +1,4 @@
-"""SQLite takes the index that each large table has for a query."""
+"""SQLite uses the intended index for each query on a large table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every value is kept in the column of its name, and comes back from there."""
+"""Every value is stored in the column of its name, and read back from there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rpcsvc.orders.ports.store import (
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.orders import SqlOrderStore
 
-# No two numbers and no two texts are the same, so that none can stand for another.
+# All numbers and texts differ, so that a swapped column is found.
 TERMS = Terms(
     order_id="ord_1",
     session_id="session",
@@ -157,7 +157,7 @@ async def empty(tmp_path: Path) -> AsyncIterator[SqlOrderStore]:
 
 @pytest.fixture
 async def store(empty: SqlOrderStore) -> SqlOrderStore:
-    """With the order, as it was made and as it stands."""
+    """A store with the order, as made and after its events."""
     made = HistoryEntry(1, 1, "made", "status", {})
     paid = HistoryEntry(2, 2, "paid", "status", {})
     await empty.commit(Change(order=OPEN, is_new=True, history=made, relay=RELAY))
@@ -167,7 +167,7 @@ async def store(empty: SqlOrderStore) -> SqlOrderStore:
 
 
 def stored(data_dir: Path, table: str) -> dict[str, Any]:
-    """The only row of a table, by column; what is computed from others is left out."""
+    """The only row of a table, by column, without generated columns."""
     with closing(sqlite3.connect(data_dir / DATABASE_NAME)) as database:
         names = [
             name for (name,) in database.execute("SELECT name FROM pragma_table_info(?)", (table,))

@@ -1,4 +1,4 @@
-"""The schema of a database file: made once, migrated by number, refused when it is another's."""
+"""The schema of a database file: made once, migrated by number, another program's refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpcsvc.store.backends.sqlite.maintenance import check_database, damage_of
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, scripts
 
-# As the last version before the first release left it: a number, and no mark of its own.
+# As of the last version before the first release: a number, and no application id.
 OLD = "CREATE TABLE orders (view BLOB); PRAGMA user_version = 31"
 OTHERS = "CREATE TABLE orders (id)"
 MARKED_BY_ANOTHER = "PRAGMA application_id = 7"
@@ -45,7 +45,7 @@ async def _open(data_dir: Path) -> None:
     ],
 )
 def test_schema_of_another_kind_is_refused(path: Path, script: str, reason: str) -> None:
-    """At the start, by ``db check`` and by a restore; the file is left as it is."""
+    """At the start, by ``db check`` and by a restore; the file is not changed."""
     make(path, script)
     before = path.read_bytes()
     with pytest.raises(UnknownSchema, match=reason):
@@ -67,7 +67,7 @@ def test_migrate_makes_a_marked_database_once(path: Path) -> None:
 
 
 def test_schema_says_what_each_table_is_for() -> None:
-    """A comment is above each table and view."""
+    """Each table and view has a comment above it."""
     for _, name, sql in scripts():
         lines = sql.splitlines()
         for number, line in enumerate(lines):

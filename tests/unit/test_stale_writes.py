@@ -1,4 +1,4 @@
-"""Two writers of one order: each write carries the version it was based on, and reads again."""
+"""Two writers of one order: writes carry the version they are based on, and are retried."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_events_of_two_processors_all_happen_once(tmp_path: Path) -> None:
 async def test_record_while_another_process_cancels_writes_nothing(
     tmp_path: Path, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other's cancellation commits after this one has read the order, and before it writes."""
+    """The other process cancels the order between this one's read and write."""
     async with due(tmp_path, direction) as (books, order):
         other = second(books)
         ledger = books.monero if direction is Direction.USDC_TO_XMR else books.evm

@@ -1,5 +1,5 @@
-"""Deposits that go away after the decision: what the chain shows is always taken in, and no money
-leaves for a deposit that is gone.
+"""Deposits that are reorged out after the decision: every change on the chain is recorded, and
+nothing is paid for a missing deposit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
 
     order = after(order, ev.DepositRemoved(key(0)))
 
-    # What had come beside is enough for the order, so it is swapped instead.
+    # The other deposits suffice for the order, so they are swapped instead.
     assert order.refunds[0].state is TransferState.CANCELLED
     assert order.payout is not None
     assert order.deposits[1].transfer_id == order.payout.transfer_id
@@ -90,7 +90,7 @@ def test_no_refund_remains_when_both_deposits_return(first: int) -> None:
 
 
 def stepped_back_with_a_signed_refund() -> Order:
-    """Its second deposit was going back, signed, when the first one went away."""
+    """The refund of its second deposit is signed, and the first deposit is removed."""
     agreed = terms(Direction.USDC_TO_XMR)
     order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount // 20, sender="sender")
     order = after(order, ev.TransferPrepared(OPEN_REFUND, "id", "raw"))
@@ -149,7 +149,7 @@ def test_chunk_remainder_is_refunded_after_a_brief_reorg() -> None:
     order = after(order, ev.RefundAddressGiven("refund here"))
 
     assert [t.units + t.fee for t in order.refunds] == [left]
-    # Once it is on its way, coming and going brings no second one.
+    # Once the refund is signed, further removals and returns plan no second one.
     order = after(order, ev.TransferPrepared(OPEN_REFUND, "id 2", "raw"))
     order = after(order, ev.DepositRemoved(key(0)), seen(0, XMR_UNIT), ev.DepositConfirmed(key(0)))
     assert (order.leftover, len(order.refunds)) == (0, 1)
@@ -159,11 +159,11 @@ LEFT = 70_000_000  # of 150 USDC in chunks of 40, two of which are swapped
 
 
 def swapped_in_part(*units: int) -> Order:
-    """An order in chunks with a deposit from each of "sender 0", ..., and LEFT left over."""
+    """An order in chunks with deposits from "sender 0", ..., and a leftover of LEFT."""
     order = open_order(terms(Direction.USDC_TO_XMR, IN_CHUNKS))
     for n, sent in enumerate(units):
         order = after(order, seen(n, sent, sender=f"sender {n}"))
-    # The first one last: then all of them are there when the decision is made.
+    # The first one last, so that all are confirmed at the decision.
     order = after(order, *(ev.DepositConfirmed(key(n)) for n in reversed(range(len(units)))))
     order = after(order, *(ev.ChunkFilled(n, ENOUGH) for n in (0, 1)), ev.FillingStopped(2))
     paid = "ord_1/payout/1"

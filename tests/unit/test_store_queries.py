@@ -13,7 +13,7 @@ import rpcsvc.store
 STORE = Path(rpcsvc.store.__file__).parent
 MODULES = sorted(STORE.glob("*.py"))
 _SQL = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM|WHERE|ON CONFLICT|ORDER BY)\b")
-# What one of the two does not know, or takes otherwise.
+# Syntax that only one of the two has, or that they interpret differently.
 _NOT_SHARED = {
     "a place by position": r"\?",
     "INSERT OR": r"\bINSERT OR\b",
@@ -32,7 +32,7 @@ _NOT_SHARED = {
 
 
 def texts(module: Path) -> list[tuple[int, str]]:
-    """Every string of a module that looks like SQL, with f-strings put together around gaps."""
+    """Every string of a module that looks like SQL; f-strings are joined without their fields."""
     found = []
     tree = ast.parse(module.read_text())
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""strict_json reads all JSON that is safe to act on, and refuses the rest with InvalidJson."""
+"""strict_json reads all unambiguous JSON, and refuses the rest with InvalidJson."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
     max_leaves=20,
 )
-# Texts full of what the quick reader takes spaces out of, in strings too.
+# Texts with many characters around which the fast path removes spaces, also within strings.
 SPACED = st.lists(
     st.sampled_from(
         ['"', '": ', '":', ', "', ',"', ", {", ",{", "{", "}", "[", "]", "\\", "a", "1"]
@@ -34,7 +34,7 @@ JSON_LIKE = st.text(st.sampled_from('[]{}",:\\ud8c0-1.eE+ tfnNaIy\n\ufeff\u00e9'
 def refusal(body: bytes, **limits: int) -> str:
     with pytest.raises(InvalidJson) as caught:
         strict_json.loads(body, **limits)
-    # A caller must be able to read the message, whatever was in the body.
+    # The message must be printable for any body.
     orjson.dumps(caught.value.message)
     return caught.value.message
 
@@ -231,7 +231,7 @@ def test_brackets_inside_strings_are_not_depth(text: str) -> None:
 
 
 def test_an_unclosed_string_of_escaped_quotes_is_looked_at_once() -> None:
-    # Quadratic work on this body would take minutes; the suite's patience is the assertion.
+    # Quadratic work on this body would take minutes; the suite's time limit is the assertion.
     refusal(b"[" * 40 + b'\\"' * 500_000)
     refusal(b"[" * 10 + b'"' + b'\\"[' * 300_000)
 

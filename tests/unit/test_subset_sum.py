@@ -1,4 +1,4 @@
-"""Which open transfers a transaction may have paid, by its amount alone."""
+"""Which open transfers a transaction may have paid, by its amount only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that docs/threat-model.md names are there, and each of its lines names one."""
+"""The tests that docs/threat-model.md names exist, and each of its lines names one."""
 
 from __future__ import annotations
 

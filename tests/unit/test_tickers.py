@@ -1,4 +1,4 @@
-"""The public tickers, against a local server that answers as they document; and wiring of rates."""
+"""The public tickers, against a local server with documented answers; and wiring of rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import RatesSettings
 from tests.sandbox import ManualClock
 
-# What each answers, as its documentation shows it, and what was asked.
+# Each ticker's documented answer, and its request.
 ANSWERS: dict[str, tuple[dict[str, str], Any, int]] = {
     "kraken": (
         {"pair": "XMRUSD"},

@@ -1,4 +1,4 @@
-"""How many tickets are taken in a day, and how long they stay."""
+"""The number of tickets accepted in a day, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = Client(ADDRESS_KIND, "192.0.2.1")
 
 
 def ticket(size: int, at: int) -> Ticket:
-    """One that is charged ``size`` bytes."""
+    """A ticket that is charged ``size`` bytes."""
     return Ticket("tkt_1", at, "other", "m" * (size - 205), None, None, None)
 
 
@@ -48,7 +48,7 @@ def test_all_clients_share_the_size_of_a_day() -> None:
 
 @pytest.mark.parametrize("limited", [True, False])
 async def test_tickets_over_the_budget_are_not_stored(tmp_path: Path, limited: bool) -> None:
-    """Whether calls are limited or not, and over a restart."""
+    """With and without rate limits, and over a restart."""
     flags: dict[str, Any] = {"rate_limit__enabled": limited, "support__tickets_per_client": 3}
     async with serving(tmp_path, **flags) as served:
         assert [await status(served) for _ in range(2)] == [200, 200]

@@ -1,4 +1,4 @@
-"""Which part of an order's way ends with which event."""
+"""Which span of an order ends with which event."""
 
 from __future__ import annotations
 

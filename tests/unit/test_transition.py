@@ -1,4 +1,4 @@
-"""The order machine: whatever happens in whatever order, the books of an order balance."""
+"""The order machine: an order's books balance after any sequence of events."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_terminal_status_has_no_rule_that_leaves_it() -> None:
 
 
 def reachable(status: OrderStatus) -> set[OrderStatus]:
-    """What an order of ours can be some time after it had a status, by the table."""
+    """The statuses that an own order can have after this one, by the table."""
     found, new = {status}, {status}
     while new:
         targets = {to for each in new for rule in TRANSITIONS[each].values() for to in rule.targets}
@@ -182,7 +182,7 @@ def test_deadline_postponed_by_the_last_chunk_cancels_no_payout() -> None:
     for index in range(last):
         order = transition(order, ev.ChunkFilled(index, 165_000_000), NOW).order
     assert order.deadline_at == while_filling
-    # It is over and someone has seen that; the last chunk is filled before they say so.
+    # The deadline has passed, and the last chunk is filled before the event is applied.
     order = transition(order, ev.ChunkFilled(last, 165_000_000), while_filling).order
     assert order.payout is not None
     assert (order.payout.state, order.on_deadline) == (TransferState.PLANNED, OnDeadline.REFUND)
@@ -240,7 +240,7 @@ def check_step(before: Order, after: Order) -> None:
 
 
 def check_chunks(before: Order, after: Order) -> None:
-    """A chunk is filled once and at a fair rate; what is not swapped is still there to go back."""
+    """A chunk is filled once and at a fair rate; the rest can still be refunded."""
     grown = after.fills[: len(before.fills)] == before.fills
     assert len(after.fills) - len(before.fills) in (0, 1) if grown else not after.fills
     least = after.terms.min_received
@@ -277,16 +277,16 @@ def check_transfer(order: Order, transfer_id: str) -> None:
 
 
 def check_end(order: Order, now: int) -> None:
-    """No order waits for ever: its deadlines lead to an end, or it names what it waits for.
+    """No order waits for ever: its deadlines lead to an end, or it asks for an input.
 
-    A deposit that is seen is waited for: its chain confirms it or lets it go.
+    An unconfirmed deposit may be waited for: its chain confirms or drops it.
     """
     for _ in range(40):
         if order.deadline_at is None:
             return
         now = max(now, order.deadline_at)
         order = transition(order, ev.DeadlinePassed(), now).order
-    if twap.is_filling(order):  # the runner tries each chunk until its patience is over
+    if twap.is_filling(order):  # the runner retries each chunk until its abandon timeout
         order = transition(order, ev.FillingStopped(len(order.fills)), now).order
     in_flight = any(not t.state.is_final for t in order.transfers)
     on_its_way = any(d.state is DepositState.SEEN for d in order.deposits)

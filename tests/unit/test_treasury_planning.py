@@ -1,4 +1,4 @@
-"""Moves between networks: what they take, what they bring, and that a balanced book needs none."""
+"""Moves between networks: their amounts, and that balanced books need none."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_plan_conserves_money(positions: tuple[Position, ...], rate: int | None,
         assert rate is not None
         sent, arrived = move.units, move.arrives
         xmr, usdc = (sent, arrived) if move.source.asset == XMR else (arrived, sent)
-        # Neither side of an exchange gains at the rate, whichever way it is rounded.
+        # An exchange is at the rate, within rounding in either direction.
         worth = xmr * rate
         assert worth >= usdc * 10**12 if move.source.asset == XMR else worth <= usdc * 10**12
 

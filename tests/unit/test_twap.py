@@ -1,4 +1,4 @@
-"""TWAP orders in the order machine: each chunk once, at a fair rate, to the last unit."""
+"""TWAP orders in the order machine: each chunk once, at a fair rate, exact to the unit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def filled(order: Order, count: int) -> Order:
 
 
 def settled(order: Order) -> Transition:
-    """The order's payout all the way to its end."""
+    """Settle the order's payout."""
     payout = order.payout
     assert payout is not None
     for event in (

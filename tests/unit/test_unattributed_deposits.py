@@ -1,4 +1,4 @@
-"""Deposits that belong to no order, at an order's address on another network among them."""
+"""Deposits that belong to no order, also at an order's address on another network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> No
 
 
 class NotingAdapter(EvmAdapter):
-    """An adapter for two networks that has nothing but its ledger of unrecorded transactions."""
+    """An adapter for two networks that has only its ledger of unrecorded transactions."""
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)

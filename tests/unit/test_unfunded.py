@@ -39,7 +39,7 @@ WALLET = 1_000
 
 
 class Book:
-    """Reservations, summed as the database sums them."""
+    """Reservations with the sums of the database."""
 
     def __init__(self) -> None:
         self.held: dict[str, Reservation] = {}
@@ -48,7 +48,7 @@ class Book:
         self.held[order_id] = reservation
 
     def end(self, at: int) -> None:
-        """End what expires until then."""
+        """Remove the reservations that expire until ``at``."""
         self.held = {name: each for name, each in self.held.items() if each.expires_at > at}
 
     def reserved(self, client: str) -> Reserved:
@@ -77,7 +77,7 @@ def test_a_client_is_stored_without_its_name() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(1, 200)), max_size=40))
 def test_no_sequence_of_orders_breaks_a_bound(requests: list[tuple[str, int]]) -> None:
-    """What is refused would break one, and an order of the room that is told is taken."""
+    """A refused order would exceed a bound; one of the reported room is accepted."""
     book = Book()
     for number, (client, units) in enumerate(requests):
         room = book.room(client)

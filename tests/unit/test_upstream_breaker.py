@@ -1,4 +1,4 @@
-"""The breaker opens, lets one call try, and judges the upstream of now, not that of before."""
+"""The breaker opens, lets one call try, and ignores late results of earlier calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget holds in every window, whatever the network does."""
+"""The call budget is kept in every window, for any network delays."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def use(b: Budget, urgency: Urgency = WATCHED, *, max_wait_ms: int = 0) ->
 
 CALL = st.tuples(
     st.integers(0, 200_000),  # arrival
-    st.integers(0, 40_000),  # how long it runs
+    st.integers(0, 40_000),  # duration
     st.sampled_from(Urgency),
-    st.integers(0, 150_000),  # how long it waits at most
+    st.integers(0, 150_000),  # longest wait
 )
 
 
@@ -67,7 +67,7 @@ def test_any_60_seconds_stay_within_the_call_limit(
         assert b.free() == limit
 
     simulate(scenario)
-    # A call may arrive at any moment between its start and its end: take the worst.
+    # A call may arrive at any time between its start and end: take the worst case.
     for _, window_start in made:
         within = [1 for s, e in made if s < window_start + WINDOW_MS and e >= window_start]
         assert len(within) <= limit
@@ -241,7 +241,7 @@ def shares(time: VirtualTime, per_window: int) -> tuple[Budget, Budget]:
 
 
 async def use_up(b: Budget, urgency: Urgency) -> int:
-    """How many calls go at once."""
+    """The number of calls that are admitted at once."""
     for count in range(1_000):
         try:
             await use(b, urgency)

@@ -1,4 +1,4 @@
-"""Both dialects: what is sent, what is believed of an answer, what a caller sees of an error."""
+"""Both dialects: requests, validation of answers, and errors for callers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ BRIDGE_ORDER = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A good answer, how it is read, and which of its fields may be null or left out."""
+    """A valid answer, its reader, and the fields that may be null or missing."""
 
     sample: dict[str, Any]
     read: Callable[[UpstreamAnswer], Any]
@@ -554,7 +554,7 @@ def test_an_unknown_status_is_kept_in_its_own_word() -> None:
 
 
 class UpstreamRequest:
-    """An upstream on a socket, and our calls to it."""
+    """A server on a socket, and the client's calls to it."""
 
     def __init__(self, server: does.UpstreamServer, dialect: Dialect) -> None:
         self.server = server
@@ -610,7 +610,7 @@ TICKET_BODY = {
 
 @dataclass(frozen=True)
 class Row:
-    """One call: what is sent over each dialect."""
+    """One call, with its request in each dialect."""
 
     use: Callable[[Upstream], Awaitable[Any]]
     answer: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Which of an upstream's answers on its network let an order through."""
+"""Which answers of an upstream about its network permit an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rpcsvc.settlement.upstream.offered import NetworkCheck
 
 
 class UpstreamStub:
-    """Answers with its network; None: no connection."""
+    """Reports its network; None: no connection."""
 
     def __init__(self, network: str | None) -> None:
         self.network = network
@@ -45,7 +45,7 @@ def check_of(stub: UpstreamStub, ours: str = "mainnet") -> NetworkCheck:
         ("stagenet", "mainnet", False),
         ("mainnet", "stagenet", False),
         ("sandbox", "testnet", False),
-        # Addresses as on mainnet, and no money behind them.
+        # Regtest has the addresses of mainnet, without real money.
         ("regtest", "mainnet", False),
         ("Mainnet", "mainnet", False),
     ],
@@ -80,7 +80,7 @@ async def test_each_order_asks_and_an_earlier_answer_lets_none_through() -> None
     stub.network = None
     with pytest.raises(Unavailable, match="does not report its network now"):
         await check.require_same_now()
-    # Prices are still told: what is asked before each order decides.
+    # Quotes still pass: the check before each order is the strict one.
     check.require_same()
     stub.network = "sandbox"
     with pytest.raises(Unavailable, match="another network"):

@@ -1,4 +1,4 @@
-"""Chains that are configured and that the upstream lists, too; and when its list is asked for."""
+"""The configured chains that the upstream lists, and when its list is requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARBITRUM, BASE = 42161, 8453
 
 
 class UpstreamStub:
-    """Answers with one list of chains after the other; None: no connection."""
+    """Answers with successive lists of chains; None: no connection."""
 
     def __init__(self, time: VirtualTime, *answers: list[int] | None) -> None:
         self.time = time
@@ -49,7 +49,7 @@ class UpstreamStub:
 
 
 class UpstreamStubWithNetwork(UpstreamStub):
-    """An upstream that reports its network, too."""
+    """An upstream that also reports its network."""
 
     where = "mainnet"
 

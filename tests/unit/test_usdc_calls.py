@@ -1,4 +1,4 @@
-"""Whom call data pays: what encoders make is read, and nothing that differs in a byte."""
+"""The payee in call data: the encoders' output is read, and any changed byte refused."""
 
 from __future__ import annotations
 

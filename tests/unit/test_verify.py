@@ -1,6 +1,6 @@
-"""What a client may believe: each line of a response, each term of an order, each kind of key.
+"""Client-side verification: each line of a response, each term of an order, each kind of key.
 
-Signing here is done by `cryptography`, not by the service: the two sides were written apart.
+Signing here uses `cryptography` instead of the service, as an independent implementation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def b64(data: bytes) -> str:
 
 
 class Signer:
-    """A service that signs, written after docs/signing.md alone."""
+    """A signing service, written from docs/signing.md only."""
 
     def __init__(self, seed: bytes) -> None:
         self.private = Ed25519PrivateKey.from_private_bytes(seed)
@@ -168,7 +168,7 @@ def test_a_branded_service_has_its_own_header_names() -> None:
     ids=str,
 )
 def test_a_signature_over_any_other_line_is_refused(change: Json) -> None:
-    """The headers say what is expected; only the signed text differs from it."""
+    """The headers are as expected; only the signed text differs."""
     wrong = KEY.headers(lines(**change))["x-service-signature"]
     with pytest.raises(verify.BadSignature):
         verify_response(with_header("x-service-signature", wrong), JWKS)
@@ -398,7 +398,7 @@ FULL: Json = {
 
 @pytest.mark.parametrize("lock", [{}, {"priceLockedUntil": LOCK_END}])
 def test_attestation_of_another_implementation_verifies(lock: Json) -> None:
-    """Also one from before ``priceLockedUntil``."""
+    """Also of a version before ``priceLockedUntil``."""
     found = verify_attestation(KEY.attest(terms(**lock)), JWKS, expected(**FULL), now=NOW)
     assert isinstance(found, Attestation)
     assert (found.kid, found.key_retired_at, found.expired) == (KEY.kid, None, False)
@@ -633,7 +633,7 @@ def test_response_signature_does_not_pass_as_an_attestation() -> None:
     assert verify.signed_head(KEY.kid, SIGNED_AT).startswith(b"service-response-signature\n")
 
 
-# --- what became of the order ----------------------------------------------------------------
+# --- the order's status ----------------------------------------------------------------------
 
 
 def status(**changes: Any) -> Json:
@@ -731,7 +731,7 @@ def test_key_for_verifying_is_taken() -> None:
     assert verify._read_key(key, key["kid"]).kid == key["kid"]
 
 
-# --- whatever comes --------------------------------------------------------------------------
+# --- arbitrary input -------------------------------------------------------------------------
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(KEY.kid),

@@ -1,4 +1,4 @@
-"""Waits read the log at their start and when they are woken: a quiet order costs no reads."""
+"""Waits read the event log at their start and when woken: an idle order costs no reads."""
 
 from __future__ import annotations
 

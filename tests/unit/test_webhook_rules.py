@@ -1,4 +1,4 @@
-"""Which URLs and addresses webhooks may name, their secrets, and when to try again."""
+"""Permitted URLs and addresses of webhooks, their secrets, and retry times."""
 
 from __future__ import annotations
 

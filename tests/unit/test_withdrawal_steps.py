@@ -1,4 +1,4 @@
-"""How withdrawals are carried out: once each, whatever breaks between two steps."""
+"""Withdrawals are carried out once each, over failures between any two steps."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ FEE = 100_000
 
 
 class Killed(BaseException):
-    """The process is gone: nothing handles it."""
+    """The process is killed: no handler runs."""
 
 
 @dataclass
 class Chain:
-    """What lasts when the service is killed: transactions by id, and how often each was taken."""
+    """The chain, which outlives the service: transactions by id, with their submissions."""
 
     taken: dict[str, str] = field(default_factory=dict)
     settled: bool = False
@@ -59,7 +59,7 @@ class Chain:
 
 
 class ScriptedWallets:
-    """Wallets whose signatures all differ; ``die`` names a step and its side to be killed at."""
+    """Wallets with distinct signatures; ``die``: the step to be killed before or after."""
 
     poll_ms = 1
 
@@ -112,7 +112,7 @@ class ScriptedWallets:
 
 
 class Service:
-    """One process on a database; ``restarted`` is the next one."""
+    """One process on a database; ``restarted`` makes the next one."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ def service(database: Database) -> Service:
     return Service(database, ManualClock(), Chain())
 
 
-# --- making ------------------------------------------------------------------------------------
+# --- creation ----------------------------------------------------------------------------------
 
 
 async def test_withdrawal_of_one_id_is_made_once(service: Service) -> None:
@@ -268,7 +268,7 @@ async def test_withdrawal_is_not_made_while_payouts_are_paused(service: Service)
         await service.made.make(asked())
 
 
-# --- carrying out ------------------------------------------------------------------------------
+# --- execution ---------------------------------------------------------------------------------
 
 
 async def test_withdrawal_is_signed_published_and_settled(service: Service) -> None:
@@ -380,7 +380,7 @@ async def test_address_that_was_taken_off_the_list_is_not_paid(service: Service)
         await later.made.resume()
     assert "withdrawal_recipient_refused" in [line["event"] for line in logs]
     assert later.chain.serial == 0
-    # Its record is answered still.
+    # Its record can still be read.
     assert (await later.made.make(asked())).state is TransferState.PLANNED
 
 
@@ -397,7 +397,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
 
 
 async def test_payment_on_record_is_taken_up_after_a_restore(service: Service) -> None:
-    """A copy has it as planned, the payment journal has brought its payment back."""
+    """The copy has it as planned, and the payment journal has restored its payment."""
     await service.made.make(asked())
     planned = await service.first()
     service.store.cancel = _refused  # type: ignore[method-assign]

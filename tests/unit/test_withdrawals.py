@@ -1,4 +1,4 @@
-"""The states of a withdrawal: what follows what, and what never changes."""
+"""The states of a withdrawal: transitions and invariants."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_withdrawal_keeps_its_terms_and_bytes_whatever_comes(asked: list[Transfe
     assert len({each.txid for each in seen} - {None}) <= 1
     states = [each.state for each in seen]
     assert not FINAL_TRANSFERS.intersection(states[:-1])
-    # What was signed is never cancelled, nor anything signed that was not planned.
+    # A signed withdrawal is never cancelled, and only a planned one is signed.
     if TransferState.PREPARED in states:
         assert states.index(TransferState.PREPARED) == 1
         assert TransferState.CANCELLED not in states

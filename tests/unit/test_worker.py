@@ -1,4 +1,4 @@
-"""A beat of the worker: what breaks in one part of it holds up none of the others."""
+"""A pass of the worker loop: a failure in one step delays no other step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.orders import terms
 
 
 class Parts:
-    """Everything that a worker moves. ``broken``: what each part raises instead, by its name."""
+    """The worker's steps. ``broken``: the error that a step raises, by its name."""
 
     def __init__(self, **broken: Exception) -> None:
         self.quarantine = Quarantine()
@@ -88,7 +88,7 @@ def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What the worker logs."""
+    """The log of the worker."""
     return captured(monkeypatch, "rpcsvc.orders.scheduler.worker")
 
 
@@ -117,7 +117,7 @@ async def test_each_failure_is_logged_and_the_first_is_in_health(
     shown = []
 
     async def first_part() -> int:
-        """It sees what the beat before has left."""
+        """Record the health left by the previous pass."""
         shown.append(worker.health().detail)
         if len(shown) == 1:
             raise Unavailable("the first")
@@ -175,7 +175,7 @@ async def test_what_stops_all_parts_is_logged_once(reported: LogCapture) -> None
 async def test_nothing_turns_into_a_refund_while_payouts_are_paused(
     paused: bool, left_out: OnDeadline | None
 ) -> None:
-    """The operator may know of a payout that the database has lost: he adopts it first."""
+    """The operator may have to adopt a payout that the database has lost first."""
     parts = Parts()
     await worker_of(parts, paused=paused).tick()
     assert parts.left_out == [left_out]
@@ -200,7 +200,7 @@ async def test_order_with_a_failing_deadline_is_quarantined_until_met() -> None:
 async def test_order_with_a_postponed_deadline_leaves_quarantine(
     deadline_at: int | None,
 ) -> None:
-    """Nobody would try it again before the next deadline, and that may never come."""
+    """Otherwise it would stay there until its next deadline, which may never come."""
     parts = Parts(apply=RuntimeError("a hole in a rule"))
     parts.late = replace(open_order(terms()), deadline_at=1)
     worker = worker_of(parts)
@@ -224,7 +224,7 @@ async def test_quarantined_order_stays_so_while_payouts_are_paused() -> None:
 
 
 class Broken(Parts):
-    """``count`` orders whose deadline can't be recorded, older than all others."""
+    """``count`` orders whose deadline event can't be recorded, older than all others."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Time that moves only when it is told to."""
+"""A clock for tests of concurrent waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import heapq
 
 
 class VirtualTime:
-    """Time that jumps to the next waiter when nobody has anything left to do."""
+    """A clock that jumps to the next waiter once all tasks wait."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -24,12 +24,12 @@ class VirtualTime:
         await future
 
     async def settle(self) -> None:
-        """Let everybody run until they wait for something."""
+        """Run all tasks until they wait."""
         for _ in range(12):
             await asyncio.sleep(0)
 
     async def pass_until(self, at: int) -> None:
-        """Let time pass up to ``at``."""
+        """Advance the time to ``at``."""
         await self.settle()
         while self._waiting and self._waiting[0][0] <= at:
             self.now, _, future = heapq.heappop(self._waiting)
