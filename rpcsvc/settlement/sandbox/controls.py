@@ -111,15 +111,11 @@ class SimulatedChains:
             async with self._engine.moving:  # else one of two at once would be lost
                 await on_current(lambda: self._advance(wanted))
         elif kind is FaultKind.SET_RATE:
-            await self._set(Setting.USDC_PER_XMR, _rate(_required("rate", rate)))
+            await self._engine.change(Setting.USDC_PER_XMR, _rate(_required("rate", rate)))
         elif kind in _SWITCHES:
-            await self._set(*_SWITCHES[kind])
+            await self._engine.change(*_SWITCHES[kind])
         else:
             await self._pause(paused=kind is FaultKind.PAUSE_BLOCKS)
-
-    async def _set(self, setting: Setting, value: int) -> None:
-        await self._ledger.put_setting(setting, value)
-        self._engine.settings[setting] = value
 
     async def _advance(self, seconds: int) -> None:
         await self._engine.refresh()
@@ -132,8 +128,7 @@ class SimulatedChains:
                 received=seconds,
             )
         offset = before + seconds * 1000
-        await self._ledger.put_setting(Setting.CLOCK_OFFSET_MS, offset, before)
-        self._engine.settings[Setting.CLOCK_OFFSET_MS] = self._clock.offset_ms = offset
+        await self._engine.change(Setting.CLOCK_OFFSET_MS, offset, before)
 
     async def _pause(self, *, paused: bool) -> None:
         async with self._engine.moving:

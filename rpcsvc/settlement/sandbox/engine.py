@@ -108,6 +108,8 @@ class SandboxEngine:
         self._random = random
         self._options = options
         self.settings: dict[Setting, int] = {}
+        # Else a pass that read the settings before a change would undo it after.
+        self._changing = asyncio.Lock()
         # Held by whoever reads the chains to change them: mining here, faults in controls.py.
         self.moving = asyncio.Lock()
 
@@ -121,9 +123,19 @@ class SandboxEngine:
 
     async def refresh(self) -> int:
         """Read the settings again, which other replicas may have changed; returns 0: no work."""
-        self.settings = await self._ledger.settings()
-        self._clock.offset_ms = self.settings.get(Setting.CLOCK_OFFSET_MS, 0)
+        async with self._changing:
+            self._apply(await self._ledger.settings())
         return 0
+
+    async def change(self, setting: Setting, value: int, was: int | None = None) -> None:
+        """Change a setting for good. Raises errors of ``put_setting`` when it is not ``was``."""
+        async with self._changing:
+            await self._ledger.put_setting(setting, value, was)
+            self._apply({**self.settings, setting: value})
+
+    def _apply(self, settings: dict[Setting, int]) -> None:
+        self.settings = settings
+        self._clock.offset_ms = settings.get(Setting.CLOCK_OFFSET_MS, 0)
 
     def require_ready(self) -> None:
         """Raise errors.Unavailable while the ``engine_down`` fault is on."""

@@ -1,0 +1,36 @@
+"""The sandbox's settings are what the last call made them, whatever is read meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rpcsvc.settlement.sandbox.chain import Setting
+from rpcsvc.store.sandbox import SqlSandboxLedger
+from tests.contract.serving import SWAP, Served
+
+
+async def test_a_read_that_began_before_a_change_does_not_undo_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SqlSandboxLedger.settings
+    has_read, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(ledger: SqlSandboxLedger) -> dict[Setting, int]:
+        found = await read(ledger)
+        has_read.set()
+        await may_answer.wait()
+        return found
+
+    monkeypatch.setattr(SqlSandboxLedger, "settings", slow)
+    advance = asyncio.create_task(
+        served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 1})
+    )
+    await has_read.wait()
+    fault = asyncio.create_task(served.post("/sandbox/fault", {"fault": "rates_down"}))
+    # It has to wait for that read; one that did not wait would be done by then.
+    await asyncio.wait({fault}, timeout=0.3)
+    may_answer.set()
+    assert [answer.status for answer in await asyncio.gather(advance, fault)] == [200, 200]
+    assert (await served.post("/agent/swap/create", SWAP)).status == 503
