@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
-from rpcsvc.settlement.onchain.journal.files import Mark, read_place, segments
+from rpcsvc.settlement.onchain.journal.files import Mark, PlaceWriter, read_place, segments
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 
 
@@ -38,6 +39,11 @@ def journal(options: JournalOptions, clock: FakeClock = CLOCK) -> PaymentJournal
 @pytest.fixture
 def options(tmp_path: Path) -> JournalOptions:
     return JournalOptions(tmp_path / "journal")
+
+
+def full(_writer: PlaceWriter, _name: str) -> None:
+    """An opening on a full disk."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 async def nothing(_mark: Mark) -> None:
@@ -272,3 +278,38 @@ async def test_command_gets_each_line_and_what_it_missed(
     assert kept.read_bytes() == b"".join(
         line + b"\n" for line in segments(options.folder)[0].read_bytes().splitlines()[1:]
     )
+
+
+async def test_a_late_opening_skips_no_line_that_nobody_has_read(
+    options: JournalOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await opened(options)
+    await write(first, 3)
+    mark = first.mark
+    await write(first, 2, 4)
+    await first.close()
+
+    late = journal(options)
+    with monkeypatch.context() as patched:
+        patched.setattr(PlaceWriter, "open", full)
+        assert await late.open(mark) == ()
+    await late.retry()
+    assert "restart the service" in str(late.health())
+    with pytest.raises(Unavailable):
+        await write(late, 1, 6)
+    again = journal(options)
+    assert [line.body["to"] for line in await again.open(mark)] == [4, 5]
+
+
+async def test_a_late_opening_that_lacks_nothing_takes_lines(
+    options: JournalOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = await written(options, 3)
+
+    late = journal(options)
+    with monkeypatch.context() as patched:
+        patched.setattr(PlaceWriter, "open", full)
+        await late.open(mark)
+    await late.retry()
+    await write(late, 1, 4)
+    assert numbers(options.folder) == [1, 2, 3, 4]

@@ -90,6 +90,7 @@ class PaymentJournal:
         self._mark: Mark | None = None
         self._unread: tuple[Line, ...] = ()
         self._is_opened = False
+        self._is_read = False
         self._end = JournalPosition()
         self._name = ""
         self._problem: str | None = "it is not open yet"
@@ -141,18 +142,22 @@ class PaymentJournal:
         self._end = found.end
         self._unread = tuple(line for line in found.lines if line.at.line > since)
         self._resume(found)
+        self._is_read = True
 
     def _require_whole(self, found: JournalContents) -> None:
         """Raises JournalDamaged."""
         mark, end = self._mark, found.end
         if found.problem is not None:
             raise JournalDamaged(found.problem)
-        known = max(self._end.line, mark.at.line if mark else 0)
+        # Before one attempt succeeded nobody has its unread lines: a later one must not skip them.
+        known, own_lines = (mark.at.line if mark else 0), 0
+        if self._is_read:
+            known, own_lines = max(self._end.line, known), _OWN_LINES
         if known and not found.lines:
             raise JournalDamaged(f"it is missing; the database knows {known} lines of it")
         if end.line < known:
             raise JournalDamaged(f"it ends at line {end.line}; the database knows {known} lines")
-        if self._is_opened and end.line > known + _OWN_LINES:
+        if self._is_opened and end.line > known + own_lines:
             raise JournalDamaged("it is ahead of the database: restart the service")
         if mark is None:
             return
