@@ -27,13 +27,15 @@ LAST_EVENT_ID: Final = "last-event-id"
 # After how long a browser reconnects.
 RETRY_MS: Final = 3_000
 _HEARTBEAT: Final = b":\n\n"
+# RFC 9110, section 12.4.2: a weight of zero means "not acceptable".
+_REFUSED: Final = re.compile(r";\s*q=0(\.0{0,3})?\s*(;|$)", re.ASCII)
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def wants_events(request: web.Request) -> bool:
     """Whether a caller accepts an event stream and not JSON."""
-    accepted = ",".join(request.headers.getall("accept", ()))
-    types = {each.partition(";")[0].strip().lower() for each in accepted.split(",")}
+    accepted = ",".join(request.headers.getall("accept", ())).lower().split(",")
+    types = {each.partition(";")[0].strip() for each in accepted if not _REFUSED.search(each)}
     return EVENT_STREAM in types and JSON not in types
 
 

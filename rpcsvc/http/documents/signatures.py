@@ -76,7 +76,7 @@ def _before_the_text(site: Site) -> str:
 
 
 def _unread_statuses() -> str:
-    """Statuses of responses signed without a body, in words: 401, 408 and 413."""
+    """Statuses of responses signed without a body, in words: "401, 408 and 413"."""
     *first, last = map(str, sorted(UNREAD_STATUSES))
     return f"{', '.join(first)} and {last}"
 
