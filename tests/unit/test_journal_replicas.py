@@ -24,6 +24,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import Statement
 from rpcsvc.store.journal_replay import (
     JournaledMoneroLedger,
+    JournalReplay,
     JournalWatch,
     ReplayResult,
     open_journal,
@@ -289,6 +290,30 @@ async def test_uncommitted_line_is_adopted_where_nobody_settled(
         due = await up.unpaid()
         with pytest.raises(Killed):
             await up.sign(first, due, dies=True)
+        again = await up.take_over("a", watched=None)
+        assert again.adopted.payments == [due]
+        assert up.switch.reason() is None
+        up.check()
+
+
+async def test_uncommitted_line_written_twice_is_no_sign_of_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settler was killed after it wrote the line again and before it adopted it."""
+    async with world(tmp_path) as up:
+        first = await up.take_over("a", watched=None)
+        await paid(up, first)
+        due = await up.unpaid()
+        with pytest.raises(Killed):
+            await up.sign(first, due, dies=True)
+
+        async def killed(*_: object) -> ReplayResult:
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(JournalReplay, "run", killed)
+            with pytest.raises(Killed):
+                await up.take_over("a", watched=None)
         again = await up.take_over("a", watched=None)
         assert again.adopted.payments == [due]
         assert up.switch.reason() is None

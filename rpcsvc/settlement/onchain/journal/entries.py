@@ -167,13 +167,16 @@ def is_restored(lines: Sequence[Line], own: Mark | None) -> bool:
     """Whether these lines, which a database lacks, prove that it is a restored copy.
 
     A process that is killed leaves at most one signed payment without a commit, and that under the
-    lease of the last commit.
+    lease of the last commit. A replica that adopts it first writes its line again; killed in that
+    moment, it finds two lines of the one payment.
     """
-    entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
-    void = [entry for entry in entries if isinstance(entry, VoidEntry)]
-    signed = [
-        line for line in lines if line.kind in _SIGNED and void_of(from_body(line.body)) not in void
-    ]
+    read = [(line, from_body(line.body)) for line in lines]
+    void = [entry for _, entry in read if isinstance(entry, VoidEntry)]
+    first: dict[Entry, Line] = {}
+    for line, entry in read:
+        if entry is not None and line.kind in _SIGNED and void_of(entry) not in void:
+            first.setdefault(entry, line)
+    signed = first.values()
     return len(signed) > 1 or any(own is None or line.lease != own.lease for line in signed)
 
 
