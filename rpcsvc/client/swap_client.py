@@ -214,7 +214,7 @@ class SwapClient:
         params = {"orderId": order_id, "payment": payment}
         try:
             return _funded(await self._calls.call("swap.fund", params))
-        except (Unreachable, Unavailable, RateLimited) as error:
+        except (Unreachable, Unavailable, RateLimited, Unverified) as error:
             raise PaymentUnknown(str(error), order_id, payment) from error
 
     async def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:

@@ -127,7 +127,10 @@ class GaslessFunding:
         # Whoever settles carries on with it meanwhile, here or in another process.
         look = partial(self._outcome, record.key)
         left = max(0, deadline - now())
-        return await waits.until(order.order_id, look, left, client) or record
+        try:
+            return await waits.until(order.order_id, look, left, client) or record
+        except Unavailable:  # of the wait alone: the payment is on record
+            return record
 
     async def _send(
         self, order: Order, signed: SignedAuthorization, client: Client

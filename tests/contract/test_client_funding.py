@@ -150,6 +150,26 @@ async def test_payment_without_an_answer_can_be_sent_again(
     assert (len(wallet.signed), debits(served)) == (1, PAID)
 
 
+async def test_payment_with_an_unsigned_answer_can_be_sent_again(
+    served: Served, line: FaultyLine
+) -> None:
+    swap = wanted()
+    async with client_of(line.url) as client:
+        placed = await client.create(swap)
+
+        def sign(data: Json) -> str:
+            line.change = lambda body: body.replace(b'"success":true', b'"success": true')
+            return Wallet().sign(data)
+
+        with pytest.raises(PaymentUnknown) as unknown:
+            await client.fund(swap, placed, PAYER.address, sign)
+        assert isinstance(unknown.value.__cause__, Unverified)
+    async with client_of(served.url) as client:
+        await client.send_payment(unknown.value.order_id, unknown.value.payment)
+        await completed(client, placed)
+    assert debits(served) == PAID
+
+
 async def test_payment_signed_anew_has_the_same_nonce(served: Served, line: FaultyLine) -> None:
     wallet, swap = Wallet(*[lost_before] * QUICK.attempts, line=line), wanted()
     async with client_of(line.url) as client:

@@ -23,13 +23,14 @@ from x402.mcp.utils import (
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
-from rpcsvc.errors import RateLimited
+from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import gasless
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Room
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from rpcsvc.store.gasless import SqlFundingStore
 from tests.contract.paying import (
     PAYER,
     X402_CLIENT,
@@ -301,6 +302,26 @@ async def test_payment_in_the_pool_is_answered_when_it_is_mined(
         (await fund(served, order_id, **payment)).headers.get("PAYMENT-RESPONSE")
     )
     assert served.count("funding_authorizations") == 1
+
+
+async def test_payment_on_record_is_202_when_its_wait_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+    payment = header(await signed(await offered(served, order_id)))
+
+    async def away(*_: Any) -> Any:
+        raise Unavailable("The database is away.")
+
+    with monkeypatch.context() as patch:
+        paying = asyncio.create_task(fund(served, order_id, **payment))
+        await network.pooled.wait()
+        patch.setattr(SqlFundingStore, "find", away)
+        network.mined.set()
+        answer = await paying
+        assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)
+    assert (await finished(served, order_id))["state"] == "completed"
+    assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
 async def test_payment_that_is_mined_late_is_202_then_200(
