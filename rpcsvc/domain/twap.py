@@ -125,7 +125,7 @@ def due_at(order: Order) -> int:
     return order.fills[-1].at + order.terms.twap.interval_ms
 
 
-def gives_up_at(order: Order) -> int:
+def abandoned_at(order: Order) -> int:
     """When (ms) the next chunk stops waiting for a fair rate."""
     interval = order.terms.twap.interval_ms if order.terms.twap else 0
     return due_at(order) + max(ABANDON_INTERVALS * interval, LEAST_ABANDON_MS)

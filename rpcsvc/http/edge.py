@@ -182,10 +182,10 @@ class _Waiting(NamedTuple):
     request: web.Request
     asked: bytes | None
     response: web.StreamResponse
-    sealed: asyncio.Future[None]
+    signed: asyncio.Future[None]
 
 
-class Sealer:
+class BatchSigner:
     """Signs responses: together all that are ready in one iteration of the event loop.
 
     A signature reads 30 kB of tables, which evicts other data from the L1 cache. Made one after
@@ -196,7 +196,7 @@ class Sealer:
         self._signer = signer
         self._waiting: list[_Waiting] = []
 
-    async def seal(
+    async def sign(
         self, request: web.Request, asked: bytes | None, response: web.StreamResponse
     ) -> None:
         """Sign ``response`` over its bytes and the request with the body ``asked``, None if unread.
@@ -205,27 +205,27 @@ class Sealer:
         """
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._seal_all)
+            loop.call_soon(self._sign_all)
         waiting = _Waiting(request, asked, response, loop.create_future())
         self._waiting.append(waiting)
-        await waiting.sealed
+        await waiting.signed
 
-    def _seal_all(self) -> None:
+    def _sign_all(self) -> None:
         batch, self._waiting = self._waiting, []
         for waiting in batch:
-            if waiting.sealed.done():
+            if waiting.signed.done():
                 continue  # the caller has disconnected
             try:
-                self.seal_now(waiting.request, waiting.asked, waiting.response)
+                self.sign_now(waiting.request, waiting.asked, waiting.response)
             except Exception as error:  # noqa: BLE001 - raised where the response is awaited
-                waiting.sealed.set_exception(error)
+                waiting.signed.set_exception(error)
             else:
-                waiting.sealed.set_result(None)
+                waiting.signed.set_result(None)
 
-    def seal_now(
+    def sign_now(
         self, request: web.Request, asked: bytes | None, response: web.StreamResponse
     ) -> None:
-        """Sign one response by itself, where nothing can be awaited. Raises as seal does."""
+        """Sign one response by itself, where nothing can be awaited. Raises as sign does."""
         headers = self._signer.headers(
             request.method, _target(request), response.status, asked, _sent(request, response)
         )
@@ -281,7 +281,7 @@ class Edge:
         self._refusals = refusals
         self._check = check
         self._cors = cors
-        self._sealer = None if signer is None else Sealer(signer)
+        self._batch_signer = None if signer is None else BatchSigner(signer)
         self._body_bytes = body_bytes
         self._observe = observe
         self._direct = direct
@@ -289,16 +289,16 @@ class Edge:
 
     def around(self, routes: Handler) -> Handler:
         """``routes`` as a handler, wrapped in the steps of the edge."""
-        sealer = self._sealer
+        batch_signer = self._batch_signer
 
         async def answer(request: web.Request) -> web.StreamResponse:
             request[STOPPING] = self.stopping
             response = await self._answered(request, routes)
-            if sealer is not None:
+            if batch_signer is not None:
                 response = await self._with_body(request, response)
             self._finish(request, response)
-            if sealer is not None and not isinstance(response, EventStream):
-                await sealer.seal(request, _asked(request, response), response)
+            if batch_signer is not None and not isinstance(response, EventStream):
+                await batch_signer.sign(request, _asked(request, response), response)
             if self.stopping.is_set():
                 response.force_close()
             return response
@@ -349,8 +349,8 @@ class Edge:
         """
         response = self._refusals.answer(request, error)
         self._finish(request, response)
-        if self._sealer is not None:
-            self._sealer.seal_now(request, _asked(request, response), response)
+        if self._batch_signer is not None:
+            self._batch_signer.sign_now(request, _asked(request, response), response)
         return response
 
 

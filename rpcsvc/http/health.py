@@ -92,7 +92,7 @@ class HealthRoutes:
         context = self._gate.admit(request)
         request_id = context.request_id or self._gate.new_request_id()
         data = with_session(self._service.views, {}, NO_SESSION)
-        error = _unwell(checks)
+        error = _unhealthy(checks)
         if error is None:
             envelope = finish(head(_AGENT_HEALTH, Answer(AgentState.READY, data)), request_id)
         else:
@@ -146,7 +146,7 @@ class HealthRoutes:
 _KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
 
 
-def _unwell(checks: dict[str, Health]) -> Unavailable | None:
+def _unhealthy(checks: dict[str, Health]) -> Unavailable | None:
     """Why no orders are taken, for clients; None if they are."""
     names = [name for name, health in checks.items() if not health.ok]
     if not names:

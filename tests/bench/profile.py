@@ -52,7 +52,7 @@ PARTS: Final = tuple(
         ("checkpoints", r"sqlite/checkpoints"),
         ("log line", r"structlog|rpcsvc/logs|^_log .*operations/dispatch"),
         ("attestation", r"attest"),
-        ("response signature", r"response_signer|rpcsvc/verify|^Sealer"),
+        ("response signature", r"response_signer|rpcsvc/verify|^BatchSigner"),
         ("deposit address", r"deposit_address |stagenet_subaddress|evm_address_from_seed"),
         ("HTTP (aiohttp)", r"aiohttp/|yarl/|multidict/|rpcsvc/http/http_server"),
         ("edge", r"rpcsvc/http/edge|^require_framing|rpcsvc/serving"),

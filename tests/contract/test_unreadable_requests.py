@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from rpcsvc.http.edge import Sealer
+from rpcsvc.http.edge import BatchSigner
 from rpcsvc.verify import BadSignature, Exchange, verify_response
 from tests.contract.serving import Served, serving
 from tests.contract.signatures import jwks
@@ -272,7 +272,7 @@ async def test_a_fault_on_the_way_out_tells_nothing_of_itself(
     async def fail(*_: Any) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Sealer, "seal", fail)
+    monkeypatch.setattr(BatchSigner, "sign", fail)
 
     (got,) = await answers(served, post())
 

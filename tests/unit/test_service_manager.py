@@ -74,7 +74,7 @@ async def test_watchdog_is_pinged_thrice_a_period(manager_socket: socket.socket)
     assert waiting(manager_socket) == [ALIVE, ALIVE]
 
 
-async def test_ping_is_withheld_while_unwell(
+async def test_ping_is_withheld_while_unhealthy(
     manager_socket: socket.socket, log: LogCapture
 ) -> None:
     hangs = Health(False, "hangs")

@@ -60,7 +60,7 @@ class UserApproval:
                     },
                 }
             },
-            "requestState": f"{digest}.{self._seal(digest, arguments)}",
+            "requestState": f"{digest}.{self._mac(digest, arguments)}",
         }
 
     def agreed(self, params: Json, arguments: Json) -> str | None:
@@ -73,9 +73,9 @@ class UserApproval:
         answer = responses.get(QUESTION) if isinstance(responses, dict) else None
         if state is None or not isinstance(answer, dict):
             return None
-        digest, _, seal = str(state).rpartition(".")
+        digest, _, mac = str(state).rpartition(".")
         # Escaped as in JSON: a caller's text may hold lone surrogates, which UTF-8 can't encode.
-        if not hmac.compare_digest(json.dumps(seal), json.dumps(self._seal(digest, arguments))):
+        if not hmac.compare_digest(json.dumps(mac), json.dumps(self._mac(digest, arguments))):
             raise InvalidParams(
                 "requestState is not the one that was given for these arguments. Send both as they"
                 " were, or call again without it."
@@ -90,7 +90,7 @@ class UserApproval:
             )
         return digest
 
-    def _seal(self, digest: str, arguments: Json) -> str:
+    def _mac(self, digest: str, arguments: Json) -> str:
         written = json.dumps([digest, arguments], sort_keys=True).encode()
         return hmac.new(self._key, written, "sha256").hexdigest()
 

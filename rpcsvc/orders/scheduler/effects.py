@@ -272,7 +272,7 @@ class EffectRunner:
         else:
             if twap.next_fill(order, rate, now) is not None:
                 return ChunkFilled(effect.index, rate)
-        return FillingStopped(effect.index) if now >= twap.gives_up_at(order) else None
+        return FillingStopped(effect.index) if now >= twap.abandoned_at(order) else None
 
     @staticmethod
     def _retry_ms(order: Order) -> int:
