@@ -488,8 +488,8 @@ async def open_journal(
         throw(switch, _RESTORED)
     done = await JournalReplay(database, clock).run(lines, journal.mark)
     if done.refused:
-        throw(switch, f"the payment journal can't be adopted: {done.refused[0]}"
-                      f" ({len(done.refused)} in all)")  # fmt: skip
+        reason = f"the payment journal can't be adopted: {done.refused[0]}"
+        throw(switch, f"{reason} ({len(done.refused)} in all)", is_always_named=True)
     return done
 
 

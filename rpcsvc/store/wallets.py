@@ -69,7 +69,8 @@ _PAUSED: Final = "SELECT reason FROM payout_pause"
 _HOLD_LEASE: Final = "UPDATE leases SET token = token WHERE name = :name"
 _PAUSE: Final = (
     "INSERT INTO payout_pause (id, reason, paused_at) VALUES (1, :reason, :at)"
-    " ON CONFLICT DO NOTHING"
+    " ON CONFLICT (id) DO UPDATE SET reason = payout_pause.reason || '; ' || excluded.reason"
+    " WHERE payout_pause.reason NOT LIKE '%' || excluded.reason || '%'"
 )
 _UNPAUSED: Final = (
     "SELECT token FROM leases WHERE name = :name AND NOT EXISTS (SELECT 1 FROM payout_pause)"
@@ -91,7 +92,7 @@ class SqlPause:
         return None if row is None else str(row["reason"])
 
     async def pause(self, reason: str, at: int) -> None:
-        """Let no further payment be committed; an earlier reason stays. ``at`` in ms.
+        """Let no further payment be committed; a reason is added to earlier ones. ``at`` in ms.
 
         Raises errors.Unavailable.
         """

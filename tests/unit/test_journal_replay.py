@@ -247,7 +247,8 @@ async def test_addresses_handed_out_since_are_left_out(tmp_path: Path) -> None:
         assert (xmr.reserved_to, usdc.reserved_to) == (300, 64)
 
 
-async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("earlier", [None, "by the operator"])
+async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path, earlier: str | None) -> None:
     async with opened(tmp_path) as books:
         copy = books.copy(tmp_path / "copy.db")
         await books.evm.add_payment(evm_payment("ord_1/payout/1", 7, HOT, 4))
@@ -260,9 +261,16 @@ async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path) -> None:
             (HOT, HOT, HOT),
         )
         other.commit()
-    async with opened(tmp_path) as books:
-        assert len(books.adopted.refused) == 1
-    assert "the payment journal can't be adopted" in str(PauseSwitch(tmp_path).reason())
+    if earlier is not None:
+        PauseSwitch(tmp_path).pause(earlier)
+    named = set()
+    for _ in range(2):
+        async with opened(tmp_path) as books:
+            assert len(books.adopted.refused) == 1
+        named.add(str(PauseSwitch(tmp_path).reason()))
+    (reason,) = named
+    assert "the payment journal can't be adopted" in reason
+    assert reason.endswith("(1 in all)" if earlier is None else f"before that: {earlier}")
 
 
 # --- rpcsvc db check -------------------------------------------------------------------------

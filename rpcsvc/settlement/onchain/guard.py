@@ -142,7 +142,7 @@ class PauseRow(Protocol):
         ...
 
     async def pause(self, reason: str, at: int) -> None:
-        """Let no further payment be committed; an earlier reason stays. ``at`` in ms."""
+        """Let no further payment be committed; a reason is added to earlier ones. ``at`` in ms."""
         ...
 
 
@@ -184,14 +184,18 @@ def _shown(reason: str) -> str:
     return reason.strip()[:_LONGEST_REASON] or "no reason given"
 
 
-def throw(switch: PauseSwitch, reason: str) -> bool:
+def throw(switch: PauseSwitch, reason: str, *, is_always_named: bool = False) -> bool:
     """Pause payouts by the service itself. True when that is on disk; never raises OSError.
 
     False when they are paused already, or are from now on and it can't be written: then they stay
-    so as long as this process runs, and the log says what to do.
+    so as long as this process runs, and the log says what to do. A reason that ``is_always_named``
+    is put before an earlier one: whoever ends the pause has to know it.
     """
     if switch.reason() is not None:
-        return False
+        before = switch.own()
+        if not is_always_named or (before or "").startswith(_shown(reason)):
+            return False
+        reason = reason if before is None else f"{reason}; before that: {before}"
     try:
         switch.pause(reason)
     except OSError:

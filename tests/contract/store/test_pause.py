@@ -50,8 +50,9 @@ async def test_pause_is_seen_and_ended_by_every_replica(database: Tables) -> Non
     here, there = SqlPause(database), SqlPause(ReadOnly(database))
     assert await there.reason() is None
     await here.pause("first", 1)
-    await here.pause("second", 2)
-    assert await there.reason() == "first"
+    for at in (2, 3):
+        await here.pause("second", at)
+        assert await there.reason() == "first; second"
     await here.resume()
     assert await there.reason() is None
 
