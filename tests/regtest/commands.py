@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tests.regtest.exchange import Exchange
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     """Exit status and output of a command."""
 
     status: int
@@ -23,7 +23,7 @@ class Said(NamedTuple):
         return json.loads(self.out)
 
 
-async def command(stack: Exchange, *arguments: str, typed: str = "") -> Said:
+async def command(stack: Exchange, *arguments: str, typed: str = "") -> CommandResult:
     """``rpcsvc`` as the operator runs it; ``typed`` is on its standard input."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
@@ -32,4 +32,4 @@ async def command(stack: Exchange, *arguments: str, typed: str = "") -> Said:
     )  # fmt: skip
     out, err = await process.communicate(typed.encode())
     assert process.returncode is not None
-    return Said(process.returncode, out.decode(), err.decode())
+    return CommandResult(process.returncode, out.decode(), err.decode())

@@ -178,7 +178,7 @@ def making(target: str, calls: list[bytes]) -> bytes:
 # --- a node with wrong answers ---------------------------------------------------------------
 
 
-class Crooked:
+class AnswerChangingProxy:
     """A proxy before a node that may change answers. ``twist`` gets method and answer."""
 
     def __init__(self, url: str) -> None:
@@ -199,9 +199,9 @@ class Crooked:
 
 
 @asynccontextmanager
-async def crooked(reader: EvmReader) -> AsyncIterator[tuple[Crooked, EvmReader]]:
+async def crooked(reader: EvmReader) -> AsyncIterator[tuple[AnswerChangingProxy, EvmReader]]:
     """Restart the scanner on a node whose answers may be changed."""
-    node, app = Crooked(reader.endpoint.url), web.Application()
+    node, app = AnswerChangingProxy(reader.endpoint.url), web.Application()
     app.router.add_post("/", node.handle)
     runner = web.AppRunner(app)
     await runner.setup()

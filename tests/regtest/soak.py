@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.processes import Gone, Server
+from tests.regtest.daemon_proxy import DaemonProxy, garbage
 from tests.regtest.daemons import Daemon, Miner, Monerod, WalletRpc, new_wallet, pop_blocks
 from tests.regtest.exchange import CONFIRMATIONS, XMR, reaches
 from tests.regtest.faults import well
 from tests.regtest.ledger_of_chains import usdc_received
-from tests.regtest.line import Line, garbage
 from tests.regtest.token import compiled
 from tests.regtest.trading import PaidOrder, Trader, kill_anvil, trading
 
@@ -62,7 +62,7 @@ class Tally:
 class Soak:
     """One run on a stack; the same seed draws the same orders and faults."""
 
-    def __init__(self, trader: Trader, lines: dict[str, Line], seed: int) -> None:
+    def __init__(self, trader: Trader, lines: dict[str, DaemonProxy], seed: int) -> None:
         self.trader = trader
         self.stack = trader.stack
         self.lines = lines
@@ -230,7 +230,7 @@ async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, is_enough
         await miner.fund(await _primary(trader), *[3 * XMR] * 10)
         trader.books.xmr += 30 * XMR
         lines = {
-            name: await opened.enter_async_context(Line(daemon.url).open())
+            name: await opened.enter_async_context(DaemonProxy(daemon.url).open())
             for name, daemon in (
                 ("anvil", stack.anvil), ("monerod", stack.monerod), ("wallet", stack.wallet_rpc)
             )

@@ -100,7 +100,7 @@ async def test_blocks_that_were_replaced_are_read_again(token: Token) -> None:
     assert (await looked(reader, books)).stale
 
 
-async def test_a_block_that_is_replaced_during_the_look_is_noticed(token: Token) -> None:
+async def test_block_replaced_during_a_scan_is_noticed(token: Token) -> None:
     hot = fresh_address()
     reader = EvmReader(network(token), token.client)
     books = evm_books(await reader.head(), hot)

@@ -74,7 +74,7 @@ def authorization(units: int = 50 * USDC, to: str = HOT.address) -> Authorizatio
 # --- the client ------------------------------------------------------------------------------
 
 
-async def test_the_node_tells_its_chain_and_blocks_know_their_parents(evm: EvmClient) -> None:
+async def test_node_reports_its_chain_and_blocks_their_parents(evm: EvmClient) -> None:
     assert await evm.chain_id() == 42161
     await AnvilControls(evm).mine(2)
     latest, first = await evm.block(), await evm.block(1)
@@ -309,7 +309,7 @@ async def test_a_signature_holds_for_what_was_signed_only(
     assert not await carried_out(funded, data)
 
 
-async def test_a_paused_token_is_told_and_moves_nothing(funded: Token) -> None:
+async def test_paused_token_is_reported_and_moves_nothing(funded: Token) -> None:
     assert not usdc.read_bool(await funded.ask(usdc.PAUSED))
     await funded.pause()
     assert usdc.read_bool(await funded.ask(usdc.PAUSED))

@@ -72,7 +72,7 @@ async def test_acknowledged_nonces_are_remembered_new_ones_reported(
         assert (await later.payment(await later.paid(later.transfer(USER)))).nonce == 3
 
 
-async def test_during_the_operators_own_pause_nobody_was_told(payer: EvmPayer) -> None:
+async def test_nothing_is_reported_during_the_operators_pause(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 1))
     payer.switch.pause("another reason")

@@ -159,7 +159,7 @@ async def test_payout_frozen_after_signing_is_published_when_unfrozen(
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_what_waits_to_be_mined_is_not_promised_twice(payer: EvmPayer) -> None:
+async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     first = await payer.prepared(payer.transfer(USER, 600 * USDC))
     await payer.pay(first)

@@ -479,7 +479,7 @@ async def test_unprovable_payout_holds_no_usdc_and_no_sweep(
     assert "makes the same payout" in payer.payments.conditions()[0]
 
 
-async def test_a_failure_found_while_the_record_changed_is_not_told(
+async def test_failure_of_a_record_that_changed_is_not_reported(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))

@@ -21,6 +21,7 @@ from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwor
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt
 from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, SubmissionResult
+from tests.regtest.daemon_proxy import DaemonProxy
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (
     ETHER,
@@ -35,7 +36,6 @@ from tests.regtest.evm_payer import (
     evm_payer,
 )
 from tests.regtest.fee_rule import KNOWN, UNDERPRICED, FeeRule
-from tests.regtest.line import Line
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -49,7 +49,7 @@ class Strict:
 
     payer: EvmPayer
     rule: FeeRule
-    line: Line
+    line: DaemonProxy
 
     async def bump(self) -> None:
         """A pass of maintenance a minute later, when pending payments are due for a higher fee."""
@@ -67,7 +67,7 @@ class Strict:
 
 @asynccontextmanager
 async def strict(made: EvmPayer) -> AsyncIterator[Strict]:
-    rule, line = FeeRule(made.token.client), Line(made.anvil.url)
+    rule, line = FeeRule(made.token.client), DaemonProxy(made.anvil.url)
     line.stand_in = rule
     async with line.open():
         made.client.rpc.endpoint = replace(made.client.rpc.endpoint, url=line.url)

@@ -230,7 +230,7 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
 # --- deposits that can't be swept --------------------------------------------------------------
 
 
-async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer) -> None:
+async def test_blacklisted_payee_is_reported_and_delays_no_other(own: EvmPayer) -> None:
     bad = await own.give(2, 5 * USDC)
     await own.give(3, 5 * USDC)
     await own.token.blacklist(bad)
@@ -361,7 +361,7 @@ async def test_settled_sweep_lost_to_a_reorg_counts_once_it_returns(
     assert own.sweeps.conditions() == []
 
 
-async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: EvmPayer) -> None:
+async def test_paused_token_is_reported_and_swept_once_unpaused(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.token.pause()
     for _ in range(3):
@@ -376,7 +376,7 @@ async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: EvmPaye
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-async def test_a_blacklisted_hot_wallet_is_told(own: EvmPayer) -> None:
+async def test_blacklisted_hot_wallet_is_reported(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.token.blacklist(HOT)
     await own.sweeps.maintain()
@@ -384,7 +384,7 @@ async def test_a_blacklisted_hot_wallet_is_told(own: EvmPayer) -> None:
     assert "hot wallet" in own.sweeps.conditions()[0]
 
 
-async def test_an_address_of_another_mnemonic_is_told(
+async def test_address_of_another_mnemonic_is_reported(
     own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
@@ -511,7 +511,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
     assert "failed" in own.sweeps.conditions()[0]
 
 
-async def test_units_that_are_missing_are_told(own: EvmPayer) -> None:
+async def test_missing_units_are_reported(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await drain(own, 2, 5 * USDC)
     await own.sweeps.maintain()

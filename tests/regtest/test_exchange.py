@@ -76,7 +76,7 @@ async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
 
 
 @pytest.mark.slow
-async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None:
+async def test_open_order_keeps_its_reservation(stack: Exchange) -> None:
     """The hot wallet holds 20,000 USDC: most is reserved for one order, and for no second one."""
     swap = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}
     async with stack.serving() as at:

@@ -179,7 +179,7 @@ async def test_addresses_of_lost_orders_are_not_handed_out_again(
         assert any(address in note for note in report["notes"]), report["notes"]
 
 
-async def test_a_withdrawal_is_a_difference_until_it_is_explained(
+async def test_withdrawal_is_a_difference_until_it_is_annotated(
     stack: Exchange, wallet: WalletClient, own_wallet: WalletClient
 ) -> None:
     async with stack.serving() as at:

@@ -62,7 +62,7 @@ async def test_a_service_that_is_killed_again_and_again_pays_xmr_once(
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_kill_of_service_and_wallet_at_the_relay_pays_once(trader: Trader, when: str) -> None:
     async with trader.stack.serving(("monero relay", when, 1)) as at:
-        deal = await trader.deal(at, "u2x")
+        deal = await trader.order_and_pay(at, "u2x")
         with suppress(Gone):
             await reaches(trader.stack, at, deal.order_id, "completed")
         await at.death(DEATH_SECONDS)
@@ -70,7 +70,7 @@ async def test_kill_of_service_and_wallet_at_the_relay_pays_once(trader: Trader,
     await asyncio.to_thread(trader.stack.wallet_rpc.start)
     async with trader.stack.serving() as at:
         # Another payment meanwhile: a wallet that has lost the first may spend its inputs again.
-        await trader.deal(at, "u2x")
+        await trader.order_and_pay(at, "u2x")
         await trader.finish(at)
         await trader.stop(at)
     await trader.check()

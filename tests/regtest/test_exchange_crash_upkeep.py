@@ -55,7 +55,7 @@ async def test_service_killed_while_it_raises_a_fee_pays_once(trader: Trader) ->
     stack = trader.stack
     async with stack.starting(("engine publish", "before", 1)) as at:
         await at.ready()
-        deal = await trader.deal(at, "x2u")
+        deal = await trader.order_and_pay(at, "x2u")
         await until_dead(trader, at, evm=True)
     await stack.controls.automine(enabled=False)
     for crash in RAISE:

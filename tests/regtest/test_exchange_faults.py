@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.processes import Server, until
+from tests.regtest.daemon_proxy import DaemonProxy, garbage, replacing
 from tests.regtest.daemons import Anvil, Daemon
 from tests.regtest.exchange import call
 from tests.regtest.faults import both_refused, degraded, well
-from tests.regtest.line import Line, garbage, replacing
 from tests.regtest.trading import Trader, kill_anvil
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -41,7 +41,7 @@ class Lines:
     """A proxy to each daemon, and the users of the stack."""
 
     trader: Trader
-    lines: dict[str, Line]
+    lines: dict[str, DaemonProxy]
 
     def daemon(self, name: str) -> Daemon:
         stack = self.trader.stack
@@ -57,7 +57,7 @@ async def shared(trader: Trader) -> AsyncIterator[Lines]:
     async with AsyncExitStack() as opened:
         lines = Lines(trader, {})
         for name in DAEMONS:
-            line = Line(lines.daemon(name).url)
+            line = DaemonProxy(lines.daemon(name).url)
             lines.lines[name] = await opened.enter_async_context(line.open())
         trader.stack.extra |= {
             "RPCSVC_ONCHAIN__NODES": f"arbitrum={lines.lines['anvil'].url}",
@@ -78,7 +78,7 @@ async def open_orders(trader: Trader) -> AsyncIterator[Server]:
     """A service with an open order each way; after the block it recovers and both are swapped."""
     async with trader.stack.serving() as at:
         for direction in BOTH:
-            await trader.deal(at, direction)
+            await trader.order_and_pay(at, direction)
         yield at
         await well(at)
         await trader.finish(at)
@@ -164,7 +164,7 @@ async def test_daemons_that_answer_late_only_make_it_slow(
         for line in lines.lines.values():
             line.delay = 0.1
         for direction in BOTH:
-            await trader.deal(at, direction)
+            await trader.order_and_pay(at, direction)
         await trader.finish(at)
         lines.clear()
         await trader.stop(at)
@@ -188,7 +188,7 @@ async def test_a_payment_whose_answer_is_lost_is_not_made_again(lines: Lines, me
     before = line.lost
     wanted = f'"method":"{method}"'.encode()
     async with trader.stack.serving() as at:
-        deal = await trader.deal(at, direction)
+        deal = await trader.order_and_pay(at, direction)
         line.lose = lambda body: wanted in body.replace(b" ", b"") and line.lost - before < 2
         await trader.finish(at, deal)
         assert line.lost > before
@@ -215,7 +215,7 @@ async def test_a_node_of_another_network_is_refused_at_the_start(lines: Lines, n
         await both_refused(at)
         lines.clear()
         await well(at)
-        await trader.deal(at, "u2x")
+        await trader.order_and_pay(at, "u2x")
         await trader.finish(at)
         await trader.stop(at)
     await trader.check()

@@ -42,7 +42,7 @@ async def finished(trader: Trader, at: Server) -> None:
 async def test_a_wallet_that_was_closed_is_opened_again(trader: Trader) -> None:
     async with trader.stack.serving() as at:
         for direction in BOTH:
-            await trader.deal(at, direction)
+            await trader.order_and_pay(at, direction)
         async with trader.stack.wallet as wallet:
             await wallet.store()
             await wallet.close()
@@ -54,7 +54,7 @@ async def test_a_wallet_that_cannot_be_opened_stops_orders(trader: Trader) -> No
     files = [directory / WALLET_NAME, directory / f"{WALLET_NAME}.keys"]
     async with trader.stack.serving() as at:
         for direction in BOTH:
-            await trader.deal(at, direction)
+            await trader.order_and_pay(at, direction)
         async with trader.stack.wallet as wallet:
             await wallet.store()
             for file in files:
@@ -70,7 +70,7 @@ async def test_a_wallet_that_cannot_be_opened_stops_orders(trader: Trader) -> No
 async def test_another_wallet_is_never_paid_from(trader: Trader) -> None:
     async with trader.stack.serving() as at:
         for direction in BOTH:
-            await trader.deal(at, direction)
+            await trader.order_and_pay(at, direction)
         async with trader.stack.wallet as wallet:
             await wallet.store()
             await wallet.create("another", WALLET_PASSWORD)
@@ -86,10 +86,10 @@ async def test_another_wallet_is_never_paid_from(trader: Trader) -> None:
 # --- gas --------------------------------------------------------------------------------------
 
 
-async def test_no_usdc_is_promised_without_ether_for_gas(trader: Trader) -> None:
+async def test_no_usdc_is_reserved_without_ether_for_gas(trader: Trader) -> None:
     stack = trader.stack
     async with stack.serving() as at:
-        await trader.deal(at, "x2u")
+        await trader.order_and_pay(at, "x2u")
         held = await stack.evm.ether(stack.treasury)
         await stack.controls.set_ether(stack.treasury, 0)
         await degraded(at, "the hot wallet on arbitrum is short of ether for gas")
@@ -99,10 +99,10 @@ async def test_no_usdc_is_promised_without_ether_for_gas(trader: Trader) -> None
         await finished(trader, at)
 
 
-async def test_no_usdc_is_promised_while_gas_is_too_dear(trader: Trader) -> None:
+async def test_no_usdc_is_reserved_while_gas_is_too_dear(trader: Trader) -> None:
     stack = trader.stack
     async with stack.serving() as at:
-        await trader.deal(at, "x2u")
+        await trader.order_and_pay(at, "x2u")
         await stack.controls.set_next_base_fee(2_000 * GWEI)
         await stack.controls.mine()
         await degraded(at, "gas on arbitrum is too dear")
@@ -136,11 +136,11 @@ async def test_nonce_used_elsewhere_pauses_payouts_until_resumed(
 ) -> None:
     stack = trader.stack
     async with stack.serving() as at:
-        await trader.deal(at, "x2u")
+        await trader.order_and_pay(at, "x2u")
         await trader.finish(at)
         signer, switch = own_key(stack), PauseSwitch(stack.data_dir)
         await send_with(stack, signer, await stack.evm.nonce(signer.address), 100 * GWEI)
-        deal = await trader.deal(at, "x2u")
+        deal = await trader.order_and_pay(at, "x2u")
 
         async def paused() -> bool:
             await stack.mine_in_time()
@@ -164,7 +164,7 @@ async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
     """The user is refunded once the other transaction is deep."""
     stack = trader.stack
     async with stack.serving() as at:
-        deal = await trader.deal(at, "x2u")
+        deal = await trader.order_and_pay(at, "x2u")
         await stack.controls.automine(enabled=False)
         signer = own_key(stack)
         nonce = await stack.evm.nonce(signer.address)
@@ -186,7 +186,7 @@ async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
         await until(asks)
         await trader.stop(at)
     assert await trader.received(deal) == []
-    trader.give_up(deal)
+    trader.abandon(deal)
     await trader.check()
 
 
@@ -196,7 +196,7 @@ async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
 async def test_a_paused_token_stops_orders_and_nothing_else(trader: Trader) -> None:
     stack = trader.stack
     async with stack.serving() as at:
-        await trader.deal(at, "x2u")
+        await trader.order_and_pay(at, "x2u")
         await stack.token.pause()
         await degraded(at, "USDC on arbitrum is paused by its issuer")
         await both_refused(at)
@@ -219,7 +219,7 @@ async def test_a_full_disk_stops_everything_until_there_is_room(
 ) -> None:
     stack = trader.stack
     async with stack.serving() as at:
-        await trader.deal(at, direction)
+        await trader.order_and_pay(at, direction)
         wal = stack.data_dir / f"{DATABASE_NAME}-wal"
         limit_files(at, wal.stat().st_size)
         await stack.mine(2)

@@ -136,7 +136,7 @@ async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas:
         await replicas.settling(struck)
         plain = await replicas.standing_by(names[0])
         names.reverse()
-        deal = await trader.deal(struck, direction)
+        deal = await trader.order_and_pay(struck, direction)
 
         async def is_struck(at: Server = struck) -> bool:
             await trader.stack.mine_in_time()

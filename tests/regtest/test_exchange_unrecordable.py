@@ -96,7 +96,7 @@ async def test_unrecordable_order_is_not_paid_and_others_are(
     books.refuse()
     async with stack.starting() as at:
         await at.ready()
-        other = await trader.deal(at, direction)
+        other = await trader.order_and_pay(at, direction)
         await trader.finish(at, other)
         assert await trader.received(broken) == []
         at.kill()
@@ -119,7 +119,7 @@ async def test_signed_payment_of_a_broken_order_is_paid_once(
     async with stack.starting() as at:
         await at.ready()
         await quarantine(trader, at, direction, address)
-        other = await trader.deal(at, direction)
+        other = await trader.order_and_pay(at, direction)
         await trader.finish(at, other)
         assert await trader.received(broken) == [broken.expected]
         at.kill()

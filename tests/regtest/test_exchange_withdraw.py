@@ -11,7 +11,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Crash, until
-from tests.regtest.commands import Said, command
+from tests.regtest.commands import CommandResult, command
 from tests.regtest.exchange import ETHER, STEP_SECONDS, USDC, XMR, Exchange, create
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
 from tests.regtest.restoring import copy_of
@@ -33,7 +33,7 @@ class Cold:
     units: int
     received: Callable[[], Awaitable[list[int]]]
 
-    async def withdraw(self, name: str) -> Said:
+    async def withdraw(self, name: str) -> CommandResult:
         return await command(
             self.stack, "treasury", "withdraw", self.network, self.amount, "--to", self.address,
             "--id", name, "--detach", typed=f"{self.amount} {self.address[-6:]}\n",
@@ -187,7 +187,7 @@ async def test_kill_at_each_step_of_a_withdrawal_leaves_one_debit(cold: Cold) ->
         await agrees(stack)
 
 
-async def restored(stack: Exchange, copy: Path) -> Said:
+async def restored(stack: Exchange, copy: Path) -> CommandResult:
     """Restore a copy of the database with the payment journal."""
     done = await command(stack, "db", "restore", str(copy))
     assert done.status == 0, done

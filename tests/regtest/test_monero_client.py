@@ -70,7 +70,7 @@ async def sent(wallet: WalletClient, txid: str) -> list[WalletTransfer]:
 # --- the clients -----------------------------------------------------------------------------
 
 
-async def test_the_node_tells_its_network_and_its_top(node: MonerodClient, miner: Miner) -> None:
+async def test_node_reports_its_network_and_its_tip(node: MonerodClient, miner: Miner) -> None:
     (newest,) = await miner.mine()
     info = await node.info()
     top = await node.header_at(info.height - 1)
@@ -94,7 +94,7 @@ async def test_a_wrong_wallet_password_never_reaches_the_wallet(wallet_rpc: Wall
     assert not (wallet_rpc.directory / "never").exists()
 
 
-async def test_calls_at_the_same_time_are_told_apart(wallet: WalletClient) -> None:
+async def test_concurrent_calls_get_their_own_answers(wallet: WalletClient) -> None:
     """Digest nonces belong to a connection and are counted: requests must go one by one."""
     made = await asyncio.gather(*(wallet.create_addresses(2) for _ in range(8)))
     assert sorted(item.index.minor for some in made for item in some) == list(range(1, 17))

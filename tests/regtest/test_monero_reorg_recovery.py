@@ -21,7 +21,7 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury
 
 pytestmark = pytest.mark.slow
 
-RESCUE = "rpcsvc.settlement.onchain.monero.presence"
+RECOVERY_MODULE = "rpcsvc.settlement.onchain.monero.presence"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
 ACCOUNTS = 9  # each test below may use one up
@@ -43,7 +43,7 @@ async def abandoned(own: Treasury, payee: Payee, miner: Miner, node: MonerodClie
     return transfer.transfer_id
 
 
-async def test_a_payment_that_the_node_has_given_up_is_offered_anew(
+async def test_payment_that_the_node_dropped_is_published_again(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     name = await abandoned(own, payee, miner, node)
@@ -110,7 +110,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the new branch another transaction has spent its input: only the operator can pay."""
-    logs = captured(monkeypatch, RESCUE)
+    logs = captured(monkeypatch, RECOVERY_MODULE)
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
@@ -191,7 +191,7 @@ async def test_end_spends_the_inputs_of_an_undisplaced_payout(
 
 
 @pytest.mark.parametrize("settled", [False, True])
-async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
+async def test_payout_with_inputs_locked_again_is_mined_later(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, settled: bool
 ) -> None:
     """The node refuses it for some blocks. The same bytes are submitted until it is accepted."""

@@ -56,7 +56,7 @@ class Trader:
         self.deals.append(deal)
         return deal, str(order["depositAddress"])
 
-    async def deal(self, at: Server, direction: str) -> PaidOrder:
+    async def order_and_pay(self, at: Server, direction: str) -> PaidOrder:
         """Order and pay. Raises Gone only before the order is made."""
         deal, address = await self.order(at, direction)
         await self.pay(direction, address)
@@ -77,7 +77,7 @@ class Trader:
         for deal in deals or self.deals:
             await reaches(self.stack, at, deal.order_id, "completed")
 
-    def give_up(self, deal: PaidOrder) -> None:
+    def abandon(self, deal: PaidOrder) -> None:
         """Expect no payout for the order: its deposit is in the wallet and owed to the user."""
         self.deals.remove(deal)
 
@@ -87,7 +87,7 @@ class Trader:
         for crash in crashes:
             async with self.stack.serving(crash) as at:
                 with suppress(Gone):
-                    deal = deal or await self.deal(at, direction)
+                    deal = deal or await self.order_and_pay(at, direction)
                     await reaches(self.stack, at, deal.order_id, "completed")
                 await at.death(DEATH_SECONDS)  # a point that is never reached would time out here
         async with self.stack.serving() as at:

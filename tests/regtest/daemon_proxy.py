@@ -21,7 +21,7 @@ Change = Callable[[bytes, bytes], bytes]
 StandIn = Callable[[bytes], Awaitable[bytes | None]]
 
 
-class Line:
+class DaemonProxy:
     """A proxy between the service and one daemon. ``change`` is applied to each answer.
 
     Calls that ``stand_in`` answers never reach the daemon; ``clear`` keeps it. Answers for which
@@ -82,7 +82,7 @@ class Line:
         return web.Response(status=502)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Line]:
+    async def open(self) -> AsyncIterator[DaemonProxy]:
         """Serve within the block, over one connection to the daemon: digest nonces belong to it."""
         runner = web.ServerRunner(web.Server(self.handle))
         connector = aiohttp.TCPConnector(limit=1)
