@@ -43,7 +43,7 @@ class PaidFees:
         self._books = books
         self._since = since
         self._before: Counter[str] = Counter()
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     async def total(self, now: int) -> Mapping[str, int]:
         """The sums. Raises errors.Unavailable."""
@@ -54,8 +54,8 @@ class PaidFees:
         recent = await self._books.network_fees(self._since)
         for name in self._before.keys() | recent.keys():
             total = self._before[name] + recent.get(name, 0)
-            self._told[name] = max(total, self._told.get(name, 0))
-        return self._told
+            self._reported[name] = max(total, self._reported.get(name, 0))
+        return self._reported
 
 
 class Readout:
