@@ -95,6 +95,9 @@ class Exchange:
             "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": f"0={CONFIRMATIONS}",
             "RPCSVC_ONCHAIN__XMR_SETTLED_AFTER": str(CONFIRMATIONS),
             "RPCSVC_ONCHAIN__XMR_OUTPUTS": "0",
+            # The fewest: monero-wallet-rpc needs 17 ms of CPU for each.
+            "RPCSVC_ONCHAIN__XMR_ADDRESSES": "64",
+            "RPCSVC_ONCHAIN__USDC_ADDRESSES": "64",
             "RPCSVC_ONCHAIN__POLL_MS": "50",
             **self.extra,
         }
