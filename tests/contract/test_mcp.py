@@ -288,9 +288,9 @@ def order_of(result: dict[str, Any]) -> str:
 
 async def test_documents_are_resources(served: Served) -> None:
     found = (await stateless(served, "resources/list")).body["result"]["resources"]
-    for resource in found:
-        if resource["uri"] == APP:
-            continue
+    documents = [resource for resource in found if resource["uri"] != APP]
+    assert len(documents) > 1
+    for resource in documents:
         answer = await stateless(served, "resources/read", {"uri": resource["uri"]})
         (content,) = answer.body["result"]["contents"]
         assert content["mimeType"] == resource["mimeType"]

@@ -109,14 +109,17 @@ async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> J
 
 async def test_every_answer_shown_is_as_its_schema_says(served: Served) -> None:
     document = document_of(served)
-    for method, example in examples(document):
-        if "result" in example:
-            check(document, method["result"]["schema"], example["result"]["value"])
+    answered = [each for each in examples(document) if "result" in each[1]]
+    assert len(answered) > 20
+    for method, example in answered:
+        check(document, method["result"]["schema"], example["result"]["value"])
 
 
 async def test_every_example_keeps_to_the_params_it_shows(served: Served) -> None:
     document = document_of(served)
-    for method, example in examples(document):
+    shown = list(examples(document))
+    assert len(shown) > 20
+    for method, example in shown:
         described = {param["name"]: param for param in method["params"]}
         params = params_in(example)
         assert {name for name, param in described.items() if param["required"]} <= set(params)

@@ -9,21 +9,34 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports.venue import FaultKind
 from tests.e2e.processes import Server
 
 ROOT = Path(__file__).parent.parent.parent
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def found(pattern: str, path: Path) -> set[Any]:
+    """What a pattern matches in a file; it has to match."""
+    matches = set(re.findall(pattern, path.read_text(), re.MULTILINE))
+    assert matches, f"{path} has no {pattern}"
+    return matches
+
+
+def links(pattern: str) -> list[tuple[Path, Any]]:
+    """What a pattern matches in each page."""
+    matches = [(page, each) for page in PAGES for each in re.findall(pattern, page.read_text())]
+    assert len(matches) > len(PAGES)
+    return matches
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    for page, target in links(r"\]\(([^)#:]+)(?:#[^)]*)?\)"):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -32,26 +45,24 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_to_a_heading_finds_it(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text()):
-        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+def test_every_link_to_a_heading_finds_it() -> None:
+    for page, (target, anchor) in links(r"\]\(([\w./-]*)#([^)]+)\)"):
+        there = anchors(page.parent / target if target else page)
+        assert anchor in there, f"{page.name}: {target}#{anchor}"
 
 
 def test_every_file_that_the_architecture_page_names_exists() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    for name in set(re.findall(r"`((?:rpcsvc|tests)/[\w/.]+)`", text)):
+    for name in found(r"`((?:rpcsvc|tests)/[\w/.]+)`", ARCHITECTURE):
         assert (ROOT / name).exists(), name
 
 
 def test_every_method_that_the_architecture_page_names_exists() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
     classes = {}
     for file in (ROOT / "rpcsvc").rglob("*.py"):
         if file.name != "__main__.py":
             name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             classes.update(vars(importlib.import_module(name.removesuffix(".__init__"))))
-    for owner, method in set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text)):
+    for owner, method in found(r"`([A-Z]\w+)\.(\w+)`", ARCHITECTURE):
         assert hasattr(classes[owner], method), f"{owner}.{method}"
 
 
@@ -60,19 +71,17 @@ VALUES = {"completed", "prepared", "effects", "onchain", "upstream"}
 
 
 def test_architecture_page_names_existing_functions_and_classes() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
     defined = {
         name
         for file in (ROOT / "rpcsvc").rglob("*.py")
         for name in re.findall(r"^ *(?:async def|def|class) (\w+)", file.read_text(), re.MULTILINE)
     }
-    assert set(re.findall(r"`([A-Za-z_]\w*)`", text)) - defined - VALUES == set()
+    assert found(r"`([A-Za-z_]\w*)`", ARCHITECTURE) - defined - VALUES == set()
 
 
 def test_architecture_page_names_existing_modules_of_folders() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
     there = {file.name for file in (ROOT / "rpcsvc" / "settlement" / "onchain").rglob("*.py")}
-    assert set(re.findall(r"`(\w+\.py)`", text)) <= there
+    assert found(r"`(\w+\.py)`", ARCHITECTURE) <= there
 
 
 def test_the_readme_names_every_operation_and_fault() -> None:
@@ -86,7 +95,7 @@ def test_the_readme_names_every_operation_and_fault() -> None:
 
 def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`make ([\w-]+)`", (ROOT / "README.md").read_text()):
+    for target in found(r"`make ([\w-]+)`", ROOT / "README.md"):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,11 @@ def test_migrate_makes_a_marked_database_once(path: Path) -> None:
 
 def test_schema_says_what_each_table_is_for() -> None:
     """Each table and view has a comment above it."""
-    for _, name, sql in scripts():
-        lines = sql.splitlines()
-        for number, line in enumerate(lines):
-            if line.startswith(("CREATE TABLE", "CREATE VIEW")):
-                assert lines[number - 1].startswith("-- "), f"{name}: {line}"
+    created = [
+        (above, line)
+        for _, _, sql in scripts()
+        for above, line in pairwise(sql.splitlines())
+        if line.startswith(("CREATE TABLE", "CREATE VIEW"))
+    ]
+    assert len(created) > 20
+    assert [line for above, line in created if not above.startswith("-- ")] == []

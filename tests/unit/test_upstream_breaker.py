@@ -134,7 +134,8 @@ def test_a_call_that_may_not_probe_waits_until_it_is_closed() -> None:
     assert refusal(b, T0 + 1_000, may_probe=False).retry_after_ms == 1_000
     b.admit(T0 + 1_000).succeeded()
 
-    b.admit(T0 + 1_000, may_probe=False)
+    b.admit(T0 + 1_000, may_probe=False).succeeded()
+    assert b.state(T0 + 1_000) is BreakerState.CLOSED
 
 
 def test_check_takes_nothing() -> None:
@@ -142,7 +143,8 @@ def test_check_takes_nothing() -> None:
     b.check(T0 + 1_000)
     b.check(T0 + 1_000)
 
-    b.admit(T0 + 1_000)
+    b.admit(T0 + 1_000).succeeded()
+    assert b.state(T0 + 1_000) is BreakerState.CLOSED
 
 
 def test_health_gives_the_reason_while_it_is_not_closed() -> None:
