@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.faulty_line import FaultyLine, faulty_line
 from tests.contract.serving import Served, serving
+from tests.contract.sidecar import beside
 from tests.postgres import new_database
 
 # Tests of creating, retrying, reading, following and cancelling orders run on both databases, all
@@ -38,4 +40,25 @@ async def database_url(
 async def served(tmp_path: Path, database_url: str | None) -> AsyncIterator[Served]:
     """A service without token and rate limits."""
     async with serving(tmp_path, database_url=database_url) as ready:
+        yield ready
+
+
+@pytest.fixture
+async def line(served: Served) -> AsyncIterator[FaultyLine]:
+    """A proxy to the service that may lose calls."""
+    async with faulty_line(served.url) as found:
+        yield found
+
+
+@pytest.fixture
+async def central(tmp_path: Path) -> AsyncIterator[Served]:
+    """The service that a sidecar passes orders on to."""
+    async with serving(tmp_path / "central") as ready:
+        yield ready
+
+
+@pytest.fixture
+async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
+    """A sidecar of ``central``."""
+    async with beside(central, tmp_path / "sidecar") as ready:
         yield ready

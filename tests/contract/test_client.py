@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from rpcsvc.settings_onchain import read_chains
 from tests.contract.faulty_line import (
     FaultyLine,
     bad_gateway,
-    faulty_line,
     lost_after,
     lost_before,
 )
@@ -51,12 +49,6 @@ from tests.contract.serving import EVM, MONERO, TOKEN, UNKNOWN_ORDER, Served, se
 from tests.contract.swap_clients import ISSUER, QUICK, client_of
 
 WANTED: dict[str, Any] = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
-
-
-@pytest.fixture
-async def line(served: Served) -> AsyncIterator[FaultyLine]:
-    async with faulty_line(served.url) as found:
-        yield found
 
 
 async def swap_once(client: SwapClient, swap: Swap) -> str:

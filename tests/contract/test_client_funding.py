@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from rpcsvc.client import (
 )
 from rpcsvc.client.x402 import nonce_of
 from rpcsvc.operations import funding, x402
-from tests.contract.faulty_line import FaultyLine, faulty_line, lost_after, lost_before
+from tests.contract.faulty_line import FaultyLine, lost_after, lost_before
 from tests.contract.paying import PAYER, debits
 from tests.contract.serving import MONERO, TOKEN, Served, serving
 from tests.contract.swap_clients import ISSUER, QUICK, client_of
@@ -57,12 +56,6 @@ class Wallet:
     async def sign_later(self, data: Json) -> bytes:
         await asyncio.sleep(0)
         return bytes.fromhex(self.sign(data))
-
-
-@pytest.fixture
-async def line(served: Served) -> AsyncIterator[FaultyLine]:
-    async with faulty_line(served.url) as found:
-        yield found
 
 
 def payments(line: FaultyLine) -> list[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,19 +19,6 @@ from tests.contract.serving import EVM, Served, serving
 from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id
 from tests.rows import all_rows
 from tests.sandbox import attested
-
-
-@pytest.fixture
-async def central(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path / "central") as ready:
-        yield ready
-
-
-@pytest.fixture
-async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
-    async with beside(central, tmp_path / "sidecar") as ready:
-        yield ready
-
 
 _ANY: Final = "any"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,25 +30,13 @@ from tests.contract.paying import (
     offered,
     signed,
 )
-from tests.contract.serving import Served, serving
+from tests.contract.serving import Served
 from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.e2e.processes import until
 from tests.rows import all_rows
 
 SWAP = SWAPS["u2x"]
 Json = dict[str, Any]
-
-
-@pytest.fixture
-async def central(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path / "central") as ready:
-        yield ready
-
-
-@pytest.fixture
-async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
-    async with beside(central, tmp_path / "sidecar") as ready:
-        yield ready
 
 
 def states(served: Served) -> list[tuple[str, str | None]]:

@@ -44,12 +44,6 @@ class Renamed(Cutting):
         return web.json_response({"data": {"network": self.network}})
 
 
-@pytest.fixture
-async def central(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path / "central") as ready:
-        yield ready
-
-
 @asynccontextmanager
 async def in_front_of(
     central: Served, tmp_path: Path, **settings: str

@@ -39,6 +39,16 @@ T = TypeVar("T")
 Crash = tuple[str, str, int]
 
 
+def both_sides(*steps: tuple[str, int]) -> list[Crash]:
+    """A crash before and one after each of these steps."""
+    return [(seam, when, n) for seam, n in steps for when in ("before", "after")]
+
+
+def crash_name(value: object) -> str | None:
+    """A crash in the name of a test."""
+    return "-".join(map(str, value)) if isinstance(value, tuple) else None
+
+
 def free_port() -> int:
     """A free port of 127.0.0.1 that is not handed out again for a long time.
 

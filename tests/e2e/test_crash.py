@@ -19,8 +19,10 @@ from tests.e2e.processes import (
     Crash,
     Gone,
     Server,
+    both_sides,
     call,
     call_for_data,
+    crash_name,
     message,
     send,
     server,
@@ -146,10 +148,6 @@ async def run_through_crash(client: AnyClient, crash: Crash) -> None:
     assert audit(client.data_dir) == []
 
 
-def both_sides(*steps: tuple[str, int]) -> list[Crash]:
-    return [(seam, when, n) for seam, n in steps for when in ("before", "after")]
-
-
 # A server's first transaction creates the simulated chains; the second is the order with its
 # history and the answer under its key.
 CREATE = [
@@ -176,12 +174,8 @@ DEADLINE = both_sides(("DeadlinePassed", 1))
 COMMITS = [(seam, "after", n) for n in range(4, 13) for seam in ("BEGIN", "COMMIT")]
 
 
-def named(value: object) -> str | None:
-    return "-".join(map(str, value)) if isinstance(value, tuple) else None
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("crash", CREATE, ids=named)
+@pytest.mark.parametrize("crash", CREATE, ids=crash_name)
 async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
     tmp_path: Path, crash: Crash
 ) -> None:
@@ -204,7 +198,7 @@ async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
     assert audit(data_dir) == []
 
 
-@pytest.mark.parametrize("crash", PAYMENT_IN_SHORT, ids=named)
+@pytest.mark.parametrize("crash", PAYMENT_IN_SHORT, ids=crash_name)
 async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
     tmp_path: Path, crash: Crash
 ) -> None:
@@ -238,7 +232,7 @@ async def test_crash_in_a_refund_or_at_a_deadline_keeps_the_outcome(
         *[(Expired, crash) for crash in DEADLINE],
         *[(PartlyPaid, crash) for crash in DEADLINE],
     ],
-    ids=named,
+    ids=crash_name,
 )
 async def test_a_crash_at_any_step_ends_as_if_there_had_been_none(
     tmp_path: Path, client: type[AnyClient], direction: str, crash: Crash
@@ -247,7 +241,7 @@ async def test_a_crash_at_any_step_ends_as_if_there_had_been_none(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crash", COMMITS, ids=named)
+@pytest.mark.parametrize("crash", COMMITS, ids=crash_name)
 async def test_a_crash_in_any_transaction_ends_in_exactly_one_payout(
     tmp_path: Path, crash: Crash
 ) -> None:

@@ -14,7 +14,16 @@ from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
 
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
-from tests.e2e.processes import Crash, Gone, Server, call, call_for_data, server, until_over
+from tests.e2e.processes import (
+    Crash,
+    Gone,
+    Server,
+    call,
+    call_for_data,
+    crash_name,
+    server,
+    until_over,
+)
 from tests.e2e.swaps import SWAPS
 
 Json = dict[str, Any]
@@ -71,12 +80,8 @@ STEPS = [
 ]
 
 
-def named(crash: Crash) -> str:
-    return "-".join(map(str, crash))
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["same payment", "payment lost"])
-@pytest.mark.parametrize("crash", STEPS, ids=named)
+@pytest.mark.parametrize("crash", STEPS, ids=crash_name)
 async def test_crash_around_a_signed_payment_is_one_debit(
     tmp_path: Path, crash: Any, keeps: bool
 ) -> None:

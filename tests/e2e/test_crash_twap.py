@@ -18,7 +18,17 @@ from rpcsvc.settlement.sandbox.engine import price_at
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
-from tests.e2e.processes import Crash, Gone, Server, call_for_data, server, until, until_over
+from tests.e2e.processes import (
+    Crash,
+    Gone,
+    Server,
+    both_sides,
+    call_for_data,
+    crash_name,
+    server,
+    until,
+    until_over,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -152,10 +162,6 @@ async def run_through_crash(client: Client, crash: Crash) -> None:
     await check_the_end(client, end)
 
 
-def both_sides(*steps: tuple[str, int]) -> list[Crash]:
-    return [(seam, when, n) for seam, n in steps for when in ("before", "after")]
-
-
 # Before the commit of each chunk, and after it: between two chunks, or before the payout.
 CHUNK = both_sides(*(("ChunkFilled", n) for n in range(1, CHUNKS + 1)))
 # In the middle of the transaction that holds the chunk.
@@ -163,12 +169,8 @@ HALF_WRITTEN = both_sides(("fill row", 1), ("fill row", 2), ("fill row", 3))
 PAYOUT = both_sides(("prepare", 1), ("TransferPrepared", 1), ("publish", 1), ("TransferSettled", 1))
 
 
-def named(crash: Crash) -> str:
-    return "-".join(map(str, crash))
-
-
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-@pytest.mark.parametrize("crash", [*CHUNK, *HALF_WRITTEN, *PAYOUT], ids=named)
+@pytest.mark.parametrize("crash", [*CHUNK, *HALF_WRITTEN, *PAYOUT], ids=crash_name)
 async def test_crash_around_a_chunk_fills_each_once_and_pays_once(
     tmp_path: Path, direction: str, crash: Crash
 ) -> None:

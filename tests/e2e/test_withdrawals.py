@@ -12,7 +12,7 @@ import pytest
 
 from tests.command_line import Done, clean_environ
 from tests.e2e.audit import audit, count, debits
-from tests.e2e.processes import SETTINGS, Crash, Server, server
+from tests.e2e.processes import SETTINGS, Crash, Server, crash_name, server
 from tests.sandbox import EVM, MONERO
 
 NAME = "wd_2026-11-24"
@@ -108,11 +108,7 @@ STEPS = [
 ]
 
 
-def named(crash: Crash) -> str:
-    return "-".join(map(str, crash))
-
-
-@pytest.mark.parametrize("crash", STEPS, ids=named)
+@pytest.mark.parametrize("crash", STEPS, ids=crash_name)
 async def test_kill_around_a_withdrawal_leaves_one_debit(tmp_path: Path, crash: Crash) -> None:
     data_dir = tmp_path / "data"
     async with server(data_dir, crash=crash, environ=ALLOWED) as first:
