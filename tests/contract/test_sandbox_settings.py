@@ -1,4 +1,4 @@
-"""The sandbox's settings are what the last call made them, whatever is read meanwhile."""
+"""A change of the sandbox's settings is kept when an earlier read of them ends after it."""
 
 from __future__ import annotations
 
