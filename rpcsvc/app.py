@@ -26,7 +26,7 @@ from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
-from rpcsvc.engines import ENGINES, EngineParts, engine_of
+from rpcsvc.engines import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
@@ -62,7 +62,7 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
+from rpcsvc.store.leases import Fenced, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.rates import SqlRates
@@ -129,10 +129,7 @@ async def running(
             keeper, watch = _keeper(database), None
             async with AsyncExitStack() as meanwhile:
                 if (lease := await _free_lease(keeper, stop)) is None:
-                    is_shared = ENGINES[settings.engine].is_shared
-                    waiting = parts(
-                        database if is_shared else ReadOnly(database), Lease(SETTLER, 0, 0)
-                    )
+                    waiting = parts(database, Lease(SETTLER, 0, 0))
                     up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
                     if standby is not None:
                         await meanwhile.enter_async_context(standby(up))

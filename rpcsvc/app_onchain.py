@@ -16,8 +16,18 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.engines import EngineParts
 from rpcsvc.ids import system_random
-from rpcsvc.orders.backend import Backend, Gasless, Outlet, Upkeep, stocked, wallets_backend
+from rpcsvc.orders.backend import (
+    Backend,
+    Gasless,
+    Joined,
+    Outlet,
+    Settler,
+    stocked,
+    wallets_backend,
+)
 from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.ports.wallets import OrderingWallets
+from rpcsvc.orders.shared_wallets import PublishedWallets, WalletPublisher
 from rpcsvc.orders.withdrawals import read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
@@ -37,6 +47,7 @@ from rpcsvc.store.journal_replay import (
     JournalWatch,
     open_journal,
 )
+from rpcsvc.store.shared_wallets import SqlSharedWallets
 from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.planning import read_targets
@@ -98,9 +109,15 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         audit_loop(settings.onchain, served, books, switch) as audits,
     ):
         after.push_async_callback(journal.close)  # the engine gives addresses back before
-        engine = onchain.engine
-        beside = [engine.run, audits.run, journal.run]
-        beside += [rates.run] if rates.run else []
+        engine, rows = onchain.engine, SqlSharedWallets(database)
+        published = PublishedWallets(rows, engine, given.random)
+        publisher = WalletPublisher(
+            rows, engine, engine.holdings, served, wiring.pool_size(settings.onchain)
+        )
+        ordering: OrderingWallets = engine if given.lease.is_held else published
+        authorizations = wiring.OnchainAuthorizations(ordering.require_ready, onchain.usdc)
+        rate_loop = [rates.run] if rates.run else []
+        beside = [engine.run, audits.run, journal.run, *rate_loop]
         beside += [shared.run] if shared else []
         try:
             backend = wallets_backend(
@@ -111,22 +128,27 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                     monero_networks=monero,
                     names=engine.names,
                 ),
-                engine,
+                Settler(engine, stocked(engine.holdings), publisher.publish, beside),
+                Joined(
+                    published,
+                    stocked(published.holdings),
+                    published.refresh,
+                    [onchain.usdc.look, *rate_loop],
+                    published.pooled,
+                ),
                 rates.source,
                 clock,
-                stocked(engine.holdings),
                 outlet,
-                Upkeep(beside),
-                Gasless(SqlFundingStore(database), onchain.authorizations, engine.poll_ms),
+                Gasless(SqlFundingStore(database), authorizations, engine.poll_ms),
             )
             yield replace(
                 backend,
                 paused=switch.reason,
                 last_audit=lambda: audits.last,
                 treasury=treasury,
-                states=engine.states,
+                states=ordering.states,
                 rate_spread_bps=rates.spread_bps,
-                authorization_gas=onchain.authorizations.gas_share,
+                authorization_gas=authorizations.gas_share,
                 watch=JournalWatch(database, shared),
             )
         except ChainUnusable as found:

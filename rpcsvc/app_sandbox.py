@@ -12,7 +12,15 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.engines import EngineParts
-from rpcsvc.orders.backend import Backend, Gasless, Outlet, Upkeep, unlimited, wallets_backend
+from rpcsvc.orders.backend import (
+    Backend,
+    Gasless,
+    Joined,
+    Outlet,
+    Settler,
+    unlimited,
+    wallets_backend,
+)
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.withdrawals import read_allow_list
 from rpcsvc.settings import SandboxSettings, Settings
@@ -44,9 +52,14 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
         SqlFundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock)
     )
     outlet = Outlet(SqlWithdrawals(parts.database), _withdraw_to(parts.settings, parts.chains))
-    upkeep = Upkeep(refresh=engine.refresh)
     backend = wallets_backend(
-        profile, engine, engine, clock, unlimited(), outlet, upkeep, gasless=gasless
+        profile,
+        Settler(engine, unlimited(), engine.refresh),
+        Joined(engine, unlimited(), engine.refresh),
+        engine,
+        clock,
+        outlet,
+        gasless,
     )
     yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
 

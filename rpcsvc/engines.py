@@ -23,22 +23,18 @@ class EngineFacts(NamedTuple):
     """What holds of an engine that is not loaded.
 
     ``network`` gives the ``data.network`` of its answers. ``signs``: it pays from wallets of this
-    machine, so only the service itself runs it, and it keeps a payment journal. ``is_shared``: any
-    number of replicas take its orders; only the holder of the lease settles them.
+    machine, so only the service itself runs it, and it keeps a payment journal.
     """
 
     module: str
     network: Callable[[Settings], str]
     signs: bool = False
-    is_shared: bool = False
 
 
 ENGINES: Final[Mapping[str, EngineFacts]] = {
-    "sandbox": EngineFacts("rpcsvc.app_sandbox", lambda _settings: "sandbox", is_shared=True),
+    "sandbox": EngineFacts("rpcsvc.app_sandbox", lambda _settings: "sandbox"),
     "upstream": EngineFacts(
-        "rpcsvc.app_upstream",
-        lambda settings: settings.upstream.monero_network,
-        is_shared=True,
+        "rpcsvc.app_upstream", lambda settings: settings.upstream.monero_network
     ),
     "onchain": EngineFacts(
         "rpcsvc.app_onchain", lambda settings: settings.onchain.monero_network, signs=True

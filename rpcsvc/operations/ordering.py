@@ -91,7 +91,14 @@ async def _commit(
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
     await service.processor.open(
-        order, view, response, opened.relay, opened.admission, webhook, opened.rates
+        order,
+        view,
+        response,
+        opened.relay,
+        opened.admission,
+        webhook=webhook,
+        rates=opened.rates,
+        pooled=opened.pooled,
     )
     return body
 

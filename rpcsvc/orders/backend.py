@@ -17,14 +17,15 @@ from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.lease import Watch
-from rpcsvc.orders.local_venue import LocalVenue
+from rpcsvc.orders.local_venue import Intake, LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
 from rpcsvc.orders.ports.gasless import FundingStore, GaslessWallets
 from rpcsvc.orders.ports.operator import Treasury
+from rpcsvc.orders.ports.store import PooledOrder
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState, Wallets
+from rpcsvc.orders.ports.wallets import Holdings, NetworkState, OrderingWallets, Wallets
 from rpcsvc.orders.ports.withdrawals import WithdrawalStore
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
@@ -32,7 +33,6 @@ from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Step, Worker
-from rpcsvc.orders.standby import StandbyVenue
 from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
 from rpcsvc.orders.upstream.follower import Follower
@@ -78,8 +78,8 @@ class LastAudit(NamedTuple):
 class Backend:
     """An engine that is connected. ``open`` starts it and makes its venue, once.
 
-    ``join`` makes the venue of a replica that waits for the lease: one that takes orders where the
-    engine is shared, and otherwise one that answers reads.
+    ``join`` makes the venue of a replica that waits for the lease: it takes orders, and another
+    replica settles them.
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
     ``counting``: what orders reserve. ``controls``: what a developer may provoke.
     ``paused``: why payouts are paused, None if they are not. ``last_audit``: None without audits.
@@ -143,56 +143,62 @@ class Outlet(NamedTuple):
     caps: Mapping[Asset, int] = MappingProxyType({})
 
 
-class Upkeep(NamedTuple):
-    """What an engine does beside the orders.
+class Settler(NamedTuple):
+    """What the replica that settles works with.
 
-    ``loops`` run beside the worker of the replica that settles. ``refresh`` reads what other
-    replicas may have changed, in each pass of every replica; without it, only the one that settles
-    takes orders.
+    ``exchange``, in each pass: it reads what other replicas have changed, or publishes what they
+    need. ``loops`` run beside the passes.
     """
 
+    wallets: Wallets
+    stock: Stock
+    exchange: Step
     loops: Sequence[Loop] = ()
-    refresh: Step | None = None
+
+
+class Joined(NamedTuple):
+    """What a replica takes orders by that does not settle.
+
+    ``refresh``, in each pass: it reads what others have changed. ``loops`` run beside the passes.
+    ``pooled``: as Intake has it.
+    """
+
+    wallets: OrderingWallets
+    stock: Stock
+    refresh: Step
+    loops: Sequence[Loop] = ()
+    pooled: Callable[[str, str], PooledOrder] | None = None
 
 
 def wallets_backend(
     profile: VenueProfile,
-    wallets: Wallets,
+    settler: Settler,
+    joined: Joined,
     rates: RateSource,
     clock: Clock,
-    stock: Stock,
     outlet: Outlet,
-    upkeep: Upkeep,
     gasless: Gasless | None = None,
 ) -> Backend:
     """The backend of an engine with wallets."""
     profile = replace(profile, takes_signatures=lambda: gasless is not None)
 
     async def open_(core: Core) -> Settlement:
-        await wallets.start()
-        return await _local(core, profile, wallets, rates, stock, outlet, upkeep, gasless)
+        await settler.wallets.start()
+        return await _settling(core, profile, settler, rates, outlet, gasless)
 
     async def join(core: Core) -> Settlement:
-        funding = _funding(core, gasless)
-        withdrawals = _withdrawals(core, profile, wallets, stock, outlet, KeyedLocks())
-        if (refresh := upkeep.refresh) is None:
-            venue = StandbyVenue(profile, core.policy.price_lock, funding)
-            return _waiting(venue)._replace(withdrawals=withdrawals)
-        await refresh()
-        worker = Worker((refresh,), Quarantine())
+        await joined.refresh()
+        wallets, stock = joined.wallets, joined.stock
+        worker = Worker((joined.refresh,), Quarantine(), loops=joined.loops)
         published = PublishedRates(core.rates, rates, core.policy.rate_rule, core.lease)
-        inventory, unwatched = stock.inventory(core), ScanProgress((), core.clock)
-        taking = LocalVenue(
-            core, profile, wallets, published, inventory, unwatched, worker.wake, funding
-        )
-        return Settlement(taking, worker, withdrawals=withdrawals)
+        unwatched = ScanProgress((), core.clock)
+        intake = Intake(wallets, stock.inventory(core), unwatched, joined.pooled)
+        venue = LocalVenue(core, profile, intake, published, worker.wake, _funding(core, gasless))
+        wallet = _wallet(profile, settler.wallets, wallets, stock, outlet, KeyedLocks())
+        withdrawals = Withdrawals(outlet.store, core.store, wallet, core.clock, core.lease)
+        return Settlement(venue, worker, withdrawals=withdrawals)
 
-    return Backend(profile, wallets, clock, open_, join, stock.counting)
-
-
-def _waiting(venue: StandbyVenue) -> Settlement:
-    """A settlement without work: its worker is never run."""
-    return Settlement(venue, Worker((), Quarantine()))
+    return Backend(profile, settler.wallets, clock, open_, join, settler.stock.counting)
 
 
 def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
@@ -204,36 +210,36 @@ def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
     )
 
 
-def _withdrawals(
-    core: Core,
+def _wallet(
     profile: VenueProfile,
     wallets: Wallets,
+    ordering: OrderingWallets,
     stock: Stock,
     outlet: Outlet,
     writers: KeyedLocks,
-) -> Withdrawals:
+) -> Wallet:
+    """What withdrawals need of the wallets."""
     chain = profile.chains.all()[0].name
-    wallet = Wallet(wallets, outlet.allowed, stock.holdings, chain, writers, outlet.caps)
-    return Withdrawals(outlet.store, core.store, wallet, core.clock, core.lease)
+    return Wallet(wallets, ordering, outlet.allowed, stock.holdings, chain, writers, outlet.caps)
 
 
-async def _local(
+async def _settling(
     core: Core,
     profile: VenueProfile,
-    wallets: Wallets,
+    settler: Settler,
     rates: RateSource,
-    stock: Stock,
     outlet: Outlet,
-    upkeep: Upkeep,
     gasless: Gasless | None,
 ) -> Settlement:
+    wallets, stock = settler.wallets, settler.stock
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
     quarantine = Quarantine()
     watcher = DepositWatcher(store, wallets, processor, rates, quarantine, clock)
     inventory = stock.inventory(core)
     published = PublishedRates(core.rates, rates, policy.rate_rule, core.lease)
     payouts = Payouts(store, wallets, processor, clock, quarantine, core.lease)
-    withdrawals = _withdrawals(core, profile, wallets, stock, outlet, payouts.writers)
+    wallet = _wallet(profile, wallets, wallets, stock, outlet, payouts.writers)
+    withdrawals = Withdrawals(outlet.store, core.store, wallet, clock, core.lease)
     effects = EffectRunner(
         store,
         processor,
@@ -249,9 +255,7 @@ async def _local(
     )
     expired = ExpiredReservations(store, watcher.progress, clock)
     funding = _funding(core, gasless)
-    shared: tuple[Step, ...] = ()
-    if upkeep.refresh is not None and not core.lease.is_alone:
-        shared = (upkeep.refresh, effects.find)
+    shared = () if core.lease.is_alone else (settler.exchange, effects.find)
     worker = Worker(
         (
             *shared,
@@ -264,11 +268,10 @@ async def _local(
         ),
         quarantine,
         runners=(effects,),
-        loops=(*upkeep.loops, withdrawals.run, *((funding.run,) if funding else ())),
+        loops=(*settler.loops, withdrawals.run, *((funding.run,) if funding else ())),
     )
-    venue = LocalVenue(
-        core, profile, wallets, published, inventory, watcher.progress, worker.wake, funding
-    )
+    intake = Intake(wallets, inventory, watcher.progress)
+    venue = LocalVenue(core, profile, intake, published, worker.wake, funding)
     readings = Readings(
         wallets.networks,
         watcher.progress.lags,

@@ -33,7 +33,7 @@ from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
 from rpcsvc.orders.ports.rates import RateBounds
-from rpcsvc.orders.ports.store import Health, Ticket
+from rpcsvc.orders.ports.store import Health, PooledOrder, Ticket
 from rpcsvc.orders.ports.venue import (
     BridgeRate,
     BridgeRates,
@@ -48,11 +48,24 @@ from rpcsvc.orders.ports.venue import (
     VenueProfile,
     network_of,
 )
-from rpcsvc.orders.ports.wallets import Fees, Wallets
+from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.unfunded import Admission, Client
 
 _JOINED = "This replica takes orders; another one settles them."
+
+
+class Intake(NamedTuple):
+    """What orders are taken by.
+
+    ``inventory`` decides what the wallets can take on. ``pooled`` gives the conditions of an order
+    by its deposit address and the network that pays it, where another replica has the wallets.
+    """
+
+    wallets: OrderingWallets
+    inventory: Inventory
+    scan: ScanProgress
+    pooled: Callable[[str, str], PooledOrder] | None = None
 
 
 class _Priced(NamedTuple):
@@ -64,29 +77,22 @@ class _Priced(NamedTuple):
 
 
 class LocalVenue:
-    """Implements Venue on wallets and a rate source.
-
-    ``inventory`` decides what the wallets can take on. ``wake`` starts a worker pass at once.
-    """
+    """Implements Venue on wallets and a rate source. ``wake`` starts a worker pass at once."""
 
     def __init__(
         self,
         core: Core,
         profile: VenueProfile,
-        wallets: Wallets,
+        intake: Intake,
         rates: PublishedRates,
-        inventory: Inventory,
-        scan: ScanProgress,
         wake: Callable[[], None],
         gasless: GaslessFunding | None = None,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = core.policy.price_lock
         self.gasless = gasless
-        self._wallets = wallets
+        self._wallets, self._inventory, self._scan, self._pooled = intake
         self._rates = rates
-        self._inventory = inventory
-        self._scan = scan
         self._wake = wake
         self._policy = core.policy
         self._store = core.store
@@ -249,7 +255,8 @@ class LocalVenue:
         named = self._maker.ids(request)
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
-        yield NewOrder(terms, quote, admission, rates=rates)
+        pooled = self._pooled and self._pooled(address, terms.payout_network)
+        yield NewOrder(terms, quote, admission, rates=rates, pooled=pooled)
 
     async def _require_payable(self, request: OrderRequest) -> None:
         """Raise InvalidDestination for a payout or refund address that its network refuses."""

@@ -37,6 +37,7 @@ from rpcsvc.orders.ports.store import (
     HistoryEntry,
     OrderStore,
     PendingEffect,
+    PooledOrder,
     Projection,
     RelayRecord,
     StaleWrite,
@@ -104,16 +105,18 @@ class OrderProcessor:
         response: StoredResponse | None,
         relay: RelayRecord | None = None,
         admission: Admission | None = None,
+        *,
         webhook: Webhook | None = None,
         rates: RateBounds | None = None,
+        pooled: PooledOrder | None = None,
     ) -> None:
         """Commit a new order together with the answer that its idempotency key replays.
 
         ``relay`` is the claim that became this order, of one that an upstream settles;
         ``admission`` is who asked for it, and the bounds that it is made within;
         ``webhook`` is where its events are sent; ``rates`` is what the last published rate has to
-        be. Raises StaleWrite where one of the bounds does not hold by now, and errors.Unavailable:
-        nothing was changed.
+        be, ``pooled`` what it has to find where another replica has the wallets. Raises StaleWrite
+        where one of the bounds does not hold by now, and errors.Unavailable: nothing was changed.
         """
         client = admission.client if admission else ""
         entry = HistoryEntry(
@@ -134,6 +137,7 @@ class OrderProcessor:
             admission=admission,
             webhook=webhook,
             rates=rates,
+            pooled=pooled,
         )
         await self._store.commit(change)
         for observe in self._observers:

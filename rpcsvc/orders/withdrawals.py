@@ -53,6 +53,7 @@ from rpcsvc.orders.ports.store import Commit, OrderStore, StaleWrite
 from rpcsvc.orders.ports.venue import MONERO_NETWORK
 from rpcsvc.orders.ports.wallets import (
     Holdings,
+    OrderingWallets,
     Outcome,
     PreparedTransfer,
     TransferRejected,
@@ -139,12 +140,14 @@ class _Wait(NamedTuple):
 class Wallet:
     """What withdrawals need of the wallets.
 
+    ``engine`` signs, on the replica that settles; ``ordering``: by which new ones are checked.
     ``holdings``: of a network; None: wallets without a limit. ``chain``: one of the USDC networks,
     by which the fee of an XMR transfer is asked for. ``writers`` are shared with payouts.
     ``caps``: the most units of one transfer, where there is such a bound.
     """
 
     engine: Wallets
+    ordering: OrderingWallets
     allowed: AllowList
     holdings: Callable[[str], Holdings] | None
     chain: str
@@ -167,6 +170,7 @@ class Withdrawals:
         self._orders = orders
         self._wallet = wallet
         self._engine = wallet.engine
+        self._ordering = wallet.ordering
         self._clock = clock
         self._lease = lease
         self._waits: dict[str, _Wait] = {}
@@ -245,14 +249,14 @@ class Withdrawals:
                 received=format_units(request.units, asset),
                 allowed=format_units(cap, asset),
             )
-        if self._engine.is_paused():
+        if self._ordering.is_paused():
             raise WithdrawalRefused("payouts are paused: first rpcsvc payouts resume")
         if (other := await self._open_on(network)) is not None:
             raise WithdrawalRefused(
                 f"{other.withdrawal_id} is under way on {network}, one at a time: rpcsvc treasury"
                 " withdrawals shows when it is over"
             )
-        await self._engine.require_payable(network, address, field="to")
+        await self._ordering.require_payable(network, address, field="to")
         fee, now = self._fee(network), self._clock.now_ms()
         require_storable(Money(request.units + fee, asset))
         item = Withdrawal(
@@ -289,8 +293,8 @@ class Withdrawals:
     def _fee(self, network: str) -> int:
         """Units that the network may take besides. Raises errors.Unavailable before it is known."""
         if network == MONERO_NETWORK:
-            return self._engine.fees(USDC, XMR, self._wallet.chain).payout
-        return self._engine.fees(XMR, USDC, network).payout
+            return self._ordering.fees(USDC, XMR, self._wallet.chain).payout
+        return self._ordering.fees(XMR, USDC, network).payout
 
     async def _require_free(self, item: Withdrawal) -> int | None:
         """All that may be reserved on the network; None: no limit. Raises WithdrawalRefused."""

@@ -1,5 +1,4 @@
-"""Leases as rows; ``Fenced``: a database whose writes need the lease; ``ReadOnly``: one without a
-lease.
+"""Leases as rows, and ``Fenced``: a database whose writes need the lease.
 
 A write checks the lease's token in its own transaction. Taking the lease waits for a running
 commit; a later write finds another token and is rolled back.
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from rpcsvc.orders.lease import HeldLease, Lease, LeaseLost, StandingBy
+from rpcsvc.orders.lease import HeldLease, Lease, LeaseLost
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.database import Query, Row, Statement, Tables
 
@@ -74,11 +73,14 @@ class SqlLeases:
         return None if row is None else HeldLease(row["holder"], row["token"])
 
 
-class _Reading:
-    """Passes reads on to a database."""
+class Fenced:
+    """A database under a lease: once another process takes the lease, every write is refused."""
 
-    def __init__(self, database: Tables) -> None:
+    def __init__(self, database: Tables, lease: Lease) -> None:
         self._db = database
+        self._lease = lease
+        values = {"name": lease.name, "token": lease.token}
+        self._fence = Statement(_FENCE, values, first=True, finds=True)
 
     def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
         """As Tables says."""
@@ -91,24 +93,6 @@ class _Reading:
     def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
         """As Tables says."""
         return self._db.fetch_together(queries)
-
-
-class ReadOnly(_Reading):
-    """The database of a standby: every write is refused."""
-
-    async def write(self, statements: Sequence[Statement]) -> None:  # noqa: ARG002 - port
-        """As Tables says, but raises StandingBy."""
-        raise StandingBy
-
-
-class Fenced(_Reading):
-    """A database under a lease: once another process takes the lease, every write is refused."""
-
-    def __init__(self, database: Tables, lease: Lease) -> None:
-        super().__init__(database)
-        self._lease = lease
-        values = {"name": lease.name, "token": lease.token}
-        self._fence = Statement(_FENCE, values, first=True, finds=True)
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later

@@ -74,6 +74,7 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
+from rpcsvc.store.shared_wallets import pooled_statements
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     SqlOldWebhooks,
@@ -412,6 +413,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         found += reservation_statements(change.reservation)
         if change.admission is not None:
             found += admission_statements(change.admission, change.reservation.unfunded)
+    found += pooled_statements(change.pooled)
     if change.response is not None:
         found.append(response_statement(change.response, order.order_id if order else None))
     if change.ticket is not None:

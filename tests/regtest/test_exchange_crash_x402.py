@@ -9,29 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from eth_account import Account
-from x402.client import x402Client, x402ClientSync
+from x402.client import x402Client
 from x402.http.clients.httpx import x402HttpxClient
 from x402.http.x402_http_client import x402HTTPClient
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
-from x402.schemas import PaymentRequired
 
 from rpcsvc.ids import system_random
-from tests.e2e.processes import Crash, Gone, Server, until
+from tests.e2e.processes import Crash, Gone
 from tests.regtest.crash_steps import STEPS
-from tests.regtest.exchange import USDC, call, reaches
+from tests.regtest.exchange import reaches
 from tests.regtest.ledger_of_chains import usdc_received
-from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
+from tests.regtest.trading import DEATH_SECONDS, Trader
+from tests.regtest.x402_payer import VALUE, Payer
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-VALUE = 165 * USDC
-# A call that fails with one of these codes may be repeated unchanged.
-LATER = {"unavailable"}
 
 CHAINS: dict[str, list[Crash]] = {
     "around the record of the authorization": [
@@ -59,57 +53,12 @@ CHAINS: dict[str, list[Crash]] = {
 }
 
 
-@dataclass
-class Payer:
-    """An account with USDC and no ether; ``keeps``: it still has the payment that it signed."""
-
-    trader: Trader
-    account: Any
-    keeps: bool
-    deal: PaidOrder | None = None
-    deposit_address: str = ""
-    payment: dict[str, Any] | None = None
-
-    async def run(self, at: Server) -> None:
-        """Order, sign, pay, follow to the end. Raises Gone."""
-        if self.deal is None:
-            self.deal, self.deposit_address = await self.trader.order(at, "u2x")
-        await until(lambda: self._pay(at))
-        await reaches(self.trader.stack, at, self.deal.order_id, "completed")
-
-    async def _pay(self, at: Server) -> bool:
-        """Pay what the service asks for, if it asks. False: try again."""
-        assert self.deal is not None
-        to = {"orderId": self.deal.order_id}
-        payment = self.payment if self.keeps else None
-        if payment is None:
-            asked = await call(at, "service.swap.fund", to)
-            if asked["ok"] or asked["error"]["code"] == "order_not_fundable":
-                return True  # under way, or there already
-            if asked["error"]["code"] in LATER:
-                return False
-            required = asked["error"]["details"]["paymentRequired"]
-            payment = self.payment = self._signed(required)
-        paid = await call(at, "service.swap.fund", {**to, "payment": payment})
-        if not paid["ok"] and paid["error"]["code"] in LATER:
-            return False
-        assert paid["ok"], paid
-        return True
-
-    def _signed(self, required: dict[str, Any]) -> dict[str, Any]:
-        client = x402ClientSync()
-        client.set_spend_controls(False)
-        register_exact_evm_client(client, self.account)
-        signed = client.create_payment_payload(PaymentRequired.model_validate(required))
-        return dict(signed.model_dump(by_alias=True, exclude_none=True))
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["same payment", "payment lost"])
 @pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
 async def test_a_killed_service_takes_a_signed_payment_once(
     trader: Trader, crashes: Sequence[Crash], keeps: bool
 ) -> None:
-    token, books = trader.stack.token, trader.books
+    token = trader.stack.token
     payer = Payer(trader, Account.from_key(system_random(32)), keeps)
     await token.mint(payer.account.address, 2 * VALUE)
     for crash in crashes:
@@ -122,8 +71,6 @@ async def test_a_killed_service_takes_a_signed_payment_once(
         assert await asyncio.to_thread(at.stop) == 0
     assert await token.balance(payer.account.address) == VALUE
     assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]
-    books.deposit_addresses.add(payer.deposit_address)
-    books.usdc_in += VALUE
     await trader.check()
     await trader.audit()
 

@@ -1,7 +1,8 @@
 """Replicas on one PostgreSQL, one wallet and one chain.
 
-The settler is killed or paused between each pair of steps of a payout, another replica finishes it,
-and the resumed one writes nothing more. Payouts are counted on the chains.
+Orders are made at a replica that does not settle. The settler is killed or paused between each pair
+of steps of a payout, another replica finishes it, and the resumed one writes nothing more. Payouts
+are counted on the chains.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from pathlib import Path
 import asyncpg
 import pytest
 import pytest_asyncio
+from eth_account import Account
 
+from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from tests.e2e.cluster import reads, settles
+from tests.e2e.cluster import is_ready, reads, settles
 from tests.e2e.processes import Crash, Server, until
 from tests.postgres import Server as Postgres
 from tests.postgres import new_database, own_server
+from tests.regtest.ledger_of_chains import usdc_received
 from tests.regtest.trading import Trader
+from tests.regtest.x402_payer import VALUE, Payer
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,6 +57,12 @@ class Replicas:
         """A replica that has started while another one settles."""
         made = self.start(name, crash)
         await until(partial(reads, made))
+        return made
+
+    async def taking_orders(self, name: str) -> Server:
+        """A replica that takes orders while another one settles."""
+        made = await self.standing_by(name)
+        await until(partial(is_ready, made))
         return made
 
     async def command(self, name: str, *words: str) -> tuple[int, str, str]:
@@ -134,9 +145,9 @@ async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas:
         struck = await replicas.standing_by("second", crash)
         await trader.stop(plain)
         await replicas.settling(struck)
-        plain = await replicas.standing_by(names[0])
+        plain = await replicas.taking_orders(names[0])
         names.reverse()
-        deal = await trader.order_and_pay(struck, direction)
+        deal = await trader.order_and_pay(plain, direction)
 
         async def is_struck(at: Server = struck) -> bool:
             await trader.stack.mine_in_time()
@@ -148,8 +159,13 @@ async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas:
         if not struck.is_dead:
             os.kill(struck.pid, signal.SIGCONT)
             assert await struck.death() == 1, "its lease is lost"
-    other = await replicas.standing_by("second")
-    deal, address = await trader.order(plain, "x2u")
+    other = await replicas.taking_orders("second")
+    payer = Payer(trader, Account.from_key(system_random(32)), keeps=False)
+    await trader.stack.token.mint(payer.account.address, VALUE)
+    await payer.run(other)
+    assert await trader.stack.token.balance(payer.account.address) == 0
+    assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]
+    deal, address = await trader.order(other, "x2u")
     paused = await replicas.command("second", "payouts", "pause", "--reason", "from a standby")
     assert paused[0] == 0, paused
     await trader.pay("x2u", address)

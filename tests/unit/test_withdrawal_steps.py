@@ -132,9 +132,10 @@ class Service:
         self.orders = SqlOrderStore(database, lambda: "")
         self.wallets = ScriptedWallets(chain, die)
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
+        wallets = cast("Any", self.wallets)
         wallet = Wallet(
-            cast("Any", self.wallets), names, lambda _: Holdings(free, 0, 0), "arbitrum",
-            KeyedLocks(), {} if cap is None else {USDC: cap},
+            wallets, wallets, names, lambda _: Holdings(free, 0, 0), "arbitrum", KeyedLocks(),
+            {} if cap is None else {USDC: cap},
         )  # fmt: skip
         self.lease = Lease(SETTLER, 1, lease_ends)
         self.made = Withdrawals(self.store, self.orders, wallet, clock, self.lease)

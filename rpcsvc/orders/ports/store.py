@@ -107,6 +107,20 @@ class ReservationChange(NamedTuple):
     begins: bool
 
 
+class PooledOrder(NamedTuple):
+    """The conditions that an order is made under while another replica has the wallets.
+
+    Its transaction takes ``address`` from the pool, and has to find the state of ``network``, which
+    pays: published at ``since`` or later, less than ``max_age_ms`` ago, and with enough for all
+    reservations.
+    """
+
+    address: str
+    network: str
+    since: int
+    max_age_ms: int
+
+
 class StatusView(NamedTuple):
     """An order's status answer, written when the order last changed (operations/ordering.py).
 
@@ -168,8 +182,8 @@ class Change:
     ``done`` are effects that the event finished. ``evidence`` is what the order's report was read
     from. ``admission`` is who asked for a new order, and the bounds that it is made within.
     ``webhook``: where the events of a new order are sent. ``rates``: what the last published rate
-    has to be for a new order. Raises ValueError for a change of which a
-    part could not be written.
+    has to be for a new order. ``pooled``: what a new order has to find where another
+    replica has the wallets. Raises ValueError for a change of which a part could not be written.
     """
 
     order: Order | None = None
@@ -187,6 +201,7 @@ class Change:
     admission: Admission | None = None
     webhook: Webhook | None = None
     rates: RateBounds | None = None
+    pooled: PooledOrder | None = None
 
     def __post_init__(self) -> None:
         order = self.order
@@ -198,6 +213,8 @@ class Change:
             raise ValueError("a webhook comes with its new order")
         if self.rates is not None and not self.is_new:
             raise ValueError("a rate is agreed with a new order")
+        if self.pooled is not None and not self.is_new:
+            raise ValueError("an address of the pool is for a new order")
         if order is None:
             return
         if self.evidence and order.report is None:

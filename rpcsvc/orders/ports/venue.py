@@ -25,7 +25,7 @@ from rpcsvc.errors import UnsupportedChain
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.rates import RateBounds
-from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
+from rpcsvc.orders.ports.store import Health, PooledOrder, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.orders.unfunded import SOCKET, Admission, Client
 
@@ -201,6 +201,7 @@ class NewOrder(NamedTuple):
     admission: Admission | None = None
     relay: RelayRecord | None = None
     rates: RateBounds | None = None
+    pooled: PooledOrder | None = None
 
 
 class DirectionLimits(NamedTuple):

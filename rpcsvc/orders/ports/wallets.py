@@ -155,19 +155,11 @@ class TransferRejected(Exception):
     """The engine can never prepare this transfer: the network refuses it for good."""
 
 
-class Wallets(Protocol):
-    """Moves money: makes deposit addresses, sees deposits, sends transfers.
+class OrderingWallets(Protocol):
+    """The wallets as taking orders needs them."""
 
-    Any exception other than TransferRejected means that the outcome is not known.
-    """
-
-    poll_ms: int
-    # The networks whose deposits it watches.
+    # The networks whose deposits are watched.
     networks: frozenset[str]
-
-    async def start(self) -> None:
-        """Connect, load, catch up."""
-        ...
 
     def is_paused(self) -> bool:
         """Whether the operator has stopped all outgoing money."""
@@ -198,6 +190,35 @@ class Wallets(Protocol):
         """How long a swap takes from deposit to settled payout, typically, in seconds."""
         ...
 
+    async def confirmations(self, key: DepositKey) -> int:
+        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        ...
+
+    def required_confirmations(self, network: str, units: int) -> int:
+        """How many confirmations make deposits of ``units`` in all final on this network."""
+        ...
+
+    def states(self) -> Mapping[str, NetworkState]:
+        """What the last look at each network found."""
+        ...
+
+    async def health(self) -> Health:
+        """Whether everything can be settled now."""
+        ...
+
+
+class Wallets(OrderingWallets, Protocol):
+    """Moves money: makes deposit addresses, sees deposits, sends transfers.
+
+    Any exception other than TransferRejected means that the outcome is not known.
+    """
+
+    poll_ms: int
+
+    async def start(self) -> None:
+        """Connect, load, catch up."""
+        ...
+
     async def observe(self) -> Observation:
         """Deposits that may have changed since they were last acknowledged, recomputed."""
         ...
@@ -226,20 +247,4 @@ class Wallets(Protocol):
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """The outcome for the transfer's transaction id."""
-        ...
-
-    async def confirmations(self, key: DepositKey) -> int:
-        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
-        ...
-
-    def required_confirmations(self, network: str, units: int) -> int:
-        """How many confirmations make deposits of ``units`` in all final on this network."""
-        ...
-
-    def states(self) -> Mapping[str, NetworkState]:
-        """What the last look at each network found."""
-        ...
-
-    async def health(self) -> Health:
-        """Whether everything can be settled now."""
         ...

@@ -136,8 +136,11 @@ class ChainAdapter(Protocol):
         """
         ...
 
-    async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit now; 0 while it is in the pool or gone."""
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """The confirmations of a deposit; 0 while it is in the pool or gone.
+
+        As of the last scan, or when the newest block is at ``height`` (NetworkState.node_height).
+        """
         ...
 
     def required_confirmations(self, network: str, units: int) -> int:

@@ -197,6 +197,10 @@ class OnchainEngine:
         """The confirmations of a deposit now; 0 while it is in the pool or gone."""
         return await self._of(key.network).confirmations(key)
 
+    async def confirmations_at(self, key: DepositKey, height: int) -> int:
+        """The confirmations of a deposit when the newest block is at ``height``."""
+        return await self._of(key.network).confirmations(key, height)
+
     def required_confirmations(self, network: str, units: int) -> int:
         """The confirmations after which deposits of ``units`` in all are final on this network."""
         return self._of(network).required_confirmations(network, units)

@@ -76,11 +76,12 @@ class Parts:
 class OnchainAuthorizations:
     """The GaslessWallets port over the USDC adapter.
 
-    Takes new authorizations only while the engine takes orders; carries out what is recorded.
+    Takes new authorizations only while orders are taken (``require_ready``); carries out what is
+    recorded.
     """
 
-    def __init__(self, engine: OnchainEngine, usdc: EvmAdapter) -> None:
-        self._engine = engine
+    def __init__(self, require_ready: Callable[[], None], usdc: EvmAdapter) -> None:
+        self._require_ready = require_ready
         self._usdc = usdc
 
     def contract(self, network: str) -> str:
@@ -97,7 +98,7 @@ class OnchainAuthorizations:
 
     async def require_usable(self, record: FundingRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
-        self._engine.require_ready()
+        self._require_ready()
         await self._usdc.require_usable(record)
 
     async def carry_out(self, record: FundingRecord) -> Carried:
@@ -110,15 +111,18 @@ class OnchainAuthorizations:
 
 
 class Onchain(NamedTuple):
-    """The engine, and what carries out signed authorizations with it."""
+    """The engine, and its adapter for USDC."""
 
     engine: OnchainEngine
-    authorizations: OnchainAuthorizations
+    usdc: EvmAdapter
 
 
 @asynccontextmanager
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[Onchain]:
-    """The engine, its clients open as long as the block lasts. Raises SettingsError."""
+    """The engine, its clients open as long as the block lasts. Raises SettingsError.
+
+    Without the lease only the clients of EVM nodes are open.
+    """
     guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock, parts.shared)
     clients = monero_clients(settings)
     usdc = _evm_adapter(settings, parts)
@@ -132,8 +136,10 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         journal=parts.journal,
         has_time=parts.lease.has_time,
     )
+    if not parts.lease.is_held:
+        usdc.open()
     try:
-        yield Onchain(engine, OnchainAuthorizations(engine, usdc))
+        yield Onchain(engine, usdc)
     finally:
         await engine.close()
 
@@ -335,6 +341,11 @@ def caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
         XMR: Caps(units(settings.xmr_per_transfer, XMR), units(settings.xmr_per_day, XMR)),
         USDC: Caps(units(settings.usdc_per_transfer, USDC), units(settings.usdc_per_day, USDC)),
     }
+
+
+def pool_size(settings: OnchainSettings) -> int:
+    """The number of addresses of each asset that are kept for replicas that do not settle."""
+    return max(1, min(settings.xmr_addresses, settings.usdc_addresses) // 4)
 
 
 def floors(settings: OnchainSettings) -> Mapping[Asset, int]:

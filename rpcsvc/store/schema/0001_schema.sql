@@ -473,6 +473,35 @@ CREATE INDEX rates_by_time ON rates (published_at);
 CREATE TRIGGER rates_never_change BEFORE UPDATE ON rates
 BEGIN SELECT RAISE(ABORT, 'a published rate stays as it was'); END;
 
+-- The wallets of the replica that settles, for the others, which take orders by them
+-- (rpcsvc/orders/shared_wallets.py). Amounts are units of the network's asset.
+CREATE TABLE wallet_states (
+    network           TEXT    PRIMARY KEY,
+    -- by the database's clock
+    published_at      INTEGER NOT NULL,
+    is_up             INTEGER NOT NULL CHECK (is_up IN (0, 1)),
+    height            INTEGER,
+    fee               INTEGER CHECK (fee >= 0),
+    -- NULL: not known, or too low; shortage says so
+    free              INTEGER CHECK (free >= 0),
+    locked            INTEGER CHECK (locked >= 0),
+    seconds_to_unlock INTEGER CHECK (seconds_to_unlock >= 0),
+    shortage          TEXT,
+    -- why no order is taken; NULL: orders are taken
+    refusal           TEXT,
+    CHECK ((free IS NULL) = (locked IS NULL) AND (free IS NULL) = (seconds_to_unlock IS NULL))
+) STRICT, WITHOUT ROWID;
+
+-- Deposit addresses that orders of those replicas may get: each is in use already as far as the wallet
+-- is concerned. The transaction of the order that gets one deletes its row.
+CREATE TABLE address_pool (
+    address TEXT PRIMARY KEY,
+    asset   TEXT NOT NULL CHECK (asset IN ('XMR', 'USDC'))
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER pooled_addresses_never_change BEFORE UPDATE ON address_pool
+BEGIN SELECT RAISE(ABORT, 'a pooled address stays as it is'); END;
+
 -- --- Idempotency keys and tickets ---------------------------------------------------------------
 
 -- The first answer to each idempotency key, and the order that it made, if it made one.

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
-from rpcsvc.store.leases import Fenced, ReadOnly, SqlLeases
+from rpcsvc.store.leases import Fenced, SqlLeases
 from rpcsvc.store.wallets import SqlPause
 from tests.e2e.processes import PATIENCE_SECONDS, until
 from tests.sandbox import ManualClock
@@ -47,7 +47,7 @@ async def fenced(database: Tables) -> Fenced:
 
 
 async def test_pause_is_seen_and_ended_by_every_replica(database: Tables) -> None:
-    here, there = SqlPause(database), SqlPause(ReadOnly(database))
+    here, there = SqlPause(database), SqlPause(database)
     assert await there.reason() is None
     await here.pause("first", 1)
     for at in (2, 3):

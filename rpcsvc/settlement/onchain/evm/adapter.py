@@ -69,6 +69,7 @@ def evm_receipt(receipt: EvmReceipt) -> dict[str, Any]:
 
 
 _WEI: Final = 10**18
+_LOOK_SECONDS: Final = 5.0
 # How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.
 _BLOCKS_TO_FINAL: Final = 70
 
@@ -218,6 +219,15 @@ class EvmNetworkAdapter:
         except Unavailable as reason:
             log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
+    async def look(self) -> None:
+        """Check the node, and note fees and balances; another replica scans and settles."""
+        self.deposits.problem = None
+        try:
+            with self.connection.watched():
+                await self.payments.refresh_gas()
+        except Unavailable as reason:
+            log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
+
     async def maintain(self) -> None:
         """Refresh, follow payments, sweep; what fails is in health and tried again."""
         await self.poll()
@@ -293,9 +303,21 @@ class EvmAdapter:
         Raises ChainUnusable for the mnemonic of another service.
         """
         await self._make_addresses()
+        self.open()
+        await self._each(EvmNetworkAdapter.poll)
+
+    def open(self) -> None:
+        """Open the clients of the nodes. Call it with the event loop running."""
         for adapter in self._by_network.values():
             adapter.client.rpc.open()
-        await self._each(EvmNetworkAdapter.poll)
+
+    async def look(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Keep the tokens and the gas of all networks known, until cancelled: for signed payments,
+        while another replica settles. Nothing is recorded or sent.
+        """
+        while True:
+            await self._each(EvmNetworkAdapter.look)
+            await pause(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Give unused addresses back and let go of the connections."""
@@ -394,9 +416,9 @@ class EvmAdapter:
         """These are committed: the cursors may move."""
         await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
 
-    async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit at the last scan; 0 when it is gone."""
-        return await self._by_network[key.network].deposits.confirmations(key)
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """The confirmations of a deposit at the last scan, or at a height; 0 when it is gone."""
+        return await self._by_network[key.network].deposits.confirmations(key, height)
 
     def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
         """The confirmations that a deposit needs."""

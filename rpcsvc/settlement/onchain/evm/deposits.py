@@ -159,12 +159,14 @@ class EvmDepositScanner:
         if move is not None:
             self.scanned_height = move.to.number
 
-    async def confirmations(self, key: DepositKey) -> int:
-        """The deposit's confirmations at the last scan, its own block included; 0 when it is gone.
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """The deposit's confirmations at the last scan, or when the newest block is at ``height``,
+        its own block included; 0 when it is gone.
 
         A scan that is under way counts once the removals that it found are on record.
         """
-        height = self._recorded_height  # read first: a deposit that is newer is never deeper
+        # Read first: a deposit that is newer is never deeper.
+        height = self._recorded_height if height is None else height
         found = await self._ledger.deposit(key)
         if found is None or found.block_number is None:
             return 0

@@ -190,9 +190,9 @@ class MoneroAdapter:
         """These are committed: the cursor may move."""
         await self._deposits.acknowledge(sightings)
 
-    async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit at the last scan; 0 in the pool or gone."""
-        return await self._deposits.confirmations(key)
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """The confirmations of a deposit at the last scan, or at a height; 0: pooled or gone."""
+        return await self._deposits.confirmations(key, height)
 
     def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - one network
         """The confirmations that deposits of ``units`` piconero to one address need."""

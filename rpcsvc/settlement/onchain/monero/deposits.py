@@ -337,9 +337,12 @@ class DepositScanner:
         if reached is not None:
             self.scanned_height = reached.height
 
-    async def confirmations(self, key: DepositKey) -> int:
-        """The deposit's confirmations at the last scan; 0 in the pool or gone."""
-        height = self._height  # read first: a deposit that is newer is never deeper
+    async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
+        """The deposit's confirmations at the last scan, or with so many blocks; 0 in the pool or
+        gone.
+        """
+        # Read first: a deposit that is newer is never deeper.
+        height = self._height if height is None else height
         found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None:
             return 0
