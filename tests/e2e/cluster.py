@@ -36,7 +36,7 @@ TOKEN: Final = "a token of the cluster"
 class Replicas:
     """Server processes on one database, each with a data directory of its own.
 
-    A supervisor starts another for each that ends below ``supervised``.
+    A supervisor starts another for each that ends below ``supervised``. They run ``module``.
     """
 
     def __init__(
@@ -55,11 +55,17 @@ class Replicas:
         KeyRing.load_or_create(self._first / KEYS_DIR, SystemClock(), system_random)
         client_secret(self._first, system_random)
         self.supervised = 0
+        self.module = "rpcsvc"
 
     def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
         shutil.copytree(self._first, data_dir)  # its keys, as docs/cluster.md says
-        made = Server(data_dir, environ={**self.environ, **environ}, log_dir=self.folder)
+        made = Server(
+            data_dir,
+            environ={**self.environ, **environ},
+            log_dir=self.folder,
+            module=self.module,
+        )
         self.all.append(made)
         return made
 

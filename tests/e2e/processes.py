@@ -96,12 +96,12 @@ class Server:
         crash: Crash | None = None,
         environ: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
+        module: str = "rpcsvc",
     ) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        module = "rpcsvc" if crash is None else "tests.e2e.crashing"
-        program = [module, *map(str, crash or ())]
+        program = [module] if crash is None else ["tests.e2e.crashing", *map(str, crash)]
         self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

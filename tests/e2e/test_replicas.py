@@ -26,6 +26,7 @@ from tests.contract.store.cutting import COMMIT, Proxy, proxied
 from tests.e2e.audit import count
 from tests.e2e.bad_line import bad_line
 from tests.e2e.cluster import Replicas, replicas
+from tests.e2e.histories import History, violations
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
     Gone,
@@ -389,16 +390,22 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
     """Three replicas, clients that repeat until they are answered, and faults meanwhile."""
     dice = random.Random(seed)
     async with replicas(postgres(), tmp_path) as up:
+        up.module = "tests.e2e.stepping"
         up.start()
         await up.holder()  # it created the keys that the others copy
         up.supervised = 3
-        clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
-        for _ in range(4):
+        clients = Clients(up)
+        for fault in dice.sample(["kill", "pause", "step", "kill", "pause", "step"], 6):
             await asyncio.sleep(dice.uniform(0, 2))
             holder = await up.holder()
             struck = dice.choice([holder, *up.alive])
-            if dice.random() < 0.5:
+            if fault == "kill":
                 struck.kill()
+                continue
+            if fault == "step":
+                for _ in range(2):  # away, and back to the true time
+                    os.kill(struck.pid, signal.SIGUSR2)
+                    await asyncio.sleep(dice.uniform(0, 2))
                 continue
             os.kill(struck.pid, signal.SIGSTOP)
             if struck is holder:
@@ -408,17 +415,62 @@ async def test_replicas_killed_at_random_lose_and_double_nothing(
             os.kill(struck.pid, signal.SIGCONT)
             if struck is holder:
                 assert await struck.death() == 1
-        await require_one_order_each(up, clients)
+        await clients.require_one_order_each()
 
 
-async def require_one_order_each(up: Replicas, clients: list[asyncio.Task[str]]) -> None:
-    """Every client has an order of its own, with one deposit and one payout."""
-    orders = await asyncio.gather(*clients)
-    assert len(set(orders)) == len(clients)
-    assert await up.value("SELECT count(*) FROM orders") == len(clients)
-    assert await up.value(_PAYOUTS) == len(clients)
-    assert await up.value(_DEPOSITS) == len(clients)
-    assert await up.value("SELECT count(*) FROM orders WHERE status <> 'completed'") == 0
+class Clients:
+    """Clients with an order each, which they ask for at any replica; ``history``: what they saw."""
+
+    def __init__(self, up: Replicas, count: int = 12) -> None:
+        self._up = up
+        self.history = History()
+        keys = [f"client {number} of sixteen" for number in range(count)]
+        self._clients = [asyncio.create_task(self._client(key)) for key in keys]
+
+    async def require_one_order_each(self) -> None:
+        """Each has one of its own, with one deposit and one payout, and saw it in order."""
+        up, orders = self._up, await asyncio.gather(*self._clients)
+        assert len(set(orders)) == len(orders)
+        assert await up.value("SELECT count(*) FROM orders") == len(orders)
+        assert await up.value(_PAYOUTS) == len(orders)
+        assert await up.value(_DEPOSITS) == len(orders)
+        assert await up.value("SELECT count(*) FROM orders WHERE status <> 'completed'") == 0
+        assert len(self.history.seen) > 2 * len(orders)
+        assert violations(self.history.seen) == []
+
+    async def _client(self, key: str) -> str:
+        """Order, fund and poll, with repeats, until the one order is over."""
+        known: set[tuple[str, bytes]] = set()
+        dice = random.Random(key)
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(10):
+                    known.add(await order(dice.choice(self._up.alive), key))
+                    ((order_id, _),) = known  # each answer the same, byte for byte
+                    self.history.saw(key, order_id, None, began)
+                    if await self._polled(key, order_id, dice) == "completed":
+                        return order_id
+            except (Gone, AssertionError, TimeoutError):
+                pass  # killed, or unavailable: once more
+            await asyncio.sleep(0.1)
+
+    async def _polled(self, key: str, order_id: str, dice: random.Random) -> str | None:
+        """Ask several replicas at once for the order; a state that one of them shows."""
+
+        async def poll() -> str | None:
+            began = time.monotonic()
+            answer = await call(dice.choice(self._up.alive), "swap.status", {"orderId": order_id})
+            if answer["ok"]:
+                version, state = int(answer["data"]["cursor"]), str(answer["state"])
+            elif answer["error"]["code"] == "order_not_found":
+                version, state = 0, None
+            else:
+                return None  # unavailable
+            self.history.saw(key, order_id, version, began)
+            return state
+
+        return (await asyncio.gather(*(poll() for _ in range(3))))[0]
 
 
 @pytest.mark.slow
@@ -432,8 +484,8 @@ async def test_replicas_outlive_faults_of_the_database(tmp_path: Path, seed: int
             replicas(url, tmp_path, is_own=True) as up,
         ):
             up.supervised = 3
-            clients = [asyncio.create_task(client(up, f"client {n} of sixteen")) for n in range(12)]
-            for fault in ("lost", "cut", "crash", "lost", "crash", "lost"):
+            clients = Clients(up)
+            for fault in ("lost", "cut", "crash", "slow", "lost", "crash", "lost"):
                 await up.holder()
                 await asyncio.sleep(dice.uniform(0, 1))
                 if fault == "lost":
@@ -442,10 +494,12 @@ async def test_replicas_outlive_faults_of_the_database(tmp_path: Path, seed: int
                     await until(happened)
                 elif fault == "cut":
                     proxy.cut_all()
+                elif fault == "slow":
+                    proxy.delay = 0.02
                 else:
                     await asyncio.to_thread(server.stop)
                     await asyncio.to_thread(server.start)
-            await require_one_order_each(up, clients)
+            await clients.require_one_order_each()
 
 
 async def has_cut(proxy: Proxy, times: int) -> bool:
@@ -471,21 +525,3 @@ async def keyed(at: Server, direction: str = "u2x") -> bytes:
     body = await send(at, message("swap.execute", swap))
     assert json.loads(body)["result"]["ok"], body
     return body.rpartition(b'"requestId"')[0]
-
-
-async def client(up: Replicas, key: str) -> str:
-    """Order, fund and poll at any replica, with repeats, until the one order is over."""
-    known: set[tuple[str, bytes]] = set()
-    dice = random.Random(key)
-    while True:
-        at = dice.choice(up.alive)
-        try:
-            async with asyncio.timeout(10):
-                known.add(await order(at, key))
-                ((order_id, _),) = known  # each answer the same, byte for byte
-                status = await call(at, "swap.status", {"orderId": order_id})
-            if status["state"] == "completed":
-                return order_id
-        except (Gone, AssertionError, TimeoutError):
-            pass  # killed, or unavailable: once more
-        await asyncio.sleep(0.1)

@@ -16,6 +16,7 @@ class Proxy:
 
     ``cut_after``: it arrives, and its answer is lost. ``closed``: new connections are refused.
     ``closes``: when an answer is lost, the proxy is closed and every connection cut.
+    ``delay``: how long (seconds) each message is under way.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -26,6 +27,7 @@ class Proxy:
         self.closed = False
         self.closes = False
         self.cuts = 0
+        self.delay = 0.0
 
     def cut_all(self) -> None:
         """Cut every connection."""
@@ -62,6 +64,7 @@ class Proxy:
         while data := await reader.read(65_536):
             if is_cut(data):
                 raise ConnectionResetError
+            await asyncio.sleep(self.delay)
             writer.write(data)
             await writer.drain()
         writer.close()
