@@ -14,7 +14,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
-from rpcsvc.store.backends.postgresql.database import Database
+from rpcsvc.store.backends.postgresql.database import MOST_TRIES, Database
 from rpcsvc.store.backends.postgresql.maintenance import check_server
 from rpcsvc.store.backends.postgresql.reader import Reader
 from rpcsvc.store.backends.postgresql.schema import statements, translated
@@ -214,6 +214,67 @@ async def test_a_commit_is_looked_up_once_the_server_is_back(cut: tuple[Proxy, D
     proxy.closed = False
     await writing
     assert await names(database) == ["a"]
+
+
+# A trigger that fails a write as the server does: so often, counted over its rolled back tries.
+_FAILING = """
+CREATE SEQUENCE tries;
+CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('tries') <= {times} THEN
+        RAISE EXCEPTION 'try again' USING ERRCODE = '{code}';
+    END IF;
+    RETURN NEW; END $$;
+CREATE TRIGGER fails BEFORE INSERT ON sandbox_settings FOR EACH ROW EXECUTE FUNCTION fail()
+"""
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"], ids=["serialization", "deadlock"])
+@pytest.mark.parametrize("times", [MOST_TRIES - 1, MOST_TRIES])
+async def test_write_that_the_server_resolves_is_repeated(url: str, code: str, times: int) -> None:
+    """Up to a bound; nothing of it is kept after that, and the next write goes on."""
+    raw, database = await asyncpg.connect(url), await Database.open(url)
+    try:
+        await raw.execute(_FAILING.format(times=times, code=code))
+        if times < MOST_TRIES:
+            await database.write(add("a"))
+        else:
+            with pytest.raises(Unavailable):
+                await database.write(add("a"))
+        assert await raw.fetchval("SELECT last_value FROM tries") == MOST_TRIES
+        assert await names(database) == (["a"] if times < MOST_TRIES else [])
+        await database.write(add("b"))
+        assert database.health().ok
+    finally:
+        await database.close()
+        await raw.execute("DROP FUNCTION fail CASCADE; DROP SEQUENCE tries")
+        await raw.close()
+
+
+async def test_write_in_a_deadlock_with_another_process_is_made_once(url: str) -> None:
+    """Each waits for a row that the other has; the server ends one, which is made again."""
+    other, database = await asyncpg.connect(url), await Database.open(url)
+    raised = "UPDATE sandbox_settings SET value = value + 1 WHERE name = :name"
+    theirs = raised.replace(":name", "$1")
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    try:
+        await database.write([*add("a"), *add("b")])
+        async with other.transaction():
+            await other.execute(theirs, "b")
+            both = [Statement(f"{raised} AND value < 9", {"name": name}) for name in ("a",)]
+            both.append(Statement(raised, {"name": "b"}))
+            ours = asyncio.create_task(database.write(both))
+            looking = await asyncpg.connect(url)
+            async with asyncio.timeout(20):
+                while not await looking.fetchval(waiting):  # noqa: ASYNC110 - the server's state
+                    await asyncio.sleep(0.01)
+            await looking.close()
+            await other.execute(theirs, "a")
+        await ours
+        rows = await database.fetch(ALL)
+        assert [(row["name"], row["value"]) for row in rows] == [("a", 3), ("b", 3)]
+    finally:
+        await database.close()
+        await other.close()
 
 
 async def test_a_deferred_constraint_is_a_conflict_and_not_unknown(url: str) -> None:

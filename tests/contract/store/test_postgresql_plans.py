@@ -1,0 +1,158 @@
+"""PostgreSQL finds the rows of the store's statements by indexes, at a million orders."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import rpcsvc.store
+from rpcsvc.orders.unfunded import Admission
+from rpcsvc.store.backends.postgresql.database import Database
+from rpcsvc.store.backends.postgresql.reader import compiled
+from rpcsvc.store.orders import SqlOrderStore
+from tests.postgres import new_database, own_server
+from tests.unit.reserving import Keeper, numbered
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+ORDERS: Final = 1_000_000
+# Rows of a table that no statement but those of SCANS may read as a whole.
+LARGE: Final = 50_000
+SCANS: Final = {
+    "checks._SIMULATED": "once at the start",
+    "checks._WAITING": "part of the next",
+    "checks._UNSERVED": "once at the start",
+    "checks._RESERVED": "rpcsvc db check",
+    "operator_books._SELECT": "its callers append what they look for",
+    "operator_books._OPEN_ORDERS": "a command of the operator",
+    "operator_books._EXTENT": "a command of the operator",
+    "operator_books._BY_STATE": "a command of the operator",
+    "operator_books._FLOWS": "a command of the operator, over the orders of days",
+    "webhooks._HURRY": "after the clock was set back",
+    "webhooks._BOOKED": "its callers append what they look for",
+}
+PLACES: Final = defaultdict(
+    str,
+    scanned="expires_at",
+    beyond=">",
+    open="'created'",
+    seq=":seq",
+    which="state = 'dead'",
+)
+_IS_SQL: Final = re.compile(r"\s*(SELECT|UPDATE|DELETE|INSERT)\b")
+_COPIED: Final = {
+    "seq": "seq + n",
+    "order_id": "'ord_' || upper(substr(md5(n::text), 1, 26))",
+    "session_id": "md5('s' || n)",
+    "deposit_address": "'0x' || substr(md5('a' || n) || md5('b' || n), 1, 40)",
+    "status": "CASE WHEN n % 100 = 0 THEN 'awaiting_deposit' ELSE 'completed' END",
+    "deadline_at": "CASE WHEN n % 100 = 0 THEN created_at + n END",
+    "created_at": "created_at + n",
+}
+_FILL: Final = (
+    "INSERT INTO event_log SELECT seq, 1, created_at, 'OrderCreated', status, '{}' FROM orders",
+    "INSERT INTO status_views SELECT seq, 'view', NULL, 'key' FROM orders",
+    "INSERT INTO idempotency_keys"
+    " (namespace, idempotency_key, operation, params, body, created_at, order_seq)"
+    " SELECT 'n', md5(order_id), 'swap.create', '{}', 'body', created_at, seq FROM orders",
+    "INSERT INTO deposits"
+    " (network, txid, output_index, order_id, units, first_seen_at, state, is_dust)"
+    " SELECT deposit_network, md5(order_id), 0, order_id, 1, created_at, 'confirmed', 0"
+    " FROM orders WHERE seq % 10 = 0",
+    "INSERT INTO transfers"
+    " (transfer_id, order_id, kind, network, asset, address, units, fee, state, integrator_fee)"
+    " SELECT order_id || '/payout/1', order_id, 'payout', payout_network, 'USDC', to_address, 1, 1,"
+    " 'settled', 0 FROM orders WHERE seq % 10 = 0",
+    "INSERT INTO webhooks (order_seq, url, receiver, failures, due_at)"
+    " SELECT seq, 'https://a.example/', 'a.example', 0, created_at FROM orders WHERE seq % 10 = 0",
+    "INSERT INTO webhook_deliveries (order_seq, version, state, due_at, attempts, tried_at, status)"
+    " SELECT order_seq, 1, 'delivered', due_at, 1, due_at, 200 FROM webhooks",
+    "INSERT INTO reservations (order_id, kind, network, units)"
+    " SELECT order_id, 'funded', payout_network, 1 FROM orders WHERE seq % 10 = 0",
+)
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Each constant of the store's modules that reads or changes rows: its name and its SQL.
+
+    Not those to which a table is appended.
+    """
+    for found in iter_modules(rpcsvc.store.__path__):
+        if found.ispkg:
+            continue
+        for name, value in vars(import_module(f"rpcsvc.store.{found.name}")).items():
+            for text in _texts(value) if name.isupper() else ():
+                if re.match(r"\s*(SELECT|UPDATE|DELETE|INSERT)\b", text) and not text.endswith(
+                    "FROM"
+                ):
+                    yield f"{found.name}.{name}", text
+
+
+def _texts(value: object) -> list[str]:
+    several = list(value.values()) if isinstance(value, Mapping) else value
+    found = several if isinstance(several, list) or type(several) is tuple else [several]
+    return [text for each in found if isinstance(text := getattr(each, "sql", each), str)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def connection() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection to a database with so many orders."""
+    with own_server() as server:
+        async with new_database(server.url) as url:
+            database = await Database.open(url)
+            await Keeper(SqlOrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
+            await database.close()
+            opened = await asyncpg.connect(url)
+            await _fill(opened)
+            yield opened
+            await opened.close()
+
+
+async def _fill(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Copies of one order, and rows that refer to them."""
+    await connection.execute(
+        "SET session_replication_role = replica; TRUNCATE event_log, status_views, reservations"
+    )
+    columns = await connection.fetch(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'orders'::regclass AND attnum > 0"
+        " AND attgenerated = ''"
+    )
+    names = [row["attname"] for row in columns]
+    values = ", ".join(_COPIED.get(name, name) for name in names)
+    await connection.execute(
+        f"INSERT INTO orders ({', '.join(names)})"
+        f" SELECT {values} FROM orders, generate_series(1, {ORDERS - 1}) AS n"
+    )
+    for sql in _FILL:
+        await connection.execute(sql)
+    await connection.execute("ANALYZE; SET plan_cache_mode = force_generic_plan")
+
+
+async def test_no_statement_reads_a_large_table_as_a_whole(
+    connection: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    large = await connection.fetch(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND reltuples > $1", LARGE
+    )
+    scan = re.compile(rf"Seq Scan on ({'|'.join(row['relname'] for row in large)})\b")
+    scanning, checked = set(), 0
+    for number, (name, sql) in enumerate(statements()):
+        text = compiled(sql.format_map(PLACES) if "{" in sql else sql).text
+        places = max(map(int, re.findall(r"\$(\d+)", text)), default=0)
+        await connection.execute(f"PREPARE s{number} AS {text}")
+        values = f"({', '.join(['NULL'] * places)})" if places else ""
+        plan = await connection.fetch(f"EXPLAIN EXECUTE s{number}{values}")
+        checked += 1
+        if scan.search("\n".join(row[0] for row in plan)):
+            scanning.add(name)
+    assert {row["relname"] for row in large} >= {"orders", "event_log", "deposits", "reservations"}
+    assert checked > 200
+    assert scanning == SCANS.keys()
