@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if lacking:
                 reason = f"not installed: {', '.join(lacking)}; {HINT}"
                 item.add_marker(pytest.mark.skip(reason=reason))
+    # Files with tests of the whole stack take longest: none of them is begun last.
+    long = {item.path for item in items if {"stack", "trader"} & set(_fixtures(item))}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else ()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

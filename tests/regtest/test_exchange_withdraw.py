@@ -11,7 +11,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Crash, until
-from tests.regtest.commands import CommandResult, command
+from tests.regtest.commands import CommandResult, admin, command
 from tests.regtest.exchange import ETHER, STEP_SECONDS, USDC, XMR, Exchange, create
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
 from tests.regtest.restoring import copy_of
@@ -44,8 +44,7 @@ class Cold:
 
         async def poll() -> Any:
             await self.stack.mine_in_time()
-            listed = await command(self.stack, "treasury", "withdrawals", "--json")
-            found = listed.json["withdrawals"]
+            found = (await admin(self.stack, "withdrawals.list"))["withdrawals"]
             return next(
                 (i for i in found if (i["withdrawalId"], i["state"]) == (name, state)), None
             )
@@ -117,8 +116,8 @@ async def test_withdrawal_leaves_the_ether_that_payouts_need(
 
         async def waits() -> Any:
             await stack.mine_in_time()
-            listed = await command(stack, "treasury", "withdrawals", "--json")
-            return listed.json["withdrawals"][0]["waitsFor"]
+            listed = await admin(stack, "withdrawals.list")
+            return listed["withdrawals"][0]["waitsFor"]
 
         assert "lacks ether" in await until(waits, seconds=STEP_SECONDS)
         assert await arbitrum.received() == []
@@ -184,7 +183,7 @@ async def test_kill_at_each_step_of_a_withdrawal_leaves_one_debit(cold: Cold) ->
             await cold.reaches(name, "settled")
             at.stop()
         assert await cold.received() == [cold.units] * (number + 1), crash
-        await agrees(stack)
+    await agrees(stack)
 
 
 async def restored(stack: Exchange, copy: Path) -> CommandResult:
