@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import eth_account
 import pytest
 
 from rpcsvc.settlement.onchain.evm import keys
@@ -19,9 +20,6 @@ from rpcsvc.settlement.onchain.evm.keys import (
     create_mnemonic,
     read_mnemonic,
 )
-
-# Through the module under test, which keeps the import from raising the recursion limit.
-eth_account = keys._eth_account()
 
 # The well-known mnemonic of development chains and its addresses.
 WORDS = "test test test test test test test test test test test junk"

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -227,19 +226,6 @@ def _require_sane(plan: TransactionPlan) -> None:
 # --- eth-account, when it is needed ----------------------------------------------------------
 
 
-@contextmanager
-def _same_recursion_limit() -> Iterator[None]:
-    """Undo what a dependency of eth-account does when it is imported.
-
-    It raises the limit to 100,000, and deep JSON then ends the process instead of an exception.
-    """
-    limit = sys.getrecursionlimit()
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 def _eth_account() -> Any:
     return _load("eth_account")
 
@@ -258,8 +244,7 @@ def _words_of(entropy: bytes) -> str:
 
 def _load(name: str) -> Any:
     try:
-        with _same_recursion_limit():
-            return import_module(name)
+        return import_module(name)
     except ModuleNotFoundError as error:
         raise OnchainExtraMissing(error.name or name) from error
 
