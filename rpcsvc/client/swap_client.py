@@ -209,7 +209,8 @@ class SwapClient:
     async def send_payment(self, order_id: str, payment: Json) -> Funded:
         """Send a signed payment, such as that of PaymentUnknown; it pays once.
 
-        Raises PaymentUnknown and PaymentRefused.
+        Raises PaymentUnknown, PaymentRefused, and Refused (``order_not_fundable``) if nothing is
+        due.
         """
         params = {"orderId": order_id, "payment": payment}
         try:
