@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.operator import top
-from rpcsvc.cli.operator.top import Snapshot, lines
+from rpcsvc.cli.operator.top import ALERTS, Series, Snapshot, lines
 from rpcsvc.client.errors import Unreachable
 from tests.operator_cli import Cli, served
 from tests.sandbox import Sandbox
 
+RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yaml"
 HEALTH = {"version": "1", "engine": "onchain", "time": "now", "status": "ok", "checks": {}}
 IDLE: dict[str, Any] = {"paused": None, "transfers": []}
 
@@ -84,6 +86,35 @@ def test_lines_name_the_pause_and_what_is_not_known() -> None:
     shown = lines(Snapshot(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
     assert shown[0].endswith("PAYOUTS PAUSED: by [2J me")
     assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
+
+
+def test_lines_name_the_alerts_whose_condition_holds() -> None:
+    series: Series = {
+        "rpcsvc_check_ok": [({"check": "rates"}, 0.0), ({"check": "store"}, 1.0)],
+        "rpcsvc_nonces_unexplained": [({"network": "base", "kind": "missing"}, 2.0)],
+        "rpcsvc_nonce_gap": [({"network": "base"}, 0.0)],
+        "rpcsvc_audit_age_seconds": [({}, 7_200.0)],
+        "rpcsvc_webhook_oldest_seconds": [({}, 200_000.0)],
+    }
+    shown = lines(Snapshot(HEALTH, series, IDLE))
+    alerts = shown[shown.index("") + 2 :]
+    assert [line.split() for line in alerts[: alerts.index("")]] == [
+        ["RpcsvcCheckFails", "rates", "0"],
+        ["RpcsvcNonceUnexplained", "base,", "missing", "2"],
+        ["RpcsvcWebhooksStuck", "-", "200000"],
+    ]
+    quiet = lines(Snapshot(HEALTH, {}, IDLE))
+    assert quiet[2:4] == ["ALERT  OF  VALUE", "none"]
+
+
+def test_alerts_have_the_conditions_of_their_rules() -> None:
+    """Also that only rules on more than one reading are left out."""
+    rules = dict(re.findall(r"- alert: (\w+)\n +expr: (.*)", RULES.read_text()))
+    judged = {alert: rules[alert].partition(" unless ")[0] for alert in ALERTS}
+    assert judged == ALERTS
+    assert rules.keys() - ALERTS.keys() == {
+        "RpcsvcDown", "RpcsvcTransferFailed", "RpcsvcInternalErrors"
+    }  # fmt: skip
 
 
 def test_top_redraws_until_interrupted_and_shows_a_loss(

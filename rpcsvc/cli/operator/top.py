@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +51,24 @@ _FIGURES: Final[tuple[tuple[str, _Shown], ...]] = (
     ("upstream orders in doubt", ("rpcsvc_upstream_orders_in_doubt", {}, "count")),
 )
 
+# The alerts of config/prometheus/alerts.yaml that one reading can judge, with their conditions.
+ALERTS: Final[Mapping[str, str]] = {
+    "RpcsvcCheckFails": "rpcsvc_check_ok == 0",
+    "RpcsvcPayoutsPaused": "rpcsvc_payouts_paused == 1",
+    "RpcsvcAuditDifference": "rpcsvc_audit_differences > 0",
+    "RpcsvcAuditSilent": "rpcsvc_audit_age_seconds > 7200",
+    "RpcsvcNonceUnexplained": "rpcsvc_nonces_unexplained > 0",
+    "RpcsvcNonceGap": "rpcsvc_nonce_gap < 0",
+    "RpcsvcAuthorizationGas": "rpcsvc_authorization_gas_ratio > 0.8",
+    "RpcsvcUpstreamOrderInDoubt": "rpcsvc_upstream_orders_in_doubt > 0",
+    "RpcsvcWebhooksStuck": "rpcsvc_webhook_oldest_seconds > 172800",
+}
+_COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
 # Samples by family: labels and value.
 Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
@@ -64,7 +83,7 @@ class Snapshot(NamedTuple):
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
-    text = "orders, wallets, networks and checks of the running service, as they change"
+    text = "orders, wallets, networks, checks and alerts of the running service, as they change"
     more = ". Ends with Ctrl-C. Exit status with --once: 0 well, 1 not, 3 no service answers."
     parser = add_command(commands, "top", text, _top, more)
     parser.add_argument(
@@ -166,6 +185,7 @@ def lines(view: Snapshot) -> list[str]:
     ]
     heads = [head for head, _ in _NETWORK_COLUMNS]
     blocks = (
+        _table(("ALERT", "OF", "VALUE"), list(_alerts(series))),
         _table(("CHECK", "", ""), [(name, c["status"], c.get("detail", "")) for name, c in checks]),
         _table(("OPEN ORDERS", "COUNT", "OLDEST"), orders),
         _table(("NETWORK", *heads), [_network_row(series, name) for name in networks]),
@@ -191,6 +211,15 @@ def _title(view: Snapshot) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return aligned([head, *(rows or [("none", *[""] * (len(head) - 1))])])
+
+
+def _alerts(series: Series) -> Iterator[tuple[str, ...]]:
+    """The alerts whose condition holds now, before the time that Prometheus waits."""
+    for alert, condition in ALERTS.items():
+        name, comparison, bound = condition.split()
+        for labels, value in series.get(name, ()):
+            if _COMPARISONS[comparison](value, float(bound)):
+                yield alert, ", ".join(labels.values()) or "-", f"{value:g}"
 
 
 def _network_row(series: Series, network: str) -> tuple[str, ...]:
