@@ -371,7 +371,10 @@ async def test_the_json_rpc_id_serves_as_request_id_if_it_is_fit(served: Served)
         assert request_id == expected if expected else request_id.startswith("req_")
 
 
-async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_RPC_TOKEN", TOKEN)
     arguments = ["serve", "--port", free_port(), "--data-dir", str(tmp_path)]
     async with process(*arguments) as child:
         await logged(child, b"serving")
@@ -381,6 +384,7 @@ async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(tmp_path: 
             call = {"jsonrpc": "2.0", "id": 1, "method": "service.swap.plan"}
             answer = await (await session.post("http://localhost/rpc", json=call)).json()
             assert answer["result"]["ok"]
+            assert (await session.get("http://localhost/metrics")).status == 200
         child.terminate()
         assert await child.wait() == 0
 

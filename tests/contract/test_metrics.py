@@ -16,8 +16,12 @@ from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
 from rpcsvc.orders.lease import Lease
+from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
+from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.serving import web_app
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from tests.contract.checkout import Ordered, until_paid_out
 from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
 
@@ -175,6 +179,61 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     assert value(series, "rpcsvc_rate_spread_ratio") == 0.015
     assert value(series, "rpcsvc_lease_left_seconds") == 8
     assert value(series, "rpcsvc_lease_held") == 1
+
+
+async def test_metrics_show_lag_rate_age_and_the_pause(served: Served) -> None:
+    now = served.up.service.clock.now_ms()
+    readings = Readings(scan_lags=lambda: {"base": 90_000},
+                        rate=lambda: Rate(164_500_000, now - 30_000, "test"))  # fmt: skip
+    backend = replace(served.up.backend, paused=lambda: "by hand")
+    up = replace(served.up, backend=backend, readings=readings)
+    client: TestClient[Any, Any]
+    async with TestClient(EdgeServer(web_app(up))) as client:
+        series = await scraped(Served(up, client))
+    assert value(series, "rpcsvc_scan_lag_seconds", network="base") == 90
+    assert 30 <= value(series, "rpcsvc_rate_age_seconds") < 90
+    assert value(series, "rpcsvc_rate_usdc_per_xmr") == 164.5
+    assert value(series, "rpcsvc_payouts_paused") == 1
+
+
+async def test_metrics_show_what_is_reserved_and_what_is_owed(tmp_path: Path) -> None:
+    """The reservation is a stand-in: wallets of the sandbox have no limit."""
+
+    async def reserved(_network: str) -> Reserved:
+        return Reserved(2_250_000, {}, 1)
+
+    readings = Readings(networks=frozenset({"arbitrum"}), reserved=reserved)
+    async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
+        placed = (await served.rpc("swap.create", SWAP)).body["result"]["data"]["order"]
+        await served.post("/sandbox/fund", {"orderId": placed["orderId"]})
+        await until_paid_out(served, Ordered(placed["orderId"], ""))
+        up = replace(served.up, readings=readings)
+        client: TestClient[Any, Any]
+        async with TestClient(EdgeServer(web_app(up))) as client:
+            series = await scraped(Served(up, client))
+    due = {"network": "arbitrum", "kind": "payout"}
+    owed = int(placed["expectedOutput"]) / 10**6
+    assert value(series, "rpcsvc_transfers_due_amount", **due) == owed
+    assert value(series, "rpcsvc_wallet_amount", network="arbitrum", part="reserved") == 2.25
+
+
+async def test_metrics_show_fees_and_withdrawals_of_the_books(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fees(_books: object, _since: int, _before: int = 0) -> dict[str, int]:
+        return {"monero": 2 * 10**9, "base": 3 * 10**15}
+
+    async def over(_books: object) -> dict[tuple[str, str], int]:
+        return {("monero", "settled"): 4}
+
+    monkeypatch.setattr(SqlOperatorBooks, "network_fees", fees)
+    monkeypatch.setattr(SqlOperatorBooks, "withdrawals_over", over)
+    series = await scraped(served)
+    for family in ("rpcsvc_network_fees_total", "rpcsvc_network_fees_day"):
+        assert value(series, family, network="monero") == 0.002
+        assert value(series, family, network="base") == 0.003
+    over_now = {"network": "monero", "outcome": "settled"}
+    assert value(series, "rpcsvc_withdrawals_total", **over_now) == 4
 
 
 async def test_metrics_show_the_last_audit_and_gas_for_authorizations(served: Served) -> None:
