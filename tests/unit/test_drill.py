@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.audit.auditor import Progress
 from rpcsvc.audit.records import AuditReport, Difference, Unfit
 from rpcsvc.cli.recovery import drill
 from rpcsvc.domain.pricing import Direction
@@ -170,7 +171,8 @@ def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> 
     """Script the reports of audits, repeating the last; returns the settings of each audit."""
     asked: list[Settings] = []
 
-    async def audited(settings: Settings) -> AuditReport:
+    async def audited(settings: Settings, progress: Progress) -> AuditReport:
+        progress("reading the books")
         asked.append(settings)
         one = found[min(len(asked), len(found)) - 1]
         if isinstance(one, Exception):
@@ -234,6 +236,22 @@ async def test_drill_fails_unless_the_audit_agrees(
         backup = await signed_since(cli, books)
     assert await cli.ask("drill", "restore", str(backup)) == FAILED
     assert says in cli.out
+
+
+async def test_drill_shows_on_a_terminal_what_it_does(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.environ["RPCSVC_ENGINE"] = "onchain"
+    audits(monkeypatch, Unfit("no node answers"))
+    async with opened(cli.data_dir) as books:
+        backup = await signed_since(cli, books)
+    assert await cli.ask("drill", "restore", str(backup)) == FAILED
+    assert "\r" not in cli.err, "a pipe gets none"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert await cli.ask("drill", "restore", str(backup)) == FAILED
+    steps = ("copying the backup to a scratch directory", "checking the books", "reading the books")
+    assert cli.err == "".join(f"\r\033[K{text}" for text in (*steps, ""))
+    assert "\r" not in cli.out
 
 
 def differs(*subjects: str) -> AuditReport:

@@ -18,7 +18,7 @@ from rpcsvc.audit.auditor import NOT_MADE
 from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.audit import audited, report_as_json
-from rpcsvc.cli.operator.service import print_json
+from rpcsvc.cli.operator.service import end_progress, print_json, show_progress
 from rpcsvc.cli.recovery.db import check_books
 from rpcsvc.cli.recovery.restore import adopt, put_in_place, require_sqlite, take_journal
 from rpcsvc.clock import SystemClock, iso8601
@@ -74,6 +74,8 @@ def _drill_restore(context: Context) -> int:
             f"The backup can't be copied to a scratch directory: {error.strerror or error}."
             " Name a place with room for it with --scratch."
         ) from error
+    finally:
+        end_progress()
     return _tell(report, as_json=options.json)
 
 
@@ -84,6 +86,7 @@ def rehearse(settings: Settings, options: argparse.Namespace) -> Json:
     """Restore the backup once, and report on it. Raises OSError if it can't be copied."""
     with TemporaryDirectory(prefix="rpcsvc-drill-", dir=options.scratch) as made:
         scratch = Path(made)
+        show_progress("copying the backup to a scratch directory")
         put_in_place(scratch, options.backup)
         report = _restored(settings, scratch, options)
     return {**report, "ok": _succeeds(report)}
@@ -106,6 +109,7 @@ def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) ->
             report["continues"] = asyncio.run(_pending(scratch))
     except UsageError as error:
         return {**report, "refused": str(error)}
+    show_progress("checking the books")
     report["problems"], _ = check_books(cut_off)
     return report | (_audited(cut_off) if signs else {"audit": None, "notAudited": None})
 
@@ -176,7 +180,7 @@ async def _pending(scratch: Path) -> dict[str, int]:
 
 def _audited(settings: Settings) -> Json:
     try:
-        report = asyncio.run(audited(settings))
+        report = asyncio.run(audited(settings, show_progress))
     except NOT_MADE as error:
         return {"audit": None, "notAudited": str(error)}
     return {"audit": report_as_json(report), "notAudited": None}
