@@ -49,6 +49,17 @@ SHOWN = """(() => {
   };
 })()"""
 
+# The names of all that can be used, in the order of the page.
+USABLE = """[...document.querySelectorAll("a[href], button, summary, input, [tabindex='0']")]
+  .filter((it) => it.checkVisibility())
+  .map((it) => it.ariaLabel || it.id || it.textContent)"""
+# The name of what has the focus, and whether one sees that.
+FOCUSED = """(() => {
+  const it = document.activeElement;
+  const isSeen = getComputedStyle(it).outline.includes("solid 3px");
+  return [it.ariaLabel || it.id || it.textContent, isSeen];
+})()"""
+
 
 async def heading(page: Page, key: str) -> None:
     found = expect(page.locator("h1"))
@@ -297,6 +308,29 @@ async def test_buttons_copy_what_they_stand_beside(browser: Browser, served: Ser
             await page.locator(f"#pay .{name} .copy").click()
             await expect(page.locator("#said")).to_have_text(SAY("common.copied"))
             assert await page.evaluate("navigator.clipboard.readText()") == value
+
+
+@pytest.mark.parametrize("state", ["awaiting", "refund-address"])
+async def test_tab_reaches_all_that_can_be_used(
+    browser: Browser, served: Served, state: str
+) -> None:
+    """In the order of the page, and one sees where the focus is."""
+    needs_address = state == "refund-address"
+    order = await (awaiting_refund_address(served) if needs_address else make_order(served, U2X))
+    async with reading(browser, served.url) as page:
+        await page.goto(served.url + order.path)
+        expected = await page.evaluate(USABLE)
+        assert len(expected) > 4
+        reached = []
+        for _ in expected:
+            await page.keyboard.press("Tab")
+            reached.append(await page.evaluate(FOCUSED))
+        assert reached == [[name, True] for name in expected]
+        if not needs_address:
+            await page.locator("#pay summary").focus()
+            await page.keyboard.press("Enter")
+            await page.keyboard.press("Tab")
+            await expect(page.locator("#pay details a")).to_be_focused()
 
 
 async def test_updates_keep_the_focus_and_what_is_open(browser: Browser, served: Served) -> None:
