@@ -100,6 +100,10 @@ async def test_status_page_says_what_health_says(served: Served) -> None:
     answer = await (await served.client.get("/health")).json()
     status, text = await page(served, "/status")
     assert (status, SAY("status.unwell") in text) == (503, True)
+    assert SAY("status.serves", version=answer["version"], engine="sandbox") in text
+    for name, check in answer["checks"].items():
+        label, word = SAY(f"status.check_{name}"), SAY(f"status.{check['status']}")
+        assert f"<dt>{label}</dt><dd><strong>{word}</strong>" in text
     assert answer["checks"]["rates"]["detail"] in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from rpcsvc import __version__
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
@@ -76,6 +77,8 @@ async def status_values(
         "is_well": is_well,
         "heading": texts.say("status.well" if is_well else "status.unwell"),
         "now": moment(now, now),
+        "version": __version__,
+        "engine": service.venue.profile.engine,
         "networks": await _networks(service, texts),
         "checks": [
             CheckLine(
