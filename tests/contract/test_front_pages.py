@@ -30,7 +30,7 @@ async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
     status, text = await page(served, "/")
     assert (status, SAY("home.open") in text) == (200, True)
     assert "1 XMR = 165 USDC" in text
-    for name in ("Monero", "Arbitrum One", "Ethereum"):
+    for name in ("Monero Stagenet", "Arbitrum Sepolia", "Ethereum Sepolia"):
         assert f"{name}: <strong>{SAY('home.network_up')}</strong>" in text
     assert SAY("home.from_to", least="0.0607 XMR", most="303.0303 XMR") in text
     for path in links.DESCRIPTIONS:
@@ -70,9 +70,9 @@ async def test_page_tells_which_networks_are_down(
 
     monkeypatch.setattr(LocalVenue, "networks", networks)
     _, text = await page(served, path, x_forwarded_for="192.0.2.7")
-    assert f"Monero: {down}" in text
-    assert f"Base: <strong>{SAY('home.network_up')}</strong>" in text
-    assert f"Ethereum: <strong>{SAY('home.network_unknown')}</strong>" in text
+    assert f"Monero Stagenet: {down}" in text
+    assert f"Base Sepolia: <strong>{SAY('home.network_up')}</strong>" in text
+    assert f"Ethereum Sepolia: <strong>{SAY('home.network_unknown')}</strong>" in text
     assert "18081" not in text
 
 
@@ -81,7 +81,7 @@ async def test_network_whose_scan_is_behind_is_down(
 ) -> None:
     monkeypatch.setattr(ScanProgress, "behind", lambda _: {"base": 600_000})
     _, text = await page(served, "/")
-    assert f'Base: <strong class="down">{SAY("home.network_down")}</strong>' in text
+    assert f'Base Sepolia: <strong class="down">{SAY("home.network_down")}</strong>' in text
     assert text.count(SAY("home.network_up")) == 6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +108,21 @@ async def test_withdrawal_arrives_once_and_the_audit_knows_it(cold: Cold) -> Non
     await agrees(stack)
 
 
+async def waits_for(stack: Exchange) -> str | None:
+    """Why the newest withdrawal is not signed yet."""
+    await stack.mine_in_time()
+    listed = await admin(stack, "withdrawals.list")
+    found: str | None = listed["withdrawals"][0]["waitsFor"]
+    return found
+
+
 async def test_withdrawal_leaves_the_ether_that_payouts_need(
     stack: Exchange, wallet: WalletClient
 ) -> None:
     arbitrum = await cold_with_little_ether(stack)
     async with stack.serving() as at:
         assert (await arbitrum.withdraw("wd_ether")).status == 0
-
-        async def waits() -> Any:
-            await stack.mine_in_time()
-            listed = await admin(stack, "withdrawals.list")
-            return listed["withdrawals"][0]["waitsFor"]
-
-        assert "lacks ether" in await until(waits, seconds=STEP_SECONDS)
+        assert "lacks ether" in await until(partial(waits_for, stack), seconds=STEP_SECONDS)
         assert await arbitrum.received() == []
         await stack.controls.set_ether(stack.treasury, ETHER)
         await arbitrum.reaches("wd_ether", "settled")
@@ -127,10 +130,11 @@ async def test_withdrawal_leaves_the_ether_that_payouts_need(
     assert await arbitrum.received() == [5 * USDC]
 
 
-async def test_withdrawal_takes_nothing_that_an_order_reserves(
+async def test_withdrawal_keeps_to_reservations_and_the_cap_per_day(
     stack: Exchange, wallet: WalletClient
 ) -> None:
     stack.extra["RPCSVC_INVENTORY__WITHDRAW_TO"] = f"arbitrum={COLD}"
+    stack.extra["RPCSVC_ONCHAIN__USDC_PER_DAY"] = "8"
     async with stack.serving() as at:
         await create(at, direction="x2u", amount="1", to=stack.user.address)
         all_of_it = await command(
@@ -138,7 +142,13 @@ async def test_withdrawal_takes_nothing_that_an_order_reserves(
             typed=f"19990 {COLD[-6:]}\n",
         )  # fmt: skip
         assert (all_of_it.status, "open orders reserve" in all_of_it.err) == (1, True), all_of_it
+        arbitrum = cold_on_arbitrum(stack)
+        assert (await arbitrum.withdraw("wd_first")).status == 0
+        await arbitrum.reaches("wd_first", "settled")
+        assert (await arbitrum.withdraw("wd_second")).status == 0
+        assert "cap per day" in await until(partial(waits_for, stack), seconds=STEP_SECONDS)
         at.stop()
+    assert await arbitrum.received() == [5 * USDC]
 
 
 CRASHES: dict[str, list[Crash]] = {

@@ -13,7 +13,6 @@ import orjson
 from markupsafe import Markup
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.order import (
     AWAITS_DEPOSIT,
@@ -35,7 +34,7 @@ from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
-from rpcsvc.orders.ports.venue import Confirmations
+from rpcsvc.orders.ports.venue import Confirmations, VenueProfile
 
 REFRESH_SECONDS: Final = 15
 
@@ -260,12 +259,7 @@ class CheckoutWriter:
         )
 
     def _network(self, asset: Asset) -> str:
-        names = self._views.profile.names(asset, self._terms.chain)
-        chains: ChainRegistry = self._views.profile.chains
-        known = chains.by_id(names.chain_id)
-        if asset is USDC and known is not None:
-            return known.display_name
-        return names.network.replace("-", " ").title()
+        return network_title(self._views.profile, asset, self._terms.chain)
 
     def _payment(self) -> PaymentBox | None:
         funding = self._status["fundingInstructions"]
@@ -414,6 +408,15 @@ class CheckoutWriter:
             "--deposit-address ADDRESS_YOU_WERE_GIVEN",
         )
         return " \\\n  ".join(lines)
+
+
+def network_title(profile: VenueProfile, asset: Asset, chain: str) -> str:
+    """The network of an asset in a swap with USDC on ``chain``, as people name it."""
+    names = profile.names(asset, chain)
+    known = profile.chains.by_id(names.chain_id)
+    if asset is USDC and known is not None:
+        return known.display_name
+    return names.network.replace("-", " ").title()
 
 
 def moment(at: int, now: int) -> PageTime:

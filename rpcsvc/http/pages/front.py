@@ -10,7 +10,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
-from rpcsvc.http.pages.checkout import moment
+from rpcsvc.http.pages.checkout import moment, network_title
 from rpcsvc.http.pages.texts import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
@@ -98,8 +98,13 @@ async def _networks(service: Service, texts: Texts) -> list[Network]:
     except Unavailable:
         return []
     known = await service.venue.networks()
-    names = {MONERO_NETWORK: "Monero", **{chain.name: chain.display_name for chain in listed}}
-    return [_network(name, known.get(key), texts) for key, name in names.items()]
+    profile = service.venue.profile
+    found = [(MONERO_NETWORK, XMR, chain.name) for chain in listed[:1]]
+    found += [(chain.name, USDC, chain.name) for chain in listed]
+    return [
+        _network(network_title(profile, asset, chain), known.get(name), texts)
+        for name, asset, chain in found
+    ]
 
 
 def _network(name: str, health: Health | None, texts: Texts) -> Network:
