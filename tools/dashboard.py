@@ -50,6 +50,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             (("rpcsvc_payouts_paused", "paused"), ("rpcsvc_lease_held", "lease held")),
         ),
         Panel("Lease: time left", "s", (("rpcsvc_lease_left_seconds", "left"),)),
+        Panel("Lease: token", "short", (("rpcsvc_lease_token", "token"),)),
         Panel("Audit: differences", "none", (("rpcsvc_audit_differences", "differences"),)),
         Panel("Audit: age", "s", (("rpcsvc_audit_age_seconds", "age"),)),
     ),

@@ -185,6 +185,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "rpcsvc_lease_held": Family(
         "gauge", "1 while this process may sign and publish by its lease, else 0."
     ),
+    "rpcsvc_lease_token": Family(
+        "gauge", "Fencing token of the lease that this process took; 0 while it takes orders only."
+    ),
     "rpcsvc_lease_left_seconds": Family(
         "gauge", "Time until the lease ends unless it is renewed; missing where it has no end."
     ),

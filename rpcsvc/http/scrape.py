@@ -157,6 +157,7 @@ class Readout:
         left = self._lease.left_ms()
         yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
         yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
+        yield gauge("rpcsvc_lease_token", [((), self._lease.token)])
         yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])
 
     def _authorization_gas(self) -> Iterator[Metric]:

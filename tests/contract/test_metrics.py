@@ -178,6 +178,7 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     assert sweeps == {"sent": 2, "done": 1, "void": 0}
     assert value(series, "rpcsvc_rate_spread_ratio") == 0.015
     assert value(series, "rpcsvc_lease_left_seconds") == 8
+    assert value(series, "rpcsvc_lease_token") == 1
     assert value(series, "rpcsvc_lease_held") == 1
 
 
