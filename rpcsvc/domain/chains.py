@@ -23,7 +23,8 @@ _LONGEST_SHOWN = 40
 class Chain:
     """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
 
-    The ``test_*`` fields name the test network that the sandbox uses in its payment URIs.
+    The ``test_*`` fields name the test network that the sandbox uses in its payment URIs, and that
+    the engine onchain serves on a Monero test network.
     ``l1_fee_oracle`` is the contract of an OP-stack chain that gives the fee for data on
     L1; None on a chain that takes nothing for that.
     """
@@ -64,6 +65,15 @@ class ChainRegistry:
     def by_id(self, chain_id: int) -> Chain | None:
         """The chain of that number."""
         return self._by_id.get(chain_id)
+
+    def usdc_on(self, chain_id: int) -> str | None:
+        """The USDC contract on the chain of that number, or on the test network."""
+        for chain in self._chains:
+            if chain_id == chain.chain_id:
+                return chain.usdc_contract
+            if chain_id == chain.test_chain_id:
+                return chain.test_usdc_contract
+        return None
 
     def resolve(self, value: object, *, field: str = "chain") -> Chain:
         """The chain that a caller names: name, alias, number, or number as a string.

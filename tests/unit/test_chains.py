@@ -119,6 +119,13 @@ def test_the_usdc_contracts_are_those_that_circle_publishes(chains: ChainRegistr
     }
 
 
+def test_usdc_is_found_on_chains_and_on_test_networks(chains: ChainRegistry) -> None:
+    for chain in chains.all():
+        assert chains.usdc_on(chain.chain_id) == chain.usdc_contract
+        assert chains.usdc_on(chain.test_chain_id) == chain.test_usdc_contract
+    assert chains.usdc_on(2) is None
+
+
 def test_no_test_network_is_a_network_where_funds_are_real(chains: ChainRegistry) -> None:
     real = {chain.chain_id for chain in chains.all()}
     assert real.isdisjoint(chain.test_chain_id for chain in chains.all())

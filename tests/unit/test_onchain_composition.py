@@ -64,6 +64,16 @@ async def test_an_order_is_shown_whether_its_chain_has_a_node_or_not(
     assert funding["paymentUri"].startswith(f"ethereum:{token}@{chain_id}/")
 
 
+async def test_order_of_stagenet_is_paid_on_the_test_network(tmp_path: Path) -> None:
+    async with running(unreachable(tmp_path, MONERO_NETWORK="stagenet")) as up:
+        await up.service.processor.open(open_order(order_of(up, "arbitrum")), None, None)
+        reply = await up.dispatcher.run(STATUS, {"orderId": ORDER_ID}, Call("r"))
+    funding = orjson.loads(reply.body)["data"]["fundingInstructions"]
+    assert (funding["network"], funding["chainId"]) == ("arbitrum-sepolia", 421614)
+    token = up.service.chains.resolve("arbitrum").test_usdc_contract
+    assert funding["paymentUri"].startswith(f"ethereum:{token}@421614/")
+
+
 async def test_orders_of_a_removed_chain_raise_an_alert_until_done(
     tmp_path: Path,
 ) -> None:

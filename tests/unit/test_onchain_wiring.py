@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rpcsvc.domain.chains import load_chains
@@ -51,6 +53,23 @@ def test_network_uses_the_oracle_of_its_chain_or_none() -> None:
         "arbitrum": None,
         "base": "0x420000000000000000000000000000000000000F",
     }
+
+
+@pytest.mark.parametrize("monero", ["mainnet", "stagenet", "testnet", "regtest"])
+def test_usdc_is_of_test_networks_where_the_xmr_is(monero: Any) -> None:
+    """Otherwise real USDC could be paid for XMR that is worth nothing."""
+    settings = OnchainSettings(monero_network=monero, nodes=("arbitrum=http://127.0.0.1:1",))
+    chains = load_chains(chains_toml(None))
+    network = evm_nodes(settings, served_chains(settings, chains))[0].network
+    has_test_networks = monero in ("stagenet", "testnet")
+    chain = chains.resolve("arbitrum")
+    assert network.name == "arbitrum"
+    assert (network.chain_id, network.token) == (
+        (chain.test_chain_id, chain.test_usdc_contract)
+        if has_test_networks
+        else (chain.chain_id, chain.usdc_contract)
+    )
+    assert evm_options(settings).test_networks is has_test_networks
 
 
 @pytest.mark.parametrize("name", ["etherum", "Ethereum", "eth"])

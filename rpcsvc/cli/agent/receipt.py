@@ -103,13 +103,13 @@ async def _evm(context: Context, receipt: Json) -> Any:
 
 
 def _token(context: Context, receipt: Json) -> str:
-    """The USDC contract of the receipt's chain, from this installation's table of chains."""
+    """The USDC contract of the receipt's chain or test network, from this installation's table."""
     chains = read_chains(context.settings().chains_file)
     number = receipt.get("chainId")
-    chain = chains.by_id(number) if isinstance(number, int) else None
-    if chain is None:
+    token = chains.usdc_on(number) if isinstance(number, int) else None
+    if token is None:
         raise UsageError(f"The receipt's chain {number!r} is not one of the known chains.")
-    return chain.usdc_contract
+    return token
 
 
 def _receipt(source: str) -> Json:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
 from rpcsvc.orders.ports.store import Commit, Health
@@ -105,6 +106,13 @@ class NetworkNames:
     network: str
     chain_id: int
     token: str | None
+
+    @classmethod
+    def of_usdc(cls, chain: Chain, *, is_test: bool) -> NetworkNames:
+        """A chain with its USDC contract, or its test network with the contract there."""
+        if is_test:
+            return cls(chain.test_network, chain.test_chain_id, chain.test_usdc_contract)
+        return cls(chain.name, chain.chain_id, chain.usdc_contract)
 
 
 @dataclass(frozen=True, slots=True)

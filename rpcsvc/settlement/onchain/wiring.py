@@ -20,6 +20,7 @@ from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
@@ -293,13 +294,19 @@ def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]
     return nodes
 
 
+def _has_test_networks(settings: OnchainSettings) -> bool:
+    """Whether the EVM side is of test networks: test XMR must not be swapped for real USDC."""
+    return settings.monero_network in ("stagenet", "testnet")
+
+
 def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNetwork:
+    names = NetworkNames.of_usdc(chain, is_test=_has_test_networks(settings))
     highest_fee = settings.highest_gas_usd * 10**USDC.decimals * _WEI // coin_price
     depth = chain.confirmations
     return EvmNetwork(
         name=chain.name,
-        chain_id=chain.chain_id,
-        token=chain.usdc_contract,
+        chain_id=names.chain_id,
+        token=names.token or "",
         confirmations=None if chain.name in settings.finalized else depth,
         settled_after=depth,
         failed_after=depth * 3,
@@ -325,7 +332,7 @@ def evm_options(settings: OnchainSettings) -> EvmOptions:
     """The options of the USDC adapter that hold for all chains."""
     ahead = settings.usdc_addresses
     gas = parse_amount(settings.authorization_gas_usd, USDC).units
-    return EvmOptions(pool_target=ahead, pool_low=ahead // 2, authorization_gas=gas)
+    return EvmOptions(ahead, ahead // 2, gas, test_networks=_has_test_networks(settings))
 
 
 # --- both ------------------------------------------------------------------------------------

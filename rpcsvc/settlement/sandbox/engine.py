@@ -176,8 +176,7 @@ class SandboxEngine:
         """Test networks: a wallet that follows a payment URI can't send real funds."""
         if asset is XMR:
             return NetworkNames(STAGENET, 0, None)
-        known = self._registry.resolve(chain)
-        return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
+        return NetworkNames.of_usdc(self._registry.resolve(chain), is_test=True)
 
     def estimated_seconds(self, deposit: Money, chain: str) -> int:  # noqa: ARG002 - port
         """Confirmations of the deposit and of the payout, at the simulated block times."""

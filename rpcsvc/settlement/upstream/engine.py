@@ -336,10 +336,7 @@ class UpstreamEngine:
         if asset is XMR:
             name = "monero" if is_main else f"monero-{self._monero}"
             return NetworkNames(name, MONERO_CHAIN_ID, None)
-        known = self.chains.resolve(chain)
-        if is_main:
-            return NetworkNames(known.name, known.chain_id, known.usdc_contract)
-        return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
+        return NetworkNames.of_usdc(self.chains.resolve(chain), is_test=not is_main)
 
 
 _BRIDGE_STATUS = {

@@ -281,6 +281,7 @@ class EvmAdapter:
     ) -> None:
         self._chains = chains
         self._unrecorded = ledgers.unrecorded
+        self._test_networks = options.test_networks
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
         prices = {node.network.name: node.coin_price for node in nodes}
         self.gas_budget = GasBudget(options.authorization_gas, prices, ledgers.payments, clock)
@@ -395,7 +396,7 @@ class EvmAdapter:
         Orders are shown for longer than their chain may have a node.
         """
         known = self._chains.resolve(chain)
-        return NetworkNames(known.name, known.chain_id, known.usdc_contract)
+        return NetworkNames.of_usdc(known, is_test=self._test_networks)
 
     def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - any amount
         """The typical time, in seconds, until a deposit is confirmed."""

@@ -78,11 +78,13 @@ class EvmOptions:
 
     ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left.
     ``authorization_gas``: USDC units that gas for signed authorizations may cost in 24 hours.
+    ``test_networks``: the chains' test networks are served instead of them.
     """
 
     pool_target: int = 256
     pool_low: int = 128
     authorization_gas: int = 25_000_000
+    test_networks: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.pool_low <= self.pool_target:
