@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from rpcsvc import app_sandbox
 from rpcsvc.client import Swap, SwapClient
+from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.operations.table import MONERO
+from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.ports.wallets import NetworkNames
+from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.settlement.upstream.failures import NoAnswer
 from rpcsvc.settlement.upstream.transport import (
     RawReply,
@@ -30,12 +39,14 @@ from tests.contract.paying import (
     offered,
     signed,
 )
-from tests.contract.serving import Served
+from tests.contract.serving import Served, serving
 from tests.contract.sidecar import SWAPS, beside, upstream_id
+from tests.contract.swap_clients import client_of
 from tests.e2e.processes import until
 from tests.rows import all_rows
 
 SWAP = SWAPS["u2x"]
+CHAINS = load_chains(chains_toml(None))
 Json = dict[str, Any]
 
 
@@ -94,6 +105,56 @@ async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> 
     await credited(sidecar, txid)
     assert debits(central) == [(PAYER.address, 150_000_000)]
     assert all_rows(central.up.database, "SELECT txid FROM funding_authorizations") == [(txid,)]
+
+
+def settle_on(network: MoneroNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sandboxes report a network, and name chains as an on-chain service there does."""
+    is_test = network is not MoneroNetwork.MAINNET
+    simulated = SandboxEngine.names
+
+    def names(self: SandboxEngine, asset: Asset, chain: str) -> NetworkNames:
+        if asset is XMR:
+            return simulated(self, asset, chain)
+        return NetworkNames.of_usdc(CHAINS.resolve(chain), is_test=is_test)
+
+    def profile(**given: Any) -> VenueProfile:
+        return VenueProfile(**{**given, "network": network.value})
+
+    monkeypatch.setattr(SandboxEngine, "names", names)
+    monkeypatch.setattr(app_sandbox, "VenueProfile", profile)
+
+
+@pytest.mark.parametrize("network", MoneroNetwork)
+async def test_client_pays_through_a_sidecar_on_each_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: MoneroNetwork
+) -> None:
+    """Upstream, sidecar and client agree on the chain of the network, and on its USDC."""
+    settle_on(network, monkeypatch)
+    signed_for = list[Json]()
+
+    def sign(data: Json) -> str:
+        signed_for.append(data["domain"])
+        return str(Account.sign_typed_data(PAYER.key, full_message=data).signature.hex())
+
+    settings = {"upstream__monero_network": network.value}
+    to = subaddress_on(MONERO, network)
+    swap = Swap(direction="u2x", chain="arbitrum", amount="150", to=to)
+    async with (
+        serving(tmp_path / "central") as central,
+        beside(central, tmp_path / "sidecar", **settings) as sidecar,
+        client_of(sidecar.url) as client,
+    ):
+        placed = await client.create(swap)
+        assert (await client.fund(swap, placed, PAYER.address, sign)).payment is not None
+        assert (await finished(sidecar, placed.order_id))["state"] == "completed"
+        assert debits(central) == [(PAYER.address, 150_000_000)]
+    chain = CHAINS.resolve("arbitrum")
+    here = (chain.chain_id, chain.usdc_contract)
+    there = (chain.test_chain_id, chain.test_usdc_contract)
+    is_main = network is MoneroNetwork.MAINNET
+    assert [(each["chainId"], each["verifyingContract"]) for each in signed_for] == [
+        here if is_main else there
+    ]
 
 
 async def test_lost_answer_is_no_second_debit(
