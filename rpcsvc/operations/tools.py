@@ -85,8 +85,9 @@ CREATE_SWAP: Final = Tool(
         " keep it.",
         limits="orders a minute and a day, and unpaid ones at a time, of your network address or"
         " token; amounts as get_capabilities lists them.",
-        again="the same terms and sessionId answer the same order and make no other, so repeat it"
-        " when no answer came; a new sessionId makes a new order.",
+        again="the same terms, quoteDigest and sessionId answer the same order and make no other,"
+        " so repeat the call unchanged when no answer came; a new quoteDigest or sessionId makes a"
+        " new order.",
     ),
     has_app=True,
 )

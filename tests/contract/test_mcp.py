@@ -264,11 +264,21 @@ async def test_repeated_create_makes_one_order(served: Served) -> None:
     assert (len(ids), served.count("orders")) == (1, 1)
 
 
-async def test_another_session_or_key_makes_another_order(served: Served) -> None:
+async def test_another_session_key_or_digest_makes_another_order(served: Served) -> None:
     first = swap()
-    others = [swap(), {**first, "idempotency-key": str(uuid.uuid4())}]
+    terms = {name: first[name] for name in ("direction", "chain", "amount")}
+    quote = (await call(served, "get_quote", terms))["structuredContent"]["data"]
+    held = {**first, "quoteDigest": quote["quoteDigest"]}
+    others = [swap(), {**first, "idempotency-key": str(uuid.uuid4())}, held]
     ids = {order_of(await call(served, "create_swap", each)) for each in (first, *others)}
-    assert len(ids) == 3
+    assert len(ids) == 4
+    assert order_of(await call(served, "create_swap", held)) in ids
+    tool = (await listed(served))["create_swap"]
+    again = _aspects(tool["description"])["Second call"]
+    key = tool["inputSchema"]["properties"]["idempotency-key"]["description"]
+    for part in ("quoteDigest", "sessionId"):
+        assert part in again, part
+        assert part in key, part
 
 
 async def test_create_without_a_session_is_told_to_make_one(served: Served) -> None:

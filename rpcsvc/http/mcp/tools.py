@@ -87,8 +87,8 @@ def input_schema(site: Site, operation: Operation) -> Json:
 
 _KEY: Json = {
     **IDEMPOTENCY_KEY_SCHEMA,
-    "description": "Leave it out: terms and sessionId are the key then. A value of its own, such as"
-    " a UUID, makes a second order with the same terms and sessionId.",
+    "description": "Leave it out: terms, quoteDigest and sessionId are the key then. A value of its"
+    " own, such as a UUID, makes a second order with the same ones.",
 }
 
 
