@@ -15,7 +15,7 @@ from rpcsvc.orders.ports.store import Change
 from rpcsvc.settings import load_settings
 from tests.contract.processes import free_port, logged, process
 from tests.contract.serving import SWAP
-from tests.e2e.processes import PATIENCE_SECONDS
+from tests.e2e.processes import TIMEOUT_SECONDS
 
 
 async def test_a_request_in_flight_is_answered_before_the_server_ends(
@@ -49,7 +49,7 @@ async def test_a_request_in_flight_is_answered_before_the_server_ends(
 
 
 async def _refuses_connections(port: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", int(port))
@@ -69,7 +69,7 @@ async def test_stop_under_load_keeps_every_acknowledged_order(
         await logged(child, b"serving")
         enough = asyncio.Event()
         clients = [asyncio.create_task(_load(port, n, acknowledged, enough)) for n in range(4)]
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await enough.wait()
         child.terminate()
         await asyncio.gather(*clients)
@@ -120,7 +120,7 @@ async def test_a_connection_that_sends_no_whole_request_is_closed(
     async with app.running(settings) as up, serving.listening(up):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
         writer.write(sent)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             assert await reader.read() == b""
         writer.close()
 

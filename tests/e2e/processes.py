@@ -30,7 +30,7 @@ SETTINGS = {
     "RPCSVC_LOG__FORMAT": "json",
 }
 # For events that are due at once. Only a failing test or a very busy machine waits this long.
-PATIENCE_SECONDS: Final = 180.0
+TIMEOUT_SECONDS: Final = 180.0
 POLL_SECONDS = 0.02
 # Below the ephemeral ports of the system.
 PORTS: Final = range(20_000, 32_000)
@@ -78,7 +78,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PATIENCE_SECONDS) -> T:
+async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = TIMEOUT_SECONDS) -> T:
     """Poll ``look`` until it returns a true value; TimeoutError after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not (seen := await look()):  # noqa: ASYNC110 - it happens in another process
@@ -115,7 +115,7 @@ class Server:
     def is_dead(self) -> bool:
         return self._process.poll() is not None
 
-    async def death(self, seconds: float = PATIENCE_SECONDS) -> int:
+    async def death(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Wait until the process has ended; returns its exit status."""
         return await asyncio.to_thread(self._process.wait, seconds)
 
@@ -128,7 +128,7 @@ class Server:
         """End it with SIGTERM; returns its exit status."""
         if not self.is_dead:
             self._process.terminate()
-        return self._process.wait(timeout=PATIENCE_SECONDS)
+        return self._process.wait(timeout=TIMEOUT_SECONDS)
 
     async def health(self, path: str = "/health") -> dict[str, Any]:
         """The health document with its HTTP status under ``http``; empty while out of reach."""

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.cluster import Balancer, cluster
-from tests.e2e.processes import PATIENCE_SECONDS, POLL_SECONDS, until
+from tests.e2e.processes import POLL_SECONDS, TIMEOUT_SECONDS, until
 from tests.e2e.swaps import SWAPS
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +63,7 @@ async def test_orders_are_taken_and_read_while_the_settler_is_replaced(
         before = len(seen)
         assert await up.replicas.holder() is not struck
         assert len(seen) > before + 10, "it was read all the time"
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await polling
         assert seen[-1] == "completed"
         assert await up.replicas.value("SELECT count(*) FROM orders") == 1

@@ -15,7 +15,7 @@ import pytest
 from rpcsvc import app, serving
 from rpcsvc.http import http_server
 from rpcsvc.settings import load_settings
-from tests.e2e.processes import PATIENCE_SECONDS, Server, free_port, until
+from tests.e2e.processes import TIMEOUT_SECONDS, Server, free_port, until
 
 IDLE = 1_200
 REQUEST = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -38,7 +38,7 @@ def connect(port: int, source: str) -> socket.socket:
 
 
 def get(connection: socket.socket) -> bytes:
-    connection.settimeout(PATIENCE_SECONDS)
+    connection.settimeout(TIMEOUT_SECONDS)
     connection.sendall(REQUEST)
     return connection.recv(64)
 
@@ -82,7 +82,7 @@ async def test_client_that_reads_nothing_is_cut_off(
         connection.setblocking(False)
         loop = asyncio.get_running_loop()
         with connection, pytest.raises(ConnectionError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
                     await loop.sock_sendall(
                         connection, b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100

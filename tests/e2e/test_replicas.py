@@ -28,7 +28,7 @@ from tests.e2e.bad_line import bad_line
 from tests.e2e.cluster import Replicas, replicas
 from tests.e2e.histories import History, violations
 from tests.e2e.processes import (
-    PATIENCE_SECONDS,
+    TIMEOUT_SECONDS,
     Gone,
     Server,
     call,
@@ -94,7 +94,7 @@ async def test_standby_tells_systemd_that_it_is_ready(
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)
-        manager.settimeout(PATIENCE_SECONDS)
+        manager.settimeout(TIMEOUT_SECONDS)
 
         async def heard(text: str) -> None:
             while text not in (await asyncio.to_thread(manager.recv, 4096)).decode():

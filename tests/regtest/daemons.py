@@ -30,7 +30,7 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, WalletTransferKind
-from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
+from tests.e2e.processes import TIMEOUT_SECONDS, free_port, until
 
 _MINING_SECONDS: Final = 600.0
 
@@ -79,7 +79,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
-def wait_for(look: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
+def wait_for(look: Callable[[], bool], *, seconds: float = TIMEOUT_SECONDS) -> None:
     """Poll until ``look`` returns True; TimeoutError after ``seconds``."""
     give_up = time.monotonic() + seconds
     while not look():
@@ -175,7 +175,7 @@ class Daemon:
             running.remove(self)
             self._signal(number)
             assert self._process is not None
-            self._process.wait(timeout=PATIENCE_SECONDS)
+            self._process.wait(timeout=TIMEOUT_SECONDS)
 
     def _is_ready(self) -> bool:
         assert self._process is not None
@@ -186,7 +186,7 @@ class Daemon:
     async def _answers(self) -> bool:
         async with DaemonRpc(self.endpoint, rpc_path=self._rpc_path) as rpc:
             try:
-                await rpc.act(self._method, self._params, seconds=PATIENCE_SECONDS)
+                await rpc.act(self._method, self._params, seconds=TIMEOUT_SECONDS)
             except NotSent:
                 return False
             except RpcFailure as failure:

@@ -28,7 +28,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
-from tests.e2e.processes import PATIENCE_SECONDS, until
+from tests.e2e.processes import TIMEOUT_SECONDS, until
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     WALLET_PASSWORD,
@@ -561,7 +561,7 @@ async def test_a_queue_behind_a_stuck_call_gives_up_without_sending(
 ) -> None:
     async with WalletClient(replace(wallet_rpc.endpoint, total_seconds=0.2)) as hasty:
         wallet_rpc.freeze()
-        slow = asyncio.ensure_future(hasty.rpc.act("store", seconds=PATIENCE_SECONDS))
+        slow = asyncio.ensure_future(hasty.rpc.act("store", seconds=TIMEOUT_SECONDS))
         await asyncio.wait([slow], timeout=0.01)
         with pytest.raises(NotSent, match="busy"):
             await hasty.create_addresses(1)

@@ -23,7 +23,7 @@ from rpcsvc.service_manager import (
     ServiceManager,
     service_manager,
 )
-from tests.e2e.processes import PATIENCE_SECONDS, free_port
+from tests.e2e.processes import TIMEOUT_SECONDS, free_port
 from tests.logs import captured
 
 
@@ -38,7 +38,7 @@ def manager_socket(tmp_path: Path) -> Iterator[socket.socket]:
     """The socket of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as received:
         received.bind(str(tmp_path / "notify"))
-        received.settimeout(PATIENCE_SECONDS)
+        received.settimeout(TIMEOUT_SECONDS)
         yield received
 
 
@@ -103,7 +103,7 @@ async def test_no_ping_where_no_watchdog_waits(
     manager_socket: socket.socket, environ: dict[str, str]
 ) -> None:
     where = {"NOTIFY_SOCKET": manager_socket.getsockname()}
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         await service_manager({**environ, **where}).ping(lambda: Health(True))
     assert waiting(manager_socket) == []
 

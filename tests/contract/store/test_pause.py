@@ -20,7 +20,7 @@ from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
 from rpcsvc.store.leases import Fenced, SqlLeases
 from rpcsvc.store.wallets import SqlPause
-from tests.e2e.processes import PATIENCE_SECONDS, until
+from tests.e2e.processes import TIMEOUT_SECONDS, until
 from tests.sandbox import ManualClock
 from tests.unit.journaled import evm_payment
 
@@ -86,7 +86,7 @@ async def test_nothing_is_committed_after_pause_returned(database: Tables) -> No
     await until(is_paying)
     await pause.pause("stop", 1)
     before = await paid(database)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         ends = await asyncio.gather(*paying, return_exceptions=True)
     assert all(isinstance(end, StaleWrite) for end in ends)
     assert await paid(database) == before
