@@ -144,7 +144,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
             yield replace(
                 backend,
                 paused=switch.reason,
-                last_audit=lambda: audits.last,
+                last_audit=lambda: audits.last if given.lease.is_held else None,
                 treasury=treasury,
                 states=ordering.states,
                 rate_spread_bps=rates.spread_bps,

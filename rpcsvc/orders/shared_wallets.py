@@ -63,14 +63,16 @@ class WalletPublisher:
         if self._has_begun and now < self._next_at:
             return 0
         self._next_at = now + EVERY_MS
-        added = {asset: await self._added(asset) for asset in (XMR, USDC)}
+        # None with the first publication: if it failed again and again, they would all be lost.
+        filled = (XMR, USDC) if self._has_begun else ()
+        added = {asset: await self._added(asset) for asset in filled}
         await self._rows.publish(list(self._states()), added, is_first=not self._has_begun)
         self._has_begun = True
         return 0
 
     async def _added(self, asset: Asset) -> list[str]:
         """Addresses for the pool. If they can't be committed, nobody gets them."""
-        left = len(await self._rows.addresses(asset)) if self._has_begun else 0
+        left = len(await self._rows.addresses(asset))
         portion = max(1, self._pool_size // _PORTION)
         added = list[str]()
         with suppress(Unavailable):  # the refusal says so
