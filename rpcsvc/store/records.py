@@ -29,7 +29,7 @@ _INSERT_RESPONSE: Final = (
     " VALUES (:namespace, :key, :operation, :params, :body, :created_at,"
     " (SELECT seq FROM orders WHERE order_id = :order_id))"
 )
-_OLDEST_KEY: Final = "SELECT created_at FROM idempotency_keys ORDER BY seq LIMIT 1"
+_OLDEST_KEY: Final = "SELECT seq, created_at FROM idempotency_keys ORDER BY seq LIMIT 1"
 # Keys are numbered as they come, so the old ones are those up to the first young one.
 _OLD_KEYS: Final = (
     "SELECT count(*) AS keys, max(seq) AS last FROM idempotency_keys WHERE seq < coalesce("
@@ -38,6 +38,9 @@ _OLD_KEYS: Final = (
 )
 # Twice the keys that expire between two runs, so that a backlog shrinks.
 _FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
+_FORGET_KEYS: Final = "DELETE FROM idempotency_keys WHERE seq <= :last"
+# That many in one transaction: orders that are made meanwhile wait for no more.
+_KEYS_AT_ONCE: Final = 2_000
 
 
 class SqlIdempotencyKeys:
@@ -61,7 +64,8 @@ class SqlIdempotencyKeys:
         )
 
     async def forget_responses(self, before: int) -> int:
-        """Drop idempotency keys made before a time, at most two hours' worth from the oldest on.
+        """Drop idempotency keys made before a time, at most two hours' worth from the oldest on, a
+        few thousand at once.
 
         Returns how many. It runs once an hour, so expired keys go in time, but a clock that was set
         weeks ahead deletes no key that a retry may still use.
@@ -73,8 +77,8 @@ class SqlIdempotencyKeys:
         old = await self._db.fetch_one(_OLD_KEYS, before=before)
         if old is None or not old["keys"]:
             return 0
-        sql = "DELETE FROM idempotency_keys WHERE seq <= :last"
-        await self._db.write([Statement(sql, {"last": old["last"]})])
+        for last in (*range(oldest["seq"], old["last"], _KEYS_AT_ONCE), old["last"]):
+            await self._db.write([Statement(_FORGET_KEYS, {"last": last})])
         return int(old["keys"])
 
 

@@ -20,7 +20,8 @@ from rpcsvc.orders.ports.store import (
     TicketCharge,
     TicketsTaken,
 )
-from rpcsvc.store.database import Statement, StoreConflict, Tables
+from rpcsvc.store import records
+from rpcsvc.store.database import Database, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import SqlUnrecordedLedger
@@ -238,6 +239,19 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqlOrderStore) 
     assert await store.response("public", "old") is None
     assert await store.response("public", "young") is not None
     assert await store.forget_responses(NOW + 2000) == 0
+
+
+async def test_old_keys_are_forgotten_in_portions(
+    store: SqlOrderStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_KEYS_AT_ONCE", 2)
+    for number in range(7):
+        await store.commit(created(fresh(number), response(f"key {number}")))
+    commits = list[int]()
+    database.on_commit(lambda writes, _seconds: commits.append(writes))
+    assert await store.forget_responses(NOW + 10**6) == 7
+    assert len(commits) == 4
+    assert await store.forget_responses(NOW + 10**6) == 0
 
 
 async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqlOrderStore) -> None:
