@@ -147,6 +147,30 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     assert served.count("funding_authorizations") == 0
 
 
+async def test_payment_is_of_what_is_still_due(served: Served) -> None:
+    order_id = await new_order(served)
+    early = header(await signed(await offered(served, order_id)))
+    await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
+    await until_due(served, order_id, "100")
+    too_much = await fund(served, order_id, **early)
+    assert (too_much.status, too_much.body["error"]["code"]) == (402, "payment_refused")
+    rest = too_much.body["error"]["details"]["paymentRequired"]
+    assert [each["amount"] for each in rest["accepts"]] == ["100000000"]
+    assert (await fund(served, order_id, **header(await signed(rest)))).status == 200
+    order = await finished(served, order_id)
+    assert (order["state"], len(order["data"]["deposits"])) == ("completed", 2)
+    assert sorted(units for _, units in debits(served)) == [50_000_000, 100_000_000]
+
+
+async def until_due(served: Served, order_id: str, amount: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            status = await served.http("GET", f"/agent/swap/status/{order_id}")
+            if status.body["data"]["amountDue"] == amount:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def test_malformed_payment_is_a_bad_request(served: Served) -> None:
     order_id = await new_order(served)
     payment = await signed(await offered(served, order_id))
