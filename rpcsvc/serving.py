@@ -102,7 +102,8 @@ async def serve(settings: Settings) -> None:
             up.worker.beside(partial(manager.ping, up.worker.stall))
             async with _traces(up) as traces, _working(up, stop), listening(up, traces=traces):
                 _settle_garbage_collector()
-                tell_person(settings.log.format, _greeting(settings, Path(sys.argv[0]).as_posix()))
+                greeting = _greeting(up, Path(sys.argv[0]).as_posix())
+                tell_person(settings.log.format, greeting)
                 manager.notify(READY, f"STATUS=Serving {settings.effective_site_url}")
                 await stop.wait()
                 manager.notify(STOPPING)
@@ -126,11 +127,11 @@ def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
     return exporting(endpoint, up.settings.engine, up.service.clock, up.service.random)
 
 
-def _greeting(settings: Settings, program: str) -> str:
+def _greeting(up: Running, program: str) -> str:
     """What runs, what to try and where the page is; ``program`` is what was started."""
-    is_sandbox = settings.engine == "sandbox"
-    what = "simulated chains, no real money" if is_sandbox else settings.database
-    command = "demo" if is_sandbox else "top"
+    settings, is_simulated = up.settings, up.backend.profile.is_simulated
+    what = "simulated chains, no real money" if is_simulated else settings.database
+    command = "demo" if is_simulated else "top"
     name = program if program.endswith("/rpcsvc") else "rpcsvc"
     return (
         f"\nrpcsvc {__version__} serves with the engine {settings.engine} ({what}); Ctrl-C ends it"
