@@ -2,6 +2,8 @@
 
 The process that settles publishes its rate. Where several processes share a database, each compares
 its own rate with the last row before it quotes, and again in the transaction that makes an order.
+The row tells the database's time, too: a replica whose clock differs much makes no orders, since
+price lock and deposit window of an order are times of its maker.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.clock import steady_ms
+from rpcsvc.clock import Clock, SystemClock, steady_ms
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.pricing import BPS
 from rpcsvc.errors import Unavailable
@@ -27,6 +29,7 @@ EVERY_MS: Final = 60_000
 _MOVED_SHARE: Final = 4
 _RETRY_SECONDS: Final = 10
 _RETRY_MS: Final = 1_000
+MOST_APART_MS: Final = 10_000
 
 
 class RateRule(NamedTuple):
@@ -46,7 +49,7 @@ class PublishedRates:
 
     Implements RateSource (orders/ports/venue.py). A new settler publishes nothing while the fresh
     row of the one before contradicts its source: nobody can tell which of the two is wrong.
-    ``steady`` gives ms of a clock that only runs forward.
+    ``steady`` gives ms of a clock that only runs forward, ``wall`` is the machine's clock.
     """
 
     def __init__(
@@ -56,12 +59,15 @@ class PublishedRates:
         rule: RateRule,
         lease: Lease,
         steady: Callable[[], int] = steady_ms,
+        wall: Clock | None = None,
     ) -> None:
         self._rows = rows
         self._source = source
         self._rule = rule
         self._lease = lease
         self._steady = steady
+        self._wall = wall or SystemClock()
+        self._is_clock_off = False
         self._every_ms = min(EVERY_MS, rule.max_age_ms // 2)
         self._publishing = asyncio.Lock()
         self._own: int | None = None  # published last, and not contradicted
@@ -82,7 +88,8 @@ class PublishedRates:
 
     async def require(self, rate: int) -> RateBounds | None:
         """What an order at this rate has to find in its transaction; None where one process is
-        alone. Raises Unavailable for a rate that the last row contradicts.
+        alone. Raises Unavailable for a rate that the last row contradicts, and while this machine's
+        clock is far from the database's.
         """
         if self._lease.is_alone:
             return None
@@ -90,7 +97,15 @@ class PublishedRates:
             await self._publish(rate)
         bounds = self._rule.bounds(rate)
         if self._own is None:
-            _require_agreement(await self._rows.last(), rate, bounds)
+            last = await self._rows.last()
+            self._compare_clocks(last)
+            _require_agreement(last, rate, bounds)
+        if self._is_clock_off:
+            raise Unavailable(
+                "The clock of this replica is wrong, so it makes no orders. Try again; another"
+                " replica may answer.",
+                retry_after=_RETRY_SECONDS,
+            )
         return bounds
 
     async def _publish(self, rate: int) -> None:
@@ -107,10 +122,24 @@ class PublishedRates:
             bounds = bounds._replace(max_age_ms=0)  # what its last process published is no evidence
         if await self._rows.publish(rate, self._lease.token, bounds):
             self._own, self._next_at = rate, now + self._every_ms
+            if not self._lease.is_alone:
+                self._compare_clocks(await self._rows.last())
             return
         if self._own is not None or not self._next_at:
             log.warning("rate_contradicted", usdc_per_xmr=rate)
         self._own, self._next_at = None, now + _RETRY_MS
+
+    def _compare_clocks(self, row: RateRow | None) -> None:
+        """Note whether the machine's clock is far from the database's, which the row tells."""
+        if row is None:
+            return
+        apart = self._wall.now_ms() - (row.at + row.age_ms)
+        is_off = abs(apart) > MOST_APART_MS
+        if is_off and not self._is_clock_off:
+            log.critical("clock_wrong", ahead_ms=apart)
+        elif self._is_clock_off and not is_off:
+            log.info("clock_right", ahead_ms=apart)
+        self._is_clock_off = is_off
 
     def _is_due(self, rate: int) -> bool:
         if self._steady() >= self._next_at:

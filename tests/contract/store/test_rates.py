@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.clock import SystemClock
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.lease import SETTLER, Lease
@@ -43,11 +44,15 @@ class Replica:
     """A process with its own source, which has a lease (token), waits for it (0), or is alone."""
 
     def __init__(self, database: Tables, token: int, *, is_alone: bool = False) -> None:
-        self.source, self.now = Source(), 1
+        self.source, self.now, self.ahead = Source(), 1, 0
         lease = Lease(SETTLER, token, None if is_alone else 2**62, lambda: 0)
         self.rates = PublishedRates(
-            SqlRates(database), self.source, RULE, lease, steady=lambda: self.now
+            SqlRates(database), self.source, RULE, lease, steady=lambda: self.now, wall=self
         )
+
+    def now_ms(self) -> int:
+        """The machine's clock."""
+        return SystemClock().now_ms() + self.ahead
 
     async def publish(self, price: int | None = RATE) -> None:
         self.source.price = price
@@ -168,6 +173,23 @@ async def test_process_that_is_alone_is_compared_with_nothing(database: Tables) 
     assert await alone.rates.require(RATE) is None
     await alone.publish()
     assert (await published(database))[-1] == (RATE, 2), "the chart goes on"
+
+
+@pytest.mark.parametrize("token", [0, 1], ids=["takes orders", "settles"])
+@pytest.mark.parametrize("ahead", [-3_600_000, -11_000, 11_000, 3_600_000])
+async def test_replica_with_a_wrong_clock_makes_no_orders(
+    database: Tables, token: int, ahead: int
+) -> None:
+    """Until it is right again. A few seconds are no harm."""
+    await add(database, RATE)
+    replica = Replica(database, token)
+    for replica.ahead, is_right in ((5_000, True), (ahead, False), (-5_000, True)):
+        replica.now += RULE.max_age_ms
+        if is_right:
+            assert await replica.rates.require(RATE) == RULE.bounds(RATE)
+            continue
+        with pytest.raises(Unavailable, match="clock of this replica is wrong"):
+            await replica.rates.require(RATE)
 
 
 async def test_rates_are_kept_for_a_week(database: Tables) -> None:
