@@ -7,9 +7,7 @@ local_service(settings)   the same, for calls from within this process
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -45,7 +43,14 @@ from rpcsvc.operations.webhooks import event_body, webhook_operations
 from rpcsvc.operations.withdrawals import withdrawal_operations
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import SETTLER, Lease, LeaseKeeper, LeaseTaken, StandingBy
+from rpcsvc.orders.lease import (
+    SETTLER,
+    Lease,
+    LeaseKeeper,
+    LeaseTaken,
+    StandingBy,
+    holder_name,
+)
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
@@ -150,8 +155,7 @@ async def running(
 
 
 def _keeper(database: Database) -> LeaseKeeper:
-    holder = f"{socket.gethostname()}:{os.getpid()}:{system_random(4).hex()}"
-    return LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+    return LeaseKeeper(SqlLeases(database), holder_name(system_random), database.lease_ms)
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:

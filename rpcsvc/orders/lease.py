@@ -8,6 +8,8 @@ still time to sign or to publish, a clock of the holder's own says.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple, Protocol
@@ -16,6 +18,7 @@ import structlog
 
 from rpcsvc.clock import boot_ms
 from rpcsvc.errors import Unavailable
+from rpcsvc.ids import RandomBytes
 
 log = structlog.get_logger(__name__)
 
@@ -135,6 +138,11 @@ class Lease:
         if not self.lost.is_set():
             self.lost.set()
             log.critical("lease_lost", lease=self.name, fence=self.token)
+
+
+def holder_name(random: RandomBytes) -> str:
+    """The name under which this process takes a lease: host, process id, and a random part."""
+    return f"{socket.gethostname()}:{os.getpid()}:{random(4).hex()}"
 
 
 class LeaseKeeper:

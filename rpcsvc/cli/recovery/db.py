@@ -17,12 +17,14 @@ from rpcsvc.client.errors import Unreachable
 from rpcsvc.clock import SystemClock
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
+from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
+from rpcsvc.orders.lease import LeaseKeeper, LeaseTaken, holder_name
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.store.backends import EXTRA_MISSING
+from rpcsvc.store.backends import EXTRA_MISSING, open_database
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     Database,
@@ -36,17 +38,19 @@ from rpcsvc.store.backends.sqlite.maintenance import (
     check_journal,
 )
 from rpcsvc.store.checks import reservation_problems
+from rpcsvc.store.database import Tables
+from rpcsvc.store.leases import Fenced, SqlLeases
 
 T = TypeVar("T")
 
 
-def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+def with_database(settings: Settings, work: Callable[[Tables], Coroutine[Any, Any, T]]) -> T:
     """Run ``work`` on the database of a stopped service. Raises UsageError and Unreachable.
 
-    Meanwhile nothing else signs, publishes or hands out an address.
+    Meanwhile nothing else signs, publishes or hands out an address: the command has the data
+    directory's lock, and on a server the lease of the replica that settles.
     """
     configure_logging(settings.log.format, "error")
-    require_sqlite(settings, "it mends the books of a stopped service on SQLite only")
     if is_running(settings):
         raise UsageError(
             f"A service runs on {settings.data_dir}. Stop it first: while it runs, it is the only"
@@ -54,7 +58,8 @@ def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, 
         )
 
     async def alone() -> T:
-        async with _owned(settings) as database:
+        owned = _owned(settings) if settings.postgresql_url is None else _leased(settings)
+        async with owned as database:
             return await work(database)
 
     try:
@@ -71,7 +76,7 @@ def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, 
 
 
 @asynccontextmanager
-async def _owned(settings: Settings) -> AsyncIterator[Database]:
+async def _owned(settings: Settings) -> AsyncIterator[Tables]:
     if not (settings.data_dir / DATABASE_NAME).is_file():
         raise UsageError(f"There is no database in {settings.data_dir}.")
     lock = OwnerLock(settings.data_dir)
@@ -80,6 +85,28 @@ async def _owned(settings: Settings) -> AsyncIterator[Database]:
         database = await Database.open(settings.data_dir)
         try:
             yield database
+        finally:
+            await database.close()
+    finally:
+        lock.release()
+
+
+@asynccontextmanager
+async def _leased(settings: Settings) -> AsyncIterator[Tables]:
+    lock = OwnerLock(settings.data_dir)
+    lock.acquire()
+    try:
+        database = await open_database(settings.data_dir, settings.postgresql_url)
+        try:
+            holder = holder_name(system_random)
+            keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+            async with keeper.held() as lease:
+                yield Fenced(database, lease)
+        except LeaseTaken as taken:
+            raise Unreachable(
+                f"A replica settles on this database: {taken}. Stop all replicas first. Nothing was"
+                " changed."
+            ) from taken
         finally:
             await database.close()
     finally:

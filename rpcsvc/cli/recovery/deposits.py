@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
 )
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.store.database import Database
+from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 
@@ -33,7 +33,7 @@ def skip_addresses(context: Context) -> int:
     """Run the command. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
-    async def work(database: Database) -> tuple[int, int]:
+    async def work(database: Tables) -> tuple[int, int]:
         return await _skip(settings, database, options.count, rescan=options.rescan)
 
     try:
@@ -48,7 +48,7 @@ def skip_addresses(context: Context) -> int:
 
 
 async def _skip(
-    settings: Settings, database: Database, count: int, *, rescan: bool
+    settings: Settings, database: Tables, count: int, *, rescan: bool
 ) -> tuple[int, int]:
     """Skip EVM addresses first: it needs no daemon. Repeating it skips more, which is harmless."""
     try:
@@ -70,7 +70,7 @@ def reread_deposits(context: Context) -> int:
     """Run the command. Raises UsageError and Unreachable."""
     settings, options = onchain_settings(context), context.options
 
-    async def work(database: Database) -> int:
+    async def work(database: Tables) -> int:
         return await _reread(settings, database, options.network, options.first)
 
     upto = with_database(settings, work)
@@ -81,7 +81,7 @@ def reread_deposits(context: Context) -> int:
     return OK
 
 
-async def _reread(settings: Settings, database: Database, network: str, first: int) -> int:
+async def _reread(settings: Settings, database: Tables, network: str, first: int) -> int:
     chains = read_chains(settings.chains_file)
     served = wiring.served_chains(settings.onchain, chains)
     nodes = {item.network.name: item for item in wiring.evm_nodes(settings.onchain, served)}

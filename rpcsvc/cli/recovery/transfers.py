@@ -42,7 +42,7 @@ from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.database import Database, Statement, StoreConflict
+from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -56,7 +56,7 @@ def adopt(context: Context) -> int:
     """Run the command. Raises UsageError and Unreachable; then nothing was changed."""
     settings, options = onchain_settings(context), context.options
 
-    async def work(database: Database) -> Adopted:
+    async def work(database: Tables) -> Adopted:
         return await _Adoption(settings, database).run(
             options.transfer, options.txid, options.tx_key
         )
@@ -91,7 +91,7 @@ def _print(done: Adopted) -> None:
     sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
 
 
-async def find_transfer(database: Database, transfer_id: str) -> OpenTransfer:
+async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     if is_withdrawal(transfer_id):
         item = await SqlWithdrawals(database).find(transfer_id)
@@ -110,7 +110,7 @@ async def find_transfer(database: Database, transfer_id: str) -> OpenTransfer:
 class _Adoption:
     """One adoption over an open database that has no other writer."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Tables) -> None:
         self._settings = settings
         self._db = database
         self._clock = SystemClock()
@@ -203,7 +203,7 @@ def close(context: Context) -> int:
     if not note:
         raise UsageError("--note must say how you know, or what you are going to do about it.")
 
-    async def work(database: Database) -> str:
+    async def work(database: Tables) -> str:
         return await _Closing(settings, database, note).run(options.transfer, options.txid)
 
     try:
@@ -220,7 +220,7 @@ class _Closing:
     """One closing over an open database that has no other writer. All methods raise NotAdopted."""
 
     settings: Settings
-    database: Database
+    database: Tables
     note: str
 
     async def run(self, transfer_id: str, txid: str | None) -> str:
@@ -360,7 +360,7 @@ class _Closing:
 def annotate(settings: Settings, action: str, params: Json) -> Json:
     """The answer of ``treasury.annotate`` or ``unannotate``, given while no service runs."""
 
-    async def alone(database: Database) -> Noted:
+    async def alone(database: Tables) -> Noted:
         annotations = Annotations(settings, database, SystemClock())
         network, txid = params["network"], params["txid"]
         if action == "unannotate":
