@@ -22,6 +22,7 @@ from rpcsvc.app import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
 from tests.contract.paying import signed
+from tests.contract.sidecar import STAGENET
 from tests.contract.store.cutting import COMMIT, Proxy, proxied
 from tests.e2e.audit import count
 from tests.e2e.bad_line import bad_line
@@ -247,6 +248,33 @@ async def test_every_replica_orders_at_the_upstream_and_one_follows(
         assert ended["data"]["outcome"] == "expired"
         for each in (second, third):
             assert not await said(each, "lease_taken")
+
+
+async def test_any_replica_of_a_sidecar_takes_payments_and_refund_addresses(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with behind(postgres, tmp_path) as (up, exchange):
+        second = await up.start_ready()
+        made, _ = await call_for_data(second, "swap.execute", {**SWAPS["u2x"], "to": STAGENET})
+        to = {"orderId": made["order"]["orderId"]}
+        asked = await call(second, "swap.fund", to)
+        payment = await signed(asked["error"]["details"]["paymentRequired"])
+        await call_for_data(second, "swap.fund", {**to, "payment": payment})
+        assert (await until_over(second, to["orderId"]))["state"] == "completed"
+        assert count(exchange.data_dir, "funding_authorizations") == 1
+        failing, _ = await call_for_data(second, "swap.execute", SWAPS["x2u"])
+        order_id = failing["order"]["orderId"]
+        theirs = await up.value("SELECT upstream_id FROM orders WHERE direction = 'x2u'")
+        fault = {"fault": "payout_fails", "orderId": theirs}
+        await call_for_data(exchange, "sandbox.fault", fault)
+        await call_for_data(exchange, "sandbox.fund", {"orderId": theirs})
+        await until(partial(waits_for_address, second, order_id))
+        owner = {"orderId": order_id, "sessionId": failing["sessionId"]}
+        ticket = {**owner, "walletAddress": STAGENET, "message": "Send it back."}
+        answer, _ = await call_for_data(second, "support.create", ticket)
+        assert answer["refundAddress"]["accepted"]
+        assert (await until_over(second, order_id))["data"]["outcome"] == "refunded"
+        assert not await said(second, "lease_taken")
 
 
 async def test_one_key_on_all_replicas_asks_the_upstream_once(
