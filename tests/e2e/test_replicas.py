@@ -250,7 +250,7 @@ async def test_every_replica_orders_at_the_upstream_and_one_follows(
             assert not await said(each, "lease_taken")
 
 
-async def test_any_replica_of_a_sidecar_takes_payments_and_refund_addresses(
+async def test_any_replica_of_a_sidecar_takes_payments_and_refunds(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with behind(postgres, tmp_path) as (up, exchange):
