@@ -289,7 +289,9 @@ async def test_an_address_of_the_wrong_network_and_our_own_are_refused(
         assert order is not None
         for bad in (EVM, MONERO[:-1], order.terms.deposit_address):
             assert await cli.ask("refund", placed.order_id, "--to", bad, "--yes") == 2
-            assert cli.err.startswith("rpcsvc: --to")
+            assert (
+                "rpcsvc: --to" in cli.err
+            )  # beside the log of the service, which is in this process
 
 
 async def test_off_a_terminal_a_refund_needs_yes(tmp_path: Path, cli: Cli) -> None:
