@@ -285,6 +285,7 @@ class Report:
 
     ``extra`` is JSON text: its twap object, if the order is swapped in chunks there, or how far a
     bridge order has come (spec 2.4). ``refund_address`` is where it sends refunds, once it has one.
+    ``due``: deposit units that the user still has to send; None where it reports none.
     """
 
     deposit_txid: str | None = None
@@ -294,6 +295,7 @@ class Report:
     completed_at: int | None = None
     extra: str | None = None
     refund_address: str | None = None
+    due: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +438,8 @@ class Order:
     @property
     def due_units(self) -> int:
         """The amount that the user still has to send, in deposit units."""
+        if self.report is not None and self.report.due is not None:
+            return self.report.due
         if self.terms.upstream_id is not None and self.status is not OrderStatus.AWAITING_DEPOSIT:
             return 0
         return max(0, self.terms.deposit_amount - self.pending_units)

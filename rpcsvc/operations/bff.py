@@ -26,7 +26,7 @@ from rpcsvc.domain.money import (
     format_units,
     reported_limits,
 )
-from rpcsvc.domain.order import Order, TwapPlan
+from rpcsvc.domain.order import Order, OrderStatus, TwapPlan
 from rpcsvc.domain.pricing import Direction, convert_floor, deposit_asset, payout_asset
 from rpcsvc.errors import (
     AmountAboveMaximum,
@@ -52,6 +52,7 @@ from rpcsvc.operations.inputs import (
     read_destination,
     read_refund_address,
     read_session,
+    require_fundable,
     require_verified,
 )
 from rpcsvc.operations.ordering import Placed, place
@@ -59,7 +60,7 @@ from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.session import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_order
-from rpcsvc.operations.views import draft_order_view
+from rpcsvc.operations.views import draft_order_view, may_fund
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
 
@@ -101,7 +102,15 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     pair = _pair(service, params)
     amount = _amount(params.from_amount, pair)
     with _in_bff_terms(service, params):
-        request = QuoteRequest(*pair, amount, call.integrator, client=call.client)
+        if params.funding is not None:
+            require_fundable(pair.direction, service)
+        request = QuoteRequest(
+            *pair,
+            amount,
+            call.integrator,
+            client=call.client,
+            pays_gas=params.funding is not None,
+        )
         found = await service.venue.quote(request)
     return Flat(_quote_view(found, call))
 
@@ -130,7 +139,11 @@ async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat
 
 
 def _order(service: Service, order: Order) -> Flat:
-    return Flat(draft_order_view(order, service.clock.now_ms()) | _refund_address(order))
+    now = service.clock.now_ms()
+    view = draft_order_view(order, now) | _refund_address(order)
+    if order.status is OrderStatus.DEPOSIT_DETECTED and may_fund(order, now):
+        view["amountDue"] = str(order.due_units)
+    return Flat(view)
 
 
 async def list_orders(service: Service, params: BffSessionParams, _call: Call) -> Flat:
@@ -267,6 +280,11 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
             refund_to = await read_refund_address(params.refund_address, pair.direction, service)
     except InputError as problem:
         problems.append(problem)
+    try:
+        if params.funding is not None:
+            require_fundable(pair.direction, service)
+    except InputError as problem:
+        problems.append(problem)
     if problems:
         raise combined(problems)
     amount = _amount(params.from_amount, pair)
@@ -282,6 +300,7 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
         refund_to,
         who,
         to_field="toAddress",
+        pays_gas=params.funding is not None,
     )
 
 
@@ -299,7 +318,7 @@ def _plan(config: TwapConfig | None) -> TwapPlan | None:
 
 
 def _fingerprint(request: OrderRequest) -> Json:
-    return {
+    shown = {
         "fromChainId": 0 if request.direction is Direction.XMR_TO_USDC else request.chain.chain_id,
         "toChainId": request.chain.chain_id if request.direction is Direction.XMR_TO_USDC else 0,
         "fromAmount": str(request.amount.units),
@@ -308,6 +327,7 @@ def _fingerprint(request: OrderRequest) -> Json:
         "twapConfig": request.twap and [_chunk_usd(request.twap), request.twap.interval_ms],
         "refundAddress": request.refund_address,
     }
+    return shown | {"funding": "x402"} if request.pays_gas else shown
 
 
 def _chunk_usd(plan: TwapPlan) -> int | str:
@@ -346,7 +366,7 @@ def _quote_view(found: Quote, call: Call) -> Json:
             "amount": str(fee),
             "amountUsd": _usd(fee, payout, rate),
         }
-    return view
+    return view | _funding_gas(found.funding_gas)
 
 
 # A percentage has two decimals: written by the same code as amounts are.
@@ -372,6 +392,7 @@ def _new_order(service: Service, placed: Placed) -> bytes:
             "status": placed.order.status.value,
             "checkoutUrl": service.views.checkout_url(terms.order_id),
             **_refund_address(placed.order),
+            **_funding_gas(terms.funding_gas),
         }
     )
 
@@ -379,6 +400,11 @@ def _new_order(service: Service, placed: Placed) -> bytes:
 def _refund_address(order: Order) -> Json:
     """``refundAddress``, which spec 2.4 does not have, if one was given."""
     return {} if order.refund_to is None else {"refundAddress": order.refund_to}
+
+
+def _funding_gas(units: int) -> Json:
+    """``fundingGas``, which spec 2.4 does not have, where the price has gas in it."""
+    return {"fundingGas": str(units)} if units else {}
 
 
 def _list_item(order: Order) -> Json:

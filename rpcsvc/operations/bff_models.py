@@ -21,6 +21,7 @@ from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
+    FundingKind,
     OrderId,
     Params,
     RefundAddress,
@@ -53,6 +54,15 @@ UsdText = Annotated[
 ]
 
 
+FundingGas = Annotated[
+    Units,
+    Field(
+        description="USDC units of gas for a signed payment, which the output is after and a refund"
+        " bears, too; there only with funding x402."
+    ),
+]
+
+
 class Nothing(Params):
     """A call without inputs."""
 
@@ -69,6 +79,7 @@ class BffQuoteParams(Params):
     from_token: Token
     to_token: Token
     from_amount: FromAmount
+    funding: FundingKind | None = None
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
@@ -83,6 +94,7 @@ def _pair_case(direction: Direction, networks: Networks) -> Json:
         "properties": {
             f"{xmr}ChainId": {"const": MONERO_CHAIN_ID},
             f"{xmr}Token": {"const": XMR.symbol},
+            **({"funding": {"const": None}} if sent is XMR else {}),
             "toAddress": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
         },
@@ -214,6 +226,7 @@ class BffQuote(View):
     integrator_fee: Annotated[
         IntegratorFee | None, Field(description="There only for calls with an x-api-key.")
     ] = None
+    funding_gas: FundingGas | None = None
 
 
 class BffNewOrder(View):
@@ -234,6 +247,7 @@ class BffNewOrder(View):
     refund_address: Annotated[
         str | None, Field(description="There only for orders that were made with one.")
     ] = None
+    funding_gas: FundingGas | None = None
 
 
 class BffOrder(View):
@@ -256,6 +270,9 @@ class BffOrder(View):
     twap: TwapProgress = None
     refund_address: Annotated[
         str | None, Field(description="Where refunds go; there only once it was given.")
+    ] = None
+    amount_due: Annotated[
+        Units | None, Field(description="What is still to be sent, once a part has arrived.")
     ] = None
 
 

@@ -137,24 +137,22 @@ async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[I
     funding = known.get("funding")
     try:
         if funding is not None:
-            _require_fundable(direction, service)
+            require_fundable(direction, service)
     except InputError as problem:
         problems.append(problem)
     return SwapIntent(direction, chain, amount, to, refund_to, funding), problems
 
 
-def _require_fundable(direction: Direction | None, service: Service) -> None:
+def require_fundable(direction: Direction | None, service: Service) -> None:
     """Raise InvalidInput where the deposit can't be paid by signing."""
     if not service.venue.profile.is_gasless:
         why = "This service takes no signed payments (x402)"
-    elif not service.venue.profile.prices_gas:
-        why = "The service that settles orders quotes them without gas"
     elif direction is Direction.XMR_TO_USDC:
         why = "Only USDC is paid by signing (x402), and with x2u the user sends XMR"
     else:
         return
     raise InvalidInput(
-        f"{why}. Leave funding out, and pay as fundingInstructions say.",
+        f"{why}. Leave funding out, and send the deposit in the ordinary way.",
         field="funding",
         received="x402",
     )

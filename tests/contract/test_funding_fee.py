@@ -9,7 +9,8 @@ import pytest
 from rpcsvc.client import Swap
 from rpcsvc.orders.quoted import read_digest
 from tests.contract.paying import finished, fund, header, offered, signed
-from tests.contract.serving import BACK, SWAP, Served
+from tests.contract.serving import BACK, SWAP, Answer, Served
+from tests.e2e.processes import until
 from tests.rows import all_rows
 
 GAS = 50_000  # sandbox.usdc_payout_fee: the cost of a USDC transfer there
@@ -120,6 +121,51 @@ async def test_refund_bears_the_gas(served: Served) -> None:
     done = await finished(served, made["orderId"])
     assert done["data"]["outcome"] == "refunded"
     assert [each["amount"] for each in done["data"]["transfers"]] == ["149.9"]
+
+
+async def bff(served: Served, path: str, body: Json, key: str | None = None) -> Answer:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    reply = await served.client.post(f"/bff/v1{path}", json=body, headers=headers)
+    return Answer(reply.status, await reply.json(), reply.headers)
+
+
+async def test_bff_quotes_and_orders_with_gas(served: Served) -> None:
+    contract = served.up.service.chains.resolve("arbitrum").usdc_contract
+    pair = {"fromChainId": 42161, "toChainId": 0, "fromToken": contract, "toToken": "XMR"}
+    priced = {**pair, "fromAmount": "150000000"}
+    plain, paying = [
+        (await bff(served, "/quote", {**priced, **funding})).body
+        for funding in ({}, {"funding": "x402"})
+    ]
+    assert (plain.get("fundingGas"), paying["fundingGas"]) == (None, str(GAS))
+    assert int(plain["toAmount"]) - int(paying["toAmount"]) == FEE
+    order, key = {**priced, "toAddress": BACK["to"]}, "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c06"
+    made = (await bff(served, "/orders", {**order, "funding": "x402"}, key)).body
+    assert (made["fundingGas"], made["expectedOutput"]) == (str(GAS), paying["toAmount"])
+    other = await bff(served, "/orders", order, key)
+    assert (other.status, other.body["error"]["details"]["fields"]) == (409, ["funding"])
+    back = {"fromChainId": 0, "toChainId": 42161, "fromToken": "XMR", "toToken": contract}
+    for path, more in (("/quote", {}), ("/orders", {"toAddress": SWAP["to"]})):
+        wrong = {**back, "fromAmount": "800000000000", "funding": "x402", **more}
+        refused = (await bff(served, path, wrong)).body["error"]
+        problems = [(each["code"], each["field"]) for each in refused["details"]["problems"]]
+        assert problems == [("invalid_input", "funding")]
+
+
+async def test_bff_order_shows_what_is_due_of_a_part_payment(served: Served) -> None:
+    order_id = (await served.post("/agent/swap/execute", BACK)).body["data"]["order"]["orderId"]
+    path = f"/bff/v1/orders/{order_id}"
+    assert "amountDue" not in await (await served.client.get(path)).json()
+    await served.post("/sandbox/fund", {"orderId": order_id, "amount": "100"})
+
+    async def is_detected() -> bool:
+        return "amountDue" in await (await served.client.get(path)).json()
+
+    await until(is_detected)
+    assert (await (await served.client.get(path)).json())["amountDue"] == "50000000"
+    await served.post("/sandbox/fund", {"orderId": order_id})
+    await finished(served, order_id)
+    assert "amountDue" not in await (await served.client.get(path)).json()
 
 
 def test_client_asks_for_the_funding_of_its_swap() -> None:

@@ -6,11 +6,13 @@ import base64
 import hashlib
 import json
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eth_account import Account
+from structlog.testing import capture_logs
 
 from rpcsvc import app_sandbox
 from rpcsvc.client import Swap, SwapClient
@@ -310,3 +312,151 @@ async def test_junk_signatures_do_not_stop_the_payer(central: Served, sidecar: S
         assert funded.payment is not None
     assert (await finished(sidecar, placed.order_id))["state"] == "completed"
     assert debits(central) == [(PAYER.address, 150_000_000)]
+
+
+PAYING = {**SWAP, "funding": "x402"}
+GAS = 50_000  # sandbox.usdc_payout_fee: the cost of a USDC transfer there
+
+
+async def quoted(served: Served, swap: Json) -> Json:
+    priced = {name: swap[name] for name in swap if name != "to"}
+    return dict((await served.post("/agent/swap/quote", priced)).body["data"])
+
+
+async def test_gas_is_quoted_and_borne_through_a_sidecar(central: Served, sidecar: Served) -> None:
+    theirs, ours = await quoted(central, PAYING), await quoted(sidecar, PAYING)
+    assert ours["quote"]["expectedOutput"] == theirs["quote"]["expectedOutput"]
+    fees = ours["quote"]["fees"]
+    assert (fees["fundingGas"], fees["refundNetwork"]) == ("0.05", "0.05")
+    gas_in_xmr = Decimal(fees["fundingGas"]) / Decimal(ours["quote"]["rate"])
+    assert abs(Decimal(fees["funding"]) - gas_in_xmr) < Decimal("0.000000001")
+    placed = {**PAYING, "quoteDigest": ours["quoteDigest"]}
+    made = (await sidecar.post("/agent/swap/create", placed)).body["data"]
+    assert made["quote"]["fees"]["fundingGas"] == "0.05"
+    order_id = made["order"]["orderId"]
+    payment = await signed(await offered(sidecar, order_id))
+    assert (await fund(sidecar, order_id, **header(payment))).status == 200
+    done = await finished(sidecar, order_id)
+    assert done["data"]["order"]["actualOutput"] == made["order"]["expectedOutput"]
+    assert debits(central) == [(PAYER.address, 150_000_000)]
+    borne = "SELECT o.funding_gas, f.is_gas_paid FROM orders o JOIN funding_authorizations f"
+    for served in (central, sidecar):
+        rows = all_rows(served.up.database, f"{borne} ON f.order_id = o.order_id")
+        assert rows == [(GAS, 1)]
+
+
+async def test_gas_comes_through_two_sidecars(
+    central: Served, sidecar: Served, tmp_path: Path
+) -> None:
+    async with beside(sidecar, tmp_path / "third") as third:
+        fees = (await quoted(third, PAYING))["quote"]["fees"]
+    assert fees["fundingGas"] == "0.05"
+
+
+async def test_digest_without_gas_is_of_another_quote(sidecar: Served) -> None:
+    plain = (await quoted(sidecar, SWAP))["quoteDigest"]
+    refused = await sidecar.post("/agent/swap/create", {**PAYING, "quoteDigest": plain})
+    assert [each["field"] for each in refused.body["validationErrors"]] == ["quoteDigest"]
+
+
+def change_answers(monkeypatch: pytest.MonkeyPatch, path: str, **changes: Any) -> None:
+    """Change fields of the upstream's answers to calls on a path; None: leave the field out."""
+    judge, send = UpstreamTransport.judge, UpstreamTransport.send
+    replies = set[int]()
+
+    async def noted(
+        self: UpstreamTransport, call: UpstreamCall, key: str | None, *, creates: bool
+    ) -> RawReply:
+        reply = await send(self, call, key, creates=creates)
+        if call.path == path:
+            replies.add(id(reply))
+        return reply
+
+    def changed(self: UpstreamTransport, reply: RawReply) -> UpstreamAnswer:
+        answer = judge(self, reply)
+        if id(reply) not in replies:
+            return answer
+        value = {name: each for name, each in (answer.value | changes).items() if each is not None}
+        return replace(answer, value=value)
+
+    monkeypatch.setattr(UpstreamTransport, "send", noted)
+    monkeypatch.setattr(UpstreamTransport, "judge", changed)
+
+
+@pytest.mark.parametrize("gas", [None, "0", "150000000"])
+async def test_quote_without_the_gas_is_not_passed_on(
+    sidecar: Served, monkeypatch: pytest.MonkeyPatch, gas: str | None
+) -> None:
+    change_answers(monkeypatch, "/bff/v1/quote", fundingGas=gas)
+    refused = await sidecar.post("/agent/swap/execute", PAYING)
+    assert refused.body["error"]["code"] == "unavailable"
+    assert all_rows(sidecar.up.database, "SELECT state FROM relays") == []
+
+
+async def test_order_with_more_gas_than_quoted_is_not_taken(
+    sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_answers(monkeypatch, "/bff/v1/orders", fundingGas=str(GAS + 1))
+    refused = await sidecar.post("/agent/swap/execute", PAYING)
+    assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
+    assert "worse than its quote" in refused.body["error"]["message"]
+    assert all_rows(sidecar.up.database, "SELECT state FROM relays") == [("refused",)]
+    assert (await sidecar.http("GET", "/health")).status == 200
+
+
+async def pay_part(central: Served, sidecar: Served, order_id: str, amount: str, due: str) -> Json:
+    """Pay a part of an order; the sidecar's status once that is known there."""
+    paid = {"orderId": await upstream_id(sidecar, order_id), "amount": amount}
+    assert (await central.post("/sandbox/fund", paid)).status == 200
+    found: Json = {}
+
+    async def is_known() -> bool:
+        answer = await sidecar.http("GET", f"/agent/swap/status/{order_id}")
+        found.update(answer.body)
+        return bool(found["data"]["amountDue"] == due)
+
+    await until(is_known)
+    return found
+
+
+async def test_rest_of_a_part_payment_is_paid_by_signing(central: Served, sidecar: Served) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    status = await pay_part(central, sidecar, order_id, "100", "50")
+    data = status["data"]
+    assert (data["order"]["status"], data["fundingInstructions"]["amount"]) == (
+        "deposit_detected",
+        "50",
+    )
+    assert "50 USDC" in status["nextActions"][0]["description"]
+    async with sidecar.client.get(f"/orders/{order_id}") as page:
+        assert "100 USDC arrived. Send the 50 USDC that is missing" in await page.text()
+    offer = await offered(sidecar, order_id)
+    assert [way["amount"] for way in offer["accepts"]] == ["50000000"]
+    paid = await fund(sidecar, order_id, **header(await signed(offer)))
+    assert paid.status == 200
+    done = await finished(sidecar, order_id)
+    assert (done["state"], done["data"]["amountDue"]) == ("completed", None)
+    assert sorted(units for _, units in debits(central)) == [50_000_000, 100_000_000]
+    await credited(sidecar, paid.body["data"]["paymentResponse"]["transaction"])
+
+
+async def test_sidecar_shows_what_is_due_in_xmr(central: Served, sidecar: Served) -> None:
+    order_id = await new_order(sidecar, SWAPS["x2u"])
+    status = await pay_part(central, sidecar, order_id, "0.3", "0.5")
+    assert status["data"]["fundingInstructions"]["paymentUri"].endswith("?tx_amount=0.5")
+    await pay_part(central, sidecar, order_id, "0.2", "0.3")
+    await provoke(central, sidecar, order_id, "drop_deposit")
+    await pay_part(central, sidecar, order_id, "0.1", "0.4")
+
+
+async def test_amount_due_above_the_deposit_is_refused(
+    central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_id = await new_order(sidecar, SWAP)
+    path = f"/bff/v1/orders/{await upstream_id(sidecar, order_id)}"
+    change_answers(monkeypatch, path, amountDue="150000001")
+    with capture_logs() as logs:
+        await sidecar.up.service.venue.refresh(order_id)
+    assert logs[-1]["event"] == "upstream_poll_failed"
+    status = (await sidecar.http("GET", f"/agent/swap/status/{order_id}")).body
+    assert status["data"]["amountDue"] == "150"

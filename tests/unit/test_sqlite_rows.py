@@ -102,7 +102,7 @@ TRANSFER = Transfer(
     receipt="receipt",
 )
 FILL = Fill(units=401, output=402, integrator_fee=403, rate=404, at=405)
-REPORT = Report("deposit", 501, "refund", "error", 502, "extra")
+REPORT = Report("deposit", 501, "refund", "error", 502, "extra", "to", 503)
 OPEN = Order(
     terms=TERMS,
     status=OrderStatus.AWAITING_DEPOSIT,

@@ -27,9 +27,9 @@
   };
 
   // The words of the order's page: its status, or what is special about a payment that is awaited.
-  const situation = ({ order, fundingInstructions, deposits }) => {
+  const situation = ({ order, fundingInstructions }) => {
+    if (fundingInstructions) return order.status === "deposit_detected" ? "partial" : order.status;
     if (order.status !== "awaiting_deposit") return order.status;
-    if (fundingInstructions) return deposits && deposits.length ? "partial" : order.status;
     return Date.parse(order.expiresAt) > Date.now() ? "signed_payment" : "window_over";
   };
 

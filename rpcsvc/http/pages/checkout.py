@@ -228,7 +228,8 @@ class CheckoutWriter:
                 return "signed_payment"
             if self._status["fundingInstructions"] is None:
                 return "window_over"
-            return "partial" if order.pending_units else OrderStatus.AWAITING_DEPOSIT.value
+            is_part_paid = order.due_units < order.terms.deposit_amount
+            return "partial" if is_part_paid else OrderStatus.AWAITING_DEPOSIT.value
         if (
             order.status is OrderStatus.EXECUTING_SWAP
             and self._progress().get("status") == "active"
@@ -365,6 +366,8 @@ class CheckoutWriter:
 
     def _arrived(self) -> str:
         units = sum(deposit.units for deposit in self._order.deposits if deposit.is_active)
+        if self._terms.upstream_id is not None:  # which reports what is due, not each deposit
+            units = self._terms.deposit_amount - self._order.due_units
         return _amount(units, self._terms.deposit_asset)
 
     def _missing(self) -> str:

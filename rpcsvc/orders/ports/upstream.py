@@ -17,7 +17,7 @@ from rpcsvc.orders.ports.venue import BridgeRates
 
 class UpstreamRequest(NamedTuple):
     """A swap to be quoted or ordered; ``twap`` None: at once. ``refund_address``: refunds of the
-    order go there and nowhere else.
+    order go there and nowhere else. ``pays_gas``: the order bears the gas of a signed payment.
     """
 
     direction: Direction
@@ -27,21 +27,27 @@ class UpstreamRequest(NamedTuple):
     session_id: str = ""
     twap: TwapPlan | None = None
     refund_address: str | None = None
+    pays_gas: bool = False
 
 
 class Offer(NamedTuple):
-    """A price, in payout units, and how long the swap takes."""
+    """A price, in payout units, and how long the swap takes.
+
+    ``funding_gas``: USDC units of gas for a signed payment, which the output is after.
+    """
 
     expected_output: int
     min_received: int
     seconds: int
+    funding_gas: int = 0
 
 
 class Created(NamedTuple):
     """The order that the upstream made.
 
     ``expires_at``: ms since the epoch. ``expected_output``: payout units; None of a bridge order,
-    which takes any deposit. ``is_over``: it was over in the answer already.
+    which takes any deposit. ``is_over``: it was over in the answer already. ``funding_gas`` as in
+    an offer.
     """
 
     upstream_id: str
@@ -50,6 +56,7 @@ class Created(NamedTuple):
     raw: bytes
     expected_output: int | None = None
     is_over: bool = False
+    funding_gas: int = 0
 
 
 class CreationUnknown(Exception):

@@ -67,7 +67,6 @@ class VenueProfile:
     ``names`` gives the names of the network that a deposit of an asset is made on, for the USDC
     side ``chain``. ``bridges`` are the exchanges that it can pay to and take from.
     ``takes_signatures``: whether USDC orders can be funded by a signed authorization now.
-    ``prices_gas``: the gas of one can be part of a quote.
     """
 
     engine: str
@@ -78,7 +77,6 @@ class VenueProfile:
     bridges: frozenset[str] = frozenset()
     is_simulated: bool = False
     takes_signatures: Callable[[], bool] = _never
-    prices_gas: bool = True
 
     @property
     def is_gasless(self) -> bool:

@@ -14,7 +14,7 @@ from rpcsvc.domain.gasless import (
     AuthorizationRefused,
     is_signed_by_key,
 )
-from rpcsvc.domain.order import Order, OrderStatus
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, Unavailable
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
@@ -66,7 +66,7 @@ class RelayedAuthorizations:
     async def carry_out(self, record: FundingRecord) -> Carried:
         """Pass the authorization on, as often as it takes: until the upstream sees the deposit."""
         order = await self._order(record)
-        if record.txid is not None and order.status is not OrderStatus.AWAITING_DEPOSIT:
+        if record.txid is not None and order.due_units == 0:
             return Carried(Outcome.SETTLED, record.txid)
         domain = self._domains.get(record.key.network)
         return await self._upstream.pay_signed(order.terms, record.signed, domain)

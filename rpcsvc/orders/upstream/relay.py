@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
+from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.store import (
@@ -47,8 +48,8 @@ _IN_DOUBT = (
 )
 
 _NOT_TAKEN = (
-    "No order was taken: the one that was made can't be paid any more, or would bring less than"
-    " its quote's minReceived. Nothing is to be paid. Repeat the call, with the same idempotency"
+    "No order was taken: the one that was made can't be paid any more, or is worse than its quote"
+    " (minReceived, fundingGas). Nothing is to be paid. Repeat the call, with the same idempotency"
     " key if it had one, for another order."
 )
 
@@ -126,15 +127,21 @@ class Relay:
             _log_doubt(order_id, None, _STOPPED)
 
     async def create(
-        self, request: UpstreamRequest, claim: Claim | None, fresh: Asking, *, least: int = 0
+        self,
+        request: UpstreamRequest,
+        claim: Claim | None,
+        fresh: Asking,
+        *,
+        least: int = 0,
+        most_gas: int = MAX_UNITS,
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
-        ``least``: payout units that it must bring, by the quote that was just given; a call that is
-        made again had another one. Raises Unavailable while the outcome of an earlier call is not
-        known, or that of this one is not, and of an order that nobody should pay for; StaleWrite,
-        before anybody is asked, where the bounds do not hold any more or the key's call is made
-        elsewhere;
+        ``least``: payout units that it must bring, and ``most_gas``: USDC units of gas that it may
+        bear, by the quote that was just given; a call that is made again had another one. Raises
+        Unavailable while the outcome of an earlier call is not known, or that of this one is not,
+        and of an order that nobody should pay for; StaleWrite, before anybody is asked, where the
+        bounds do not hold any more or the key's call is made elsewhere;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
         record, resumed = await self._record(request, claim, fresh.order_id)
@@ -168,7 +175,9 @@ class Relay:
         made = replace(
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
-        flaw = _flaw(created, 0 if resumed else least, self._clock.now_ms())
+        if resumed:
+            least, most_gas = 0, MAX_UNITS
+        flaw = _flaw(created, least, most_gas, self._clock.now_ms())
         if flaw is not None:
             await self._leave(made, flaw)
             raise Unavailable(_NOT_TAKEN)
@@ -328,7 +337,7 @@ def _log_doubt(order_id: str, upstream_id: str | None, reason: str) -> None:
     log.error("upstream_order_in_doubt", order_id=order_id, upstream_id=upstream_id, reason=reason)
 
 
-def _flaw(created: Created, least: int, now: int) -> str | None:
+def _flaw(created: Created, least: int, most_gas: int, now: int) -> str | None:
     """Why nobody should pay for the order that the upstream made, if so."""
     if created.is_over:
         return "the upstream made it, and says that it is over"
@@ -337,6 +346,8 @@ def _flaw(created: Created, least: int, now: int) -> str | None:
     output = created.expected_output
     if output is not None and output < least:
         return f"it would bring {output} units; at least {least} were quoted"
+    if created.funding_gas > most_gas:
+        return f"it would bear {created.funding_gas} units of gas; {most_gas} were quoted"
     return None
 
 

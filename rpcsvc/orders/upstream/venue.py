@@ -10,9 +10,9 @@ from typing import Final
 import structlog
 
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import MAX_UNITS, XMR, Money, require_storable
+from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
-from rpcsvc.domain.pricing import BPS, Direction, Price, implied_rate
+from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
@@ -97,7 +97,9 @@ class UpstreamVenue:
         admission = await self._require(request, 0)
         if request.chain.name == PERPS:
             return _quote(request, None, self._clock.now_ms()), admission
-        asked = UpstreamRequest(request.direction, request.chain, amount, request.to)
+        asked = UpstreamRequest(
+            request.direction, request.chain, amount, request.to, pays_gas=request.pays_gas
+        )
         offer = await self._upstream.quote(asked)
         require_storable(amount)
         admission = await self._require(request, _worth(request, offer.expected_output))
@@ -137,11 +139,15 @@ class UpstreamVenue:
             session_id=named.session_id,
             twap=request.twap,
             refund_address=request.refund_address,
+            pays_gas=request.pays_gas,
         )
         least = max(quote.min_received, request.least) if quote else 0
+        most_gas = quote.funding_gas if quote else MAX_UNITS
         reservation = self._reservation(request, quote, admission.client)
         fresh = Asking(named.order_id, reservation, admission)
-        record, created = await self._relay.create(asked, claim, fresh, least=least)
+        record, created = await self._relay.create(
+            asked, claim, fresh, least=least, most_gas=most_gas
+        )
         async with self._relay.recording(record):
             yield self._made(request, quote, record, created, admission.client)
         if request.twap is not None:
@@ -273,20 +279,23 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> Quote:
     if offer is None:
         offer, price = Offer(_ANY_AMOUNT, 0, _USUAL_SECONDS), _ANY_AMOUNT
     else:
-        price = implied_rate(request.direction, request.amount.units, offer.expected_output)
-    rate = Rate(price, as_of, "upstream")
+        swapped = request.amount.units - offer.funding_gas
+        price = implied_rate(request.direction, swapped, offer.expected_output)
+    rate, gas = Rate(price, as_of, "upstream"), offer.funding_gas
+    gas_fee = mul_div_ceil(gas, ONE_XMR, price)
     return Quote(
         direction=request.direction,
         chain=request.chain,
         deposit=request.amount,
-        price=Price(rate.usdc_per_xmr, 0, 0, BPS),
+        price=Price(rate.usdc_per_xmr, 0, 0, BPS, funding_fee=gas_fee),
         rate=rate,
-        fees=Fees(0, 0),
+        fees=Fees(0, gas),  # a refund bears the gas, too
         minimum=1,
         maximum=MAX_UNITS,
         expected_output=offer.expected_output,
         min_received=offer.min_received,
         seconds=offer.seconds,
+        funding_gas=gas,
     )
 
 
@@ -295,6 +304,6 @@ def _agreed(request: QuoteRequest, quote: Quote | None, created: Created, now: i
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:
         return _quote(request, None, as_of)
-    if quote is None:
-        return _quote(request, Offer(output, 0, _USUAL_SECONDS), as_of)
-    return _quote(request, Offer(output, min(quote.min_received, output), quote.seconds), as_of)
+    least, seconds = (quote.min_received, quote.seconds) if quote else (0, _USUAL_SECONDS)
+    offer = Offer(output, min(least, output), seconds, created.funding_gas)
+    return _quote(request, offer, as_of)

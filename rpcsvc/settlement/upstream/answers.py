@@ -298,7 +298,10 @@ class IntegratorFee(Part):
 
 
 class UpstreamQuote(ParsedAnswer):
-    """Quote response of spec 2.4. ``estimated_seconds`` is rounded up."""
+    """Quote response of spec 2.4, and the gas that another rpcsvc has put in the price.
+
+    ``estimated_seconds`` is rounded up; ``funding_gas`` in USDC units.
+    """
 
     from_amount: Units
     from_amount_usd: DecimalText
@@ -309,10 +312,14 @@ class UpstreamQuote(ParsedAnswer):
     estimated_seconds: RoundedUp = Field(alias="estimatedTime")
     min_received: Units
     integrator_fee: IntegratorFee | None = None
+    funding_gas: Units = 0
 
 
 class UpstreamOrder(ParsedAnswer):
-    """Order create response of spec 2.4. ``status_text`` is the upstream's own word."""
+    """Order create response of spec 2.4. ``status_text`` is the upstream's own word.
+
+    ``funding_gas`` as in a quote.
+    """
 
     order_id: Identifier
     deposit_address: Text = Field(repr=False)
@@ -326,6 +333,7 @@ class UpstreamOrder(ParsedAnswer):
     expires_at: Time
     status_text: Text = Field(alias="status")
     refund_address: Any = Field(default=None, repr=False)
+    funding_gas: Units = 0
 
     @property
     def status(self) -> OrderReading:
@@ -348,7 +356,7 @@ class UpstreamTwap(Part):
 
 
 class StatusAnswer(ParsedAnswer):
-    """Order (GET by id) of spec 2.4, and the refund address of another rpcsvc's BFF."""
+    """Order (GET by id) of spec 2.4; the refund address and amount due of another rpcsvc's BFF."""
 
     order_id: Identifier
     status_text: Text = Field(alias="status")
@@ -366,6 +374,7 @@ class StatusAnswer(ParsedAnswer):
     completed_at: Time | None = None
     twap: UpstreamTwap | None = None
     refund_address: Text | None = Field(default=None, repr=False)
+    amount_due: PositiveUnits | None = None
 
     @property
     def status(self) -> OrderReading:
@@ -442,6 +451,7 @@ def quote(answer: UpstreamAnswer, request: QuoteBody) -> UpstreamQuote:
         raise _broken("fromAmount", "is not the amount that was asked for")
     if found.min_received > found.to_amount:
         raise _broken("minReceived", "is more than toAmount")
+    _require_gas(found.funding_gas, request)
     return found
 
 
@@ -463,6 +473,7 @@ def order(answer: UpstreamAnswer, request: OrderBody, networks: PayableNetworks)
     if found.deposit_token_symbol.upper() != symbol:  # another would be sent in vain
         raise _broken("depositTokenSymbol", f"is not {symbol}")
     _require_asked("toAddress", found.to_address, request.to_address)
+    _require_gas(found.funding_gas, request)
     return found.model_copy(update={"deposit_address": address, "to_address": request.to_address})
 
 
@@ -505,6 +516,12 @@ def _deposit_address(text: str, networks: PayableNetworks, *, pays_monero: bool)
         return parse_evm_address(text, field=field, forbidden=networks.forbidden)
     except InvalidDestination as error:
         raise _broken(field, error.message.removeprefix(field).strip(" .")) from None
+
+
+def _require_gas(units: int, request: QuoteBody) -> None:
+    """Gas is in the price if, and only if, that was asked for; the deposit has to exceed it."""
+    if request.pays_gas != (units > 0) or units >= request.from_amount:
+        raise _broken("fundingGas", "does not fit what was asked for")
 
 
 def _require_asked(field: str, value: object, asked: str) -> None:

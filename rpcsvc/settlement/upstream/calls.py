@@ -278,13 +278,14 @@ _NO_MORE_UNFUNDED: Final = (
 
 
 def _quote_body(request: transport.QuoteBody) -> dict[str, Any]:
-    return {
+    body = {
         "fromChainId": request.from_chain_id,
         "toChainId": request.to_chain_id,
         "fromToken": request.from_token,
         "toToken": request.to_token,
         "fromAmount": str(request.from_amount),
     }
+    return body | {"funding": "x402"} if request.pays_gas else body
 
 
 def _order_body(request: transport.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
-from rpcsvc.domain.order import PERPS, OrderStatus, Report, Terms, TwapPlan
+from rpcsvc.domain.order import AWAITS_DEPOSIT, PERPS, OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, implied_rate
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import (
@@ -98,7 +98,8 @@ class UpstreamEngine:
     async def quote(self, request: UpstreamRequest) -> Offer:
         """The price of a swap. Raises errors.ServiceError."""
         # An upstream need not read longer numbers; its limit is below this one.
-        body = transport.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
+        units = min(request.amount.units, MAX_UNITS)
+        body = transport.QuoteBody(*self._pair(request), units, pays_gas=request.pays_gas)
         try:
             urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
             found = await self._upstream.quote(body, urgency)
@@ -107,7 +108,9 @@ class UpstreamEngine:
         rate = implied_rate(request.direction, found.from_amount, found.to_amount)
         if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
-        return Offer(found.to_amount, found.min_received, found.estimated_seconds)
+        return Offer(
+            found.to_amount, found.min_received, found.estimated_seconds, found.funding_gas
+        )
 
     async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
@@ -136,6 +139,7 @@ class UpstreamEngine:
             session_id=request.session_id,
             twap=_twap(request.twap),
             refund_address=request.refund_address,
+            pays_gas=request.pays_gas,
         )
         made = await self._upstream.create_order(body, key=key, resumed=resumed)
         if made.deposit_amount != request.amount.units:
@@ -152,6 +156,7 @@ class UpstreamEngine:
             made.raw,
             made.expected_output,
             is_over=made.status is not UNKNOWN and made.status.is_terminal,
+            funding_gas=made.funding_gas,
         )
 
     def _refusal(self, chain: Chain, error: UpstreamError) -> ServiceError:
@@ -355,6 +360,9 @@ def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | No
         raise _another("toAddress")
     if not same_address(found.deposit_address, terms.deposit_address):
         raise _another("depositAddress")
+    # Nobody may be asked for more than the order's deposit.
+    if found.amount_due is not None and found.amount_due > terms.deposit_amount:
+        raise _another("amountDue")
     if found.status is UNKNOWN:
         _log_unknown(found.order_id, found.status_text)
         return None
@@ -366,6 +374,7 @@ def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | No
         completed_at=found.completed_at,
         extra=_twap_text(found.twap),
         refund_address=found.refund_address,
+        due=found.amount_due if found.status in AWAITS_DEPOSIT else None,
     )
     return UpstreamStatus(found.status, report, found.raw)
 

@@ -374,13 +374,17 @@ def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class QuoteBody:
-    """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero."""
+    """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero.
+
+    ``pays_gas``: of another rpcsvc's BFF, whose price can have the gas of a signed payment in it.
+    """
 
     from_chain_id: int
     to_chain_id: int
     from_token: str
     to_token: str
     from_amount: int
+    pays_gas: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,6 @@ async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIt
             names=engine.names,
             bridges=frozenset({PERPS}),
             takes_signatures=lambda: engine.is_gasless,
-            prices_gas=False,
         )
         yield upstream_backend(profile, engine, parts.clock, authorizations)
 

@@ -630,6 +630,7 @@ CREATE TABLE relays (
     output          INTEGER CHECK (output >= 0),
     refund_txid     TEXT,
     refund_address  TEXT,
+    due             INTEGER CHECK (due > 0),
     error           TEXT,
     completed_at    INTEGER,
     extra           TEXT,
