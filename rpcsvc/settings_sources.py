@@ -60,7 +60,7 @@ class Group(BaseModel):
     )
 
 
-class Text(str):
+class TextValue(str):
     """A value that can only come as text, so that numbers and booleans have to be read from it."""
 
     __slots__ = ()
@@ -120,7 +120,7 @@ def read_environment(
     known = {*names, *_OTHER_VARIABLES, *files}
     for name, value in sorted(environ.items()):
         if name in names:
-            layer.values[names[name]] = Given(Text(value), f"env {name}")
+            layer.values[names[name]] = Given(TextValue(value), f"env {name}")
         elif name not in known and name.upper().startswith((ENV_PREFIX, TOKENS_VARIABLE)):
             layer.problems.append(_unknown(name, "environment", name.upper(), known))
     for file, name in files.items():
@@ -137,7 +137,7 @@ def read_flags(flags: Mapping[str, object], keys: Collection[str]) -> Layer:
         if key not in keys:
             layer.problems.append(_unknown(flag, "command line", flag, map(flag_name, keys)))
         elif value is not None:
-            typed = Text(value) if isinstance(value, str) else value
+            typed = TextValue(value) if isinstance(value, str) else value
             layer.values[key] = Given(typed, f"flag {flag}")
     return layer
 
@@ -189,7 +189,7 @@ def _read_secret_file(environ: Mapping[str, str], name: str, key: str, layer: La
     except ValueError:
         reason = f"not a text file of up to {_MAX_SECRET_FILE_BYTES} bytes"
     else:
-        layer.values[key] = Given(Text(content.strip()), origin)
+        layer.values[key] = Given(TextValue(content.strip()), origin)
         return
     layer.problems.append(
         f"{key} ({origin}): the file can't be read ({reason});"
@@ -294,7 +294,7 @@ def parse_address(host: str) -> IPv4Address | IPv6Address | None:
 
 def _from_text(adapter: TypeAdapter[Any], value: object) -> object:
     """``value`` read leniently if it came as text, otherwise (TOML) as it is."""
-    if not isinstance(value, Text):
+    if not isinstance(value, TextValue):
         return value
     try:
         return adapter.validate_python(str(value))

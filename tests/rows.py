@@ -13,14 +13,14 @@ from typing import Any
 
 import asyncpg
 
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
-from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database, Statement
 
 
 def all_rows(database: Database, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """All rows of a query over what is committed."""
-    if isinstance(database, PostgresDatabase):
+    if isinstance(database, PostgresqlDatabase):
         # In another thread: the loop of this thread runs the service.
         with ThreadPoolExecutor(1) as other:
             return other.submit(asyncio.run, _rows(database.url, sql, values)).result()

@@ -178,7 +178,7 @@ _WIDEST_SPAN: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class _Memory:
+class _ScannedEvents:
     """The events of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
 
     since: int
@@ -196,7 +196,7 @@ class EvmReader:
         self.network = network
         self._client = client
         self._span = WIDEST_LOG_RANGE
-        self._memory: _Memory | None = None
+        self._memory: _ScannedEvents | None = None
         self._receipts = EvmReceipts(network, client)
 
     async def head(self) -> Block:
@@ -270,7 +270,7 @@ class EvmReader:
 
     # --- events --------------------------------------------------------------------------------
 
-    async def _read_on(self, books: Books, head: Block) -> _Memory:
+    async def _read_on(self, books: Books, head: Block) -> _ScannedEvents:
         """Read the blocks that were not read yet, up to ``head``."""
         memory = await self._kept(books)
         first = memory.since if memory.done is None else memory.done.number + 1
@@ -295,14 +295,14 @@ class EvmReader:
         memory.done = head
         return memory
 
-    async def _kept(self, books: Books) -> _Memory:
+    async def _kept(self, books: Books) -> _ScannedEvents:
         """The events read before, if the last block of them is still on the chain."""
         memory = self._memory
         if memory is not None and memory.done is not None:
             now = await self._client.block(memory.done.number)
             if now is not None and now.hash == memory.done.hash:
                 return memory
-        self._memory = _Memory(since=books.watched[self.network.name].since)
+        self._memory = _ScannedEvents(since=books.watched[self.network.name].since)
         self._receipts.forget()
         return self._memory
 
@@ -345,7 +345,7 @@ class EvmReader:
                 f"{self.network.token} on {self.network.name} is no token at block {at}"
             ) from error
 
-    async def _opening(self, memory: _Memory, hot: str) -> int | None:
+    async def _opening(self, memory: _ScannedEvents, hot: str) -> int | None:
         """The hot wallet's USDC before the first block; None when the node has forgotten."""
         if not memory.opening_asked:
             try:
@@ -367,7 +367,7 @@ class EvmReader:
 
     # --- transactions --------------------------------------------------------------------------
 
-    def _to_ask(self, memory: _Memory, books: Books) -> list[str]:
+    def _to_ask(self, memory: _ScannedEvents, books: Books) -> list[str]:
         """The recorded transactions whose receipts are needed.
 
         Without an event, to see whether they are mined; since the opening balance, all that are
@@ -385,7 +385,7 @@ class EvmReader:
         return wanted
 
     async def _transactions(
-        self, memory: _Memory, books: Books, head: Block
+        self, memory: _ScannedEvents, books: Books, head: Block
     ) -> tuple[dict[str, MinedTransaction], frozenset[str]]:
         """The recorded transactions that are mined, as far as asked; and those that wait."""
         mined, later = await self._receipts.mined(self._to_ask(memory, books), head)

@@ -79,7 +79,7 @@ class _Went:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _ListedTransfers:
     came: Annotated[tuple[_Came, ...], named("in")] = ()
     went: Annotated[tuple[_Went, ...], named("out")] = ()
     pool: tuple[_Came, ...] = ()
@@ -96,7 +96,7 @@ class _Signatures:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _TransactionBody:
     rct_signatures: _Signatures
 
 
@@ -109,7 +109,7 @@ def _decoded(value: Any) -> Any:
 class _OnNode:
     txid: Annotated[Text, named("tx_hash")]
     in_pool: Flag
-    body: Annotated[_Body, BeforeValidator(_decoded), named("as_json")]
+    body: Annotated[_TransactionBody, BeforeValidator(_decoded), named("as_json")]
     height: Annotated[Whole | None, named("block_height")] = None
 
 
@@ -136,7 +136,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _ScannedPayments:
     """The wallet's lists of blocks up to ``mark``, and payments that are deep below it."""
 
     mark: _Mark | None = None
@@ -155,7 +155,7 @@ class MoneroReader:
         self._node = node
         self._wallet = wallet
         self._options = options
-        self._memory = _Memory()
+        self._memory = _ScannedPayments()
         self._window = _WINDOW
 
     async def head(self) -> BlockHeader:
@@ -206,7 +206,9 @@ class MoneroReader:
 
     # --- the wallet's lists --------------------------------------------------------------------
 
-    async def _listed(self, memory: _Memory, top: int) -> tuple[list[Arrival], list[_Sent]]:
+    async def _listed(
+        self, memory: _ScannedPayments, top: int
+    ) -> tuple[list[Arrival], list[_Sent]]:
         """All incoming and outgoing transfers in blocks up to ``top``."""
         arrivals, sent = list(memory.arrivals), list(memory.sent)
         after = memory.mark.height if memory.mark else 0
@@ -224,10 +226,10 @@ class MoneroReader:
     async def _waiting(self) -> list[Arrival]:
         """Incoming transfers that wait in the pool."""
         params = {"pool": True, "account_index": self._wallet.account}
-        answer = await self._ask_wallet(_Listed, "get_transfers", params)
+        answer = await self._ask_wallet(_ListedTransfers, "get_transfers", params)
         return [replace(_arrival(item), block=None) for item in answer.pool]
 
-    async def _transfers(self, after: int, upto: int) -> _Listed:
+    async def _transfers(self, after: int, upto: int) -> _ListedTransfers:
         """The wallet's transfers in blocks above ``after`` and up to ``upto``."""
         params = {
             "in": True,
@@ -237,7 +239,7 @@ class MoneroReader:
             "min_height": after,
             "max_height": upto,
         }
-        return await self._ask_wallet(_Listed, "get_transfers", params)
+        return await self._ask_wallet(_ListedTransfers, "get_transfers", params)
 
     async def _balance(self) -> tuple[int, bool]:
         """The account's mined balance, and whether all frozen outputs could be listed.
@@ -269,7 +271,7 @@ class MoneroReader:
     # --- payments ------------------------------------------------------------------------------
 
     async def _sightings(
-        self, memory: _Memory, payments: Sequence[PaymentEntry], head: BlockHeader
+        self, memory: _ScannedPayments, payments: Sequence[PaymentEntry], head: BlockHeader
     ) -> dict[str, Sighting]:
         seen = {
             payment.payment_id: memory.payments[payment.payment_id]
@@ -322,13 +324,13 @@ class MoneroReader:
 
     # --- what is kept --------------------------------------------------------------------------
 
-    async def _kept(self) -> _Memory:
+    async def _kept(self) -> _ScannedPayments:
         """The lists read before, if the last block of them is still on the chain."""
         mark = self._memory.mark
         if mark is not None:
             header = await self._node.header_at(mark.height)
             if header is None or header.hash != mark.hash:
-                self._memory = _Memory()
+                self._memory = _ScannedPayments()
         return self._memory
 
     async def _to_keep(
@@ -337,17 +339,17 @@ class MoneroReader:
         arrivals: list[Arrival],
         sent: list[_Sent],
         seen: dict[str, Sighting],
-    ) -> _Memory:
+    ) -> _ScannedPayments:
         height = head.height - _YOUNG
         header = await self._node.header_at(height) if height > 0 else None
         if header is None:
-            return _Memory()
+            return _ScannedPayments()
         deep = {
             key: item
             for key, item in seen.items()
             if item.block is not None and item.block <= height
         }
-        return _Memory(
+        return _ScannedPayments(
             mark=_Mark(height, header.hash),
             arrivals=[item for item in arrivals if item.block and item.block <= height],
             sent=[item for item in sent if item.departure.block <= height],

@@ -118,7 +118,7 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class Text(Once):
+class TextOption(Once):
     """Accepts text, and refuses undecodable bytes that a shell lets through. For paths, which may
     hold any bytes, use Once.
     """
@@ -175,5 +175,5 @@ def add_command(
 
 def add_target(group: Any) -> None:
     """Add the options that select the service to call."""
-    group.add_argument("--url", action=Text, help="the service's root URL (RPCSVC_URL)")
-    group.add_argument("--token", action=Text, help="for /rpc (AGENT_RPC_TOKEN)")
+    group.add_argument("--url", action=TextOption, help="the service's root URL (RPCSVC_URL)")
+    group.add_argument("--token", action=TextOption, help="for /rpc (AGENT_RPC_TOKEN)")

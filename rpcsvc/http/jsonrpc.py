@@ -272,9 +272,9 @@ class JsonRpcServer(Generic[C]):
             failure = InternalError(request_id)
         return None if is_notification else self._refusal(caller, call_id, failure, request_id)
 
-    def _find(self, element: dict[str, Any], call_id: Any) -> _Found[C]:
+    def _find(self, element: dict[str, Any], call_id: Any) -> _FoundMethod[C]:
         """The method that an element calls. Raises UnknownMethod and InvalidParams."""
-        found: _Found[C] = _Found()
+        found: _FoundMethod[C] = _FoundMethod()
         params, known = element.get("params"), self._known.get(element["method"])
         if known is not None and type(params) is dict:
             found.method, found.params = known, params
@@ -288,7 +288,7 @@ class JsonRpcServer(Generic[C]):
         return found
 
     async def _run(
-        self, found: _Found[C], caller: C, hint: str | None, *, is_notification: bool
+        self, found: _FoundMethod[C], caller: C, hint: str | None, *, is_notification: bool
     ) -> Any:
         method = found.method
         if method is None or (is_notification and not method.runs_as_notification):
@@ -328,7 +328,7 @@ class JsonRpcServer(Generic[C]):
         return RpcAnswer(status, self._refusal(caller, None, error, request_id))
 
 
-class _Found(Generic[C]):
+class _FoundMethod(Generic[C]):
     """What jsonrpcserver found for one element: it hands this to the entry as its context."""
 
     __slots__ = ("method", "params")
@@ -346,7 +346,7 @@ class _Entry(Generic[C]):
     def __init__(self, method: RpcMethod[C]) -> None:
         self._method = method
 
-    def __call__(self, found: _Found[C], params: Any, /) -> jsonrpcserver.Result:
+    def __call__(self, found: _FoundMethod[C], params: Any, /) -> jsonrpcserver.Result:
         if type(params) is not dict and params != []:
             return jsonrpcserver.InvalidParams()
         found.method = self._method

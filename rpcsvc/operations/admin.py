@@ -31,7 +31,10 @@ from rpcsvc.errors import InputError, InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import session
 from rpcsvc.operations.admin_models import (
+    AdminOutcome,
     AdminResult,
+    AdminTicket,
+    AdminTransfer,
     AnnotationParams,
     AnnotationResult,
     AttemptView,
@@ -44,19 +47,16 @@ from rpcsvc.operations.admin_models import (
     FeesReport,
     FeesView,
     OneTicket,
-    Outcome,
     RefundParams,
     RefundView,
     TicketHead,
     TicketList,
     TicketParams,
-    TicketView,
     TransactionParams,
     TransferDetails,
     TransferList,
     TransferParams,
     TransfersParams,
-    TransferView,
     TreasuryPlan,
     TreasuryView,
 )
@@ -203,7 +203,7 @@ class Admin:
             return _refused(f"Payouts are paused ({paused}): first rpcsvc payouts resume")
         waited = await self._retry(wanted)
         log.info("transfer_retried", transfer_id=wanted[:80], waited=waited)
-        return Outcome().flat()
+        return AdminOutcome().flat()
 
     async def _find(self, service: Service, wanted: str) -> BookedTransfer:
         found = await self._books.transfer(wanted)
@@ -224,10 +224,10 @@ class Admin:
         names = ", ".join(item.transfer_id for item in order.transfers) or "none"
         raise InvalidInput(f"{wanted} is an order; its transfers: {names}", field="transferId")
 
-    async def _view(self, item: BookedTransfer, paused: str | None, *, full: bool) -> TransferView:
+    async def _view(self, item: BookedTransfer, paused: str | None, *, full: bool) -> AdminTransfer:
         signed = await self._books.signed(item.transfer_id)
         asset = _ASSETS[item.asset]
-        return TransferView(
+        return AdminTransfer(
             transfer_id=item.transfer_id,
             order_id=item.order_id,
             order_status=item.order_status.value,
@@ -344,15 +344,15 @@ class Admin:
             raise _no_ticket(params.ticket_id)
         return Closed(closed=ClosedTicket(ticket_id=params.ticket_id)).flat()
 
-    async def _tickets(self) -> list[TicketView]:
+    async def _tickets(self) -> list[AdminTicket]:
         return [
-            TicketView(**{**each._asdict(), "created_at": iso8601(each.created_at)})
+            AdminTicket(**{**each._asdict(), "created_at": iso8601(each.created_at)})
             for each in await self._books.tickets()
         ]
 
 
 def _refused(reason: str) -> Flat:
-    return Outcome(refused=reason).flat()
+    return AdminOutcome(refused=reason).flat()
 
 
 def _words(text: str, otherwise: str) -> str:
@@ -412,7 +412,7 @@ def admin_operations(admin: Admin) -> tuple[Operation, ...]:
         admin_row("payouts.list", TransfersParams, TransferList, admin.list_transfers),
         admin_row("payouts.show", TransferParams, TransferDetails, admin.show_transfer),
         admin_row(
-            "payouts.retry", TransferParams, Outcome, admin.retry_transfer, Effect.MOVES_MONEY
+            "payouts.retry", TransferParams, AdminOutcome, admin.retry_transfer, Effect.MOVES_MONEY
         ),
         admin_row("refunds.preview", RefundParams, RefundView, admin.preview_refund),
         admin_row("refunds.set", RefundParams, RefundView, admin.set_refund, Effect.MOVES_MONEY),

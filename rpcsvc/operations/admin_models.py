@@ -120,7 +120,7 @@ class AttemptView(AdminResult):
     block: int | None
 
 
-class TransferView(AdminResult):
+class AdminTransfer(AdminResult):
     """A transfer, and what happens to it next."""
 
     transfer_id: str
@@ -139,7 +139,7 @@ class TransferView(AdminResult):
     next: str
 
 
-class TransferDetails(TransferView):
+class TransferDetails(AdminTransfer):
     """A transfer with its receipt, and why payouts are paused, if they are."""
 
     receipt: Json | None
@@ -150,10 +150,10 @@ class TransferList(AdminResult):
     """Transfers, the newest first."""
 
     paused: str | None
-    transfers: list[TransferView]
+    transfers: list[AdminTransfer]
 
 
-class Outcome(AdminResult):
+class AdminOutcome(AdminResult):
     """Whether it was done: ``refused`` says why not."""
 
     refused: str | None = None
@@ -228,7 +228,7 @@ class TicketHead(AdminResult):
     wallet_address: str | None
 
 
-class TicketView(TicketHead):
+class AdminTicket(TicketHead):
     """A ticket."""
 
     message: str
@@ -243,7 +243,7 @@ class TicketList(AdminResult):
 class OneTicket(AdminResult):
     """One ticket."""
 
-    ticket: TicketView
+    ticket: AdminTicket
 
 
 class MessageView(AdminResult):

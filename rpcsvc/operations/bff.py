@@ -55,14 +55,14 @@ from rpcsvc.operations.inputs import (
     require_fundable,
     require_verified,
 )
-from rpcsvc.operations.ordering import Placed, place
+from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.session import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_order
 from rpcsvc.operations.views import draft_order_view, may_fund
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
+from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
 
 # A list has at most so many of a session's newest orders.
 LONGEST_LIST = 100
@@ -347,7 +347,7 @@ def _usd(units: int, asset: Asset, rate: int) -> str:
     return format_units(worth, USDC)
 
 
-def _quote_view(found: Quote, call: Call) -> Json:
+def _quote_view(found: VenueQuote, call: Call) -> Json:
     rate, payout = found.rate.usdc_per_xmr, found.payout_asset
     view: Json = {
         "fromAmount": str(found.deposit.units),
@@ -373,7 +373,7 @@ def _quote_view(found: Quote, call: Call) -> Json:
 _PERCENT = Asset("%", 2)
 
 
-def _new_order(service: Service, placed: Placed) -> bytes:
+def _new_order(service: Service, placed: PlacedOrder) -> bytes:
     """The create response (spec 2.4)."""
     terms = placed.order.terms
     is_xmr = terms.deposit_asset is XMR

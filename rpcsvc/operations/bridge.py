@@ -13,11 +13,11 @@ from rpcsvc.errors import OrderNotFound, Unavailable
 from rpcsvc.operations.bff_models import BridgeOrderIdParams, BridgeParams, Nothing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import read_destination
-from rpcsvc.operations.ordering import Placed, place
+from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.swap import find_any_order
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.venue import BridgeRate, OrderRequest
+from rpcsvc.orders.ports.venue import ExchangeRate, OrderRequest
 
 
 async def rates(service: Service, _params: Nothing, _call: Call) -> Flat:
@@ -73,7 +73,7 @@ def _require_bridge(service: Service) -> None:
         raise Unavailable("This service has no bridge.")
 
 
-def _opened(placed: Placed) -> bytes:
+def _opened(placed: PlacedOrder) -> bytes:
     terms = placed.order.terms
     return orjson.dumps(
         {
@@ -126,6 +126,6 @@ def _relayed_view(found: Order) -> Json:
     }
 
 
-def _rate_view(rate: BridgeRate) -> Json:
+def _rate_view(rate: ExchangeRate) -> Json:
     """The rate as a JSON number, digit for digit."""
     return {"rate": orjson.Fragment(format(rate.rate, "f").encode()), "eta": rate.eta}

@@ -36,10 +36,10 @@ from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, 
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.store import StatusView, StoredResponse
-from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, Quote
+from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
 
 
-class Placed(NamedTuple):
+class PlacedOrder(NamedTuple):
     """A new order, its stored status answer, and the quote that it locks.
 
     A bridge order has no status answer: the agent API does not serve it.
@@ -47,14 +47,14 @@ class Placed(NamedTuple):
 
     order: Order
     status: Answer | None
-    quote: Quote
+    quote: VenueQuote
 
 
 async def place(
     service: Service,
     request: Callable[[], OrderRequest],
     claim: Claim | None,
-    write: Callable[[Placed], bytes],
+    write: Callable[[PlacedOrder], bytes],
 ) -> Stored:
     """Make the order, or replay the first answer of its idempotency key.
 
@@ -71,7 +71,10 @@ async def place(
 
 
 async def _make(
-    service: Service, request: OrderRequest, claim: Claim | None, write: Callable[[Placed], bytes]
+    service: Service,
+    request: OrderRequest,
+    claim: Claim | None,
+    write: Callable[[PlacedOrder], bytes],
 ) -> bytes:
     async with service.venue.opening(request, claim) as opened:
         return await _commit(service, opened, claim, write, request.webhook)
@@ -81,13 +84,13 @@ async def _commit(
     service: Service,
     opened: NewOrder,
     claim: Claim | None,
-    write: Callable[[Placed], bytes],
+    write: Callable[[PlacedOrder], bytes],
     webhook: Webhook | None,
 ) -> bytes:
     order, status = open_order(opened.terms), None
     if not order.terms.is_bridge:
         status = status_answer(service.views, order, order.status_at)
-    body = write(Placed(order, status, opened.quote))
+    body = write(PlacedOrder(order, status, opened.quote))
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
     await service.processor.open(

@@ -40,7 +40,7 @@ from rpcsvc.operations.inputs import (
     read_webhook,
     require_verified,
 )
-from rpcsvc.operations.ordering import Placed, place, status_answer
+from rpcsvc.operations.ordering import PlacedOrder, place, status_answer
 from rpcsvc.operations.params import (
     CancelParams,
     FaultParams,
@@ -60,7 +60,7 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, Quote, QuoteRequest
+from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
 from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
 
 DEPOSIT_POLICY = [
@@ -107,7 +107,7 @@ DEPOSIT_POLICY = [
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
 
-def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
+def quote_view(service: Service, quote: VenueQuote) -> dict[str, Any]:
     """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
     payout = quote.payout_asset
     spread = quote.price.spread(quote.direction, quote.deposit.units)
@@ -139,7 +139,7 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
     }
 
 
-def _funding_fees(quote: Quote) -> Json:
+def _funding_fees(quote: VenueQuote) -> Json:
     if not quote.funding_gas:
         return {}
     return {
@@ -413,7 +413,7 @@ def _quoted(digest: str, intent: SwapIntent) -> QuotedTerms:
     return quoted
 
 
-def _require_kept(held: Sequence[QuotedTerms], quote: Quote) -> None:
+def _require_kept(held: Sequence[QuotedTerms], quote: VenueQuote) -> None:
     """Raise QuoteChanged unless the new quote is as good as every quote that the order must
     keep.
     """
@@ -443,7 +443,7 @@ def _terms_key(fingerprint: Json) -> str:
     return f"terms-{hashlib.sha256(written).hexdigest()}"
 
 
-def _order_answer(service: Service, source: str, operation: str, placed: Placed) -> bytes:
+def _order_answer(service: Service, source: str, operation: str, placed: PlacedOrder) -> bytes:
     """The envelope of a new order, without its request id."""
     status = placed.status
     if status is None:

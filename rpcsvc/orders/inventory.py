@@ -26,7 +26,7 @@ from rpcsvc.orders.unfunded import (
     UNFUNDED_REASON,
     Admission,
     Client,
-    Refusal,
+    ExceededBound,
     Reserved,
     UnfundedLimits,
     bounds_of,
@@ -120,7 +120,9 @@ class ClientLimits:
         )
 
 
-def _too_large(refusal: Refusal, amount: Money, asset: Asset, needed: int) -> AmountAboveMaximum:
+def _too_large(
+    refusal: ExceededBound, amount: Money, asset: Asset, needed: int
+) -> AmountAboveMaximum:
     room = max(0, refusal.limit - refusal.held)
     # In proportion; 2 units make up for what rounding took from ``needed``.
     most = format_units(amount.units * room // (needed + 2), amount.asset)
@@ -134,7 +136,7 @@ def _too_large(refusal: Refusal, amount: Money, asset: Asset, needed: int) -> Am
     )
 
 
-def _too_much(refusal: Refusal, asset: Asset, wait_ms: int) -> RateLimited:
+def _too_much(refusal: ExceededBound, asset: Asset, wait_ms: int) -> RateLimited:
     def shown(value: int) -> str:
         return f"{value} orders" if refusal.is_count else _shown(value, asset)
 
@@ -157,7 +159,7 @@ _WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token 
 _SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
 
 
-def _whose(refusal: Refusal) -> str:
+def _whose(refusal: ExceededBound) -> str:
     return _WHOSE.get(refusal.scope, "you")
 
 

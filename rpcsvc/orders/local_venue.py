@@ -35,17 +35,17 @@ from rpcsvc.orders.policy import Core, TermsMaker
 from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.ports.store import Health, PooledOrder, Ticket
 from rpcsvc.orders.ports.venue import (
-    BridgeRate,
-    BridgeRates,
     Confirmations,
     DirectionLimits,
+    ExchangeRate,
+    ExchangeRates,
     Market,
     NewOrder,
     OrderRequest,
-    Quote,
     QuoteRequest,
     Rate,
     VenueProfile,
+    VenueQuote,
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
@@ -71,7 +71,7 @@ class Intake(NamedTuple):
 class _Priced(NamedTuple):
     """A quote, and what has to hold in the transaction that makes an order at it."""
 
-    quote: Quote
+    quote: VenueQuote
     admission: Admission | None
     rates: RateBounds | None
 
@@ -181,7 +181,7 @@ class LocalVenue:
         """Raise AmountBelowMinimum or AmountAboveMaximum, and Unavailable without a rate."""
         self._within_limits(direction, chain, amount, self._rates.rate())
 
-    async def quote(self, request: QuoteRequest) -> Quote:
+    async def quote(self, request: QuoteRequest) -> VenueQuote:
         """A quote at the current rate."""
         return (await self._priced(request)).quote
 
@@ -213,7 +213,7 @@ class LocalVenue:
         admission = await self._inventory.require(
             request.client, direction, chain, amount, needed, rate
         )
-        quote = Quote(
+        quote = VenueQuote(
             direction=direction,
             chain=chain,
             deposit=amount,
@@ -303,16 +303,16 @@ class LocalVenue:
         rate = self._rates.rate()
         return usd_to_deposit_ceil(direction, chain.min_swap_usd, rate.usdc_per_xmr)
 
-    async def bridge_rates(self) -> BridgeRates:
+    async def bridge_rates(self) -> ExchangeRates:
         """The market's rate, and the same less the spread."""
         rate, policy = self._rates.rate(), self._policy
         ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
         seconds = self._wallets.estimated_seconds(Money(ONE_XMR, XMR), PERPS)
         eta = f"{seconds} s" if seconds < 120 else f"{-(-seconds // 60)} min"
         own = ours.output(Direction.XMR_TO_USDC, ONE_XMR)
-        return BridgeRates(
-            [BridgeRate(rate.source, _dollars(rate.usdc_per_xmr), eta)],
-            BridgeRate(self.profile.engine, _dollars(own), eta),
+        return ExchangeRates(
+            [ExchangeRate(rate.source, _dollars(rate.usdc_per_xmr), eta)],
+            ExchangeRate(self.profile.engine, _dollars(own), eta),
         )
 
     async def confirmations(self, order: Order) -> Confirmations:

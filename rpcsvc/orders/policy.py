@@ -18,7 +18,7 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.rates import RateRows
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.venue import OrderRequest, Quote, network_of
+from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote, network_of
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.unfunded import UnfundedLimits
@@ -87,7 +87,7 @@ class TermsMaker:
         return self._clock.now_ms() + self._policy.deposit_window
 
     def terms(
-        self, request: OrderRequest, quote: Quote, named: OrderIds, deposit_address: str
+        self, request: OrderRequest, quote: VenueQuote, named: OrderIds, deposit_address: str
     ) -> Terms:
         """The terms of an order at a quote."""
         plan = request.twap

@@ -63,7 +63,7 @@ _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _AppliedEvent:
     """What an event makes of an order, to be committed."""
 
     before: Order
@@ -192,7 +192,7 @@ class OrderProcessor:
             steps = await self._commit(events, commit, check=check)
         self._tell(steps)
 
-    async def _step(self, order_id: str, event: Event) -> _Step:
+    async def _step(self, order_id: str, event: Event) -> _AppliedEvent:
         """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
         before = await self._store.order(order_id)
         if before is None:
@@ -206,7 +206,7 @@ class OrderProcessor:
             effects=result.effects,
             reservation=self._count(before, result.order, ""),
         )
-        return _Step(before, result.order, event, change)
+        return _AppliedEvent(before, result.order, event, change)
 
     async def _commit(
         self,
@@ -216,7 +216,7 @@ class OrderProcessor:
         check: OrderCheck | None = None,
         done: tuple[PendingEffect, ...] = (),
         evidence: bytes = b"",
-    ) -> list[_Step]:
+    ) -> list[_AppliedEvent]:
         """Commit the events, each on its order as it is now, all of them or none.
 
         An order that another process changed meanwhile is read again: what was decided before may
@@ -239,7 +239,7 @@ class OrderProcessor:
                 log.info("order_reread", order_ids=list(events))
         return steps
 
-    def _tell(self, steps: Sequence[_Step]) -> None:
+    def _tell(self, steps: Sequence[_AppliedEvent]) -> None:
         for step in steps:
             for sink in self._sinks:
                 sink(step.after.order_id, step.change.effects)

@@ -17,7 +17,7 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import MAX_UNITS, Money, format_units
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import InvalidInput, QuoteChanged
-from rpcsvc.orders.ports.venue import Quote
+from rpcsvc.orders.ports.venue import VenueQuote
 
 FIELD: Final = "quoteDigest"
 PATTERN: Final = "^[A-Za-z0-9_-]{24,512}$"
@@ -62,7 +62,7 @@ class QuotedTerms(NamedTuple):
                 field=FIELD,
             )
 
-    def require_kept(self, quote: Quote) -> None:
+    def require_kept(self, quote: VenueQuote) -> None:
         """Raise QuoteChanged unless these terms are as good as those of before, or better."""
         payout, deposit = quote.payout_asset, quote.deposit_asset
         now = quote_terms(quote, self.at)
@@ -87,7 +87,7 @@ class QuotedTerms(NamedTuple):
             )
 
 
-def quote_terms(quote: Quote, at: int) -> QuotedTerms:
+def quote_terms(quote: VenueQuote, at: int) -> QuotedTerms:
     """The terms of a quote that was given at a time (ms)."""
     return QuotedTerms(
         quote.direction.value,

@@ -87,7 +87,7 @@ class UnfundedLimits:
         ]
 
 
-class Refusal(NamedTuple):
+class ExceededBound(NamedTuple):
     """The bound that an order would break. ``scope`` is ALL, BY_ADDRESS or the client.
 
     ``limit`` and ``held`` are payout units, or orders when ``is_count``. ``frees_at`` (ms) is when
@@ -138,7 +138,7 @@ class Excess(NamedTuple):
     held: int
     needed: int
 
-    def refusal(self, network: str, unfunded: Iterable[Reservation]) -> Refusal:
+    def refusal(self, network: str, unfunded: Iterable[Reservation]) -> ExceededBound:
         """The bound with the time when enough of ``unfunded`` expires; else the last of it."""
         found = sorted(
             (each.expires_at, 1 if self.is_count else each.units)
@@ -151,7 +151,7 @@ class Excess(NamedTuple):
             if sum_freed >= missing:
                 break
         is_too_large = not self.is_count and self.needed > self.limit
-        return Refusal(
+        return ExceededBound(
             self.scope, self.is_count, self.limit, self.held, None if is_too_large else at
         )
 
@@ -168,7 +168,7 @@ def excesses(
     return [each for each in found if each.held + each.needed > each.limit]
 
 
-def worst(refusals: Sequence[Refusal]) -> Refusal:
+def worst(refusals: Sequence[ExceededBound]) -> ExceededBound:
     """Of several, that which is in the way for longest."""
     never = [each for each in refusals if each.frees_at is None]
     return never[0] if never else max(refusals, key=lambda each: each.frees_at or 0)

@@ -46,7 +46,7 @@ class SigningKey:
 
 
 @dataclass(frozen=True, slots=True)
-class RetiredKey:
+class RetiredSigningKey:
     """A key that signed before. Only its public part is left."""
 
     kid: str
@@ -60,7 +60,7 @@ class Keys:
     """A ring: the key that signs, and those that did, the latest first."""
 
     current: SigningKey
-    retired: tuple[RetiredKey, ...] = ()
+    retired: tuple[RetiredSigningKey, ...] = ()
 
 
 def signing_key(seed: bytes, created_at: str) -> SigningKey:
@@ -72,7 +72,7 @@ def signing_key(seed: bytes, created_at: str) -> SigningKey:
     return SigningKey(thumbprint(x), x, secret, created_at)
 
 
-def jwk(key: SigningKey | RetiredKey) -> Json:
+def jwk(key: SigningKey | RetiredSigningKey) -> Json:
     """The public part as a JWK (RFC 8037); ``whpk`` is the same in the form of webhooks."""
     return {
         "kty": "OKP",
@@ -109,9 +109,9 @@ def decode(raw: bytes) -> Keys:
     return Keys(current, tuple(_retired_key(row) for row in others))
 
 
-def _retired_key(row: Json) -> RetiredKey:
+def _retired_key(row: Json) -> RetiredSigningKey:
     x = b64url(_bytes32(row["x"]))
-    return RetiredKey(thumbprint(x), x, _moment(row["createdAt"]), _moment(row["retiredAt"]))
+    return RetiredSigningKey(thumbprint(x), x, _moment(row["createdAt"]), _moment(row["retiredAt"]))
 
 
 def _bytes32(text: str) -> bytes:
@@ -323,7 +323,7 @@ class KeyRing:
         return self._keys.current
 
     @property
-    def retired(self) -> tuple[RetiredKey, ...]:
+    def retired(self) -> tuple[RetiredSigningKey, ...]:
         """Keys that signed before, the latest first."""
         return self._keys.retired
 
@@ -347,7 +347,7 @@ class KeyRing:
         with explaining(self._directory), locked(self._directory):
             old, _ = read(self._directory)
             end = iso8601_second(self._clock.now_ms() // 1000 + HANDOVER_SECONDS)
-            gone = RetiredKey(old.current.kid, old.current.x, old.current.created_at, end)
+            gone = RetiredSigningKey(old.current.kid, old.current.x, old.current.created_at, end)
             retired = old.retired if revoke else (gone, *old.retired)
             commit(self._directory, Keys(self._new_key(), retired))
             self._adopt()

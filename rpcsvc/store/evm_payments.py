@@ -12,15 +12,15 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     GasUse,
     Inclusion,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
     Sweep,
     SweepMethod,
     SweepState,
-    Unswept,
+    UnsweptAddress,
 )
 from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
 
@@ -87,7 +87,7 @@ class SqlEvmPaymentLedger:
         found = await self._payments("WHERE payment_id = :payment_id", payment_id=payment_id)
         return found[0] if found else None
 
-    async def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
+    async def payments_in(self, network: str, *states: EvmPaymentState) -> list[EvmPayment]:
         """A network's payments in these states, lowest nonce first."""
         where = "WHERE network = :network AND state IN :states ORDER BY nonce, seq"
         return await self._payments(where, network=network, states=states)
@@ -163,12 +163,13 @@ class SqlEvmPaymentLedger:
 
     # --- sweeps --------------------------------------------------------------------------------
 
-    async def unswept(self, network: str, least: int) -> list[Unswept]:
+    async def unswept(self, network: str, least: int) -> list[UnsweptAddress]:
         """Addresses with at least ``least`` units to sweep and no sweep under way, lowest index
         first.
         """
         return [
-            Unswept(**row) for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
+            UnsweptAddress(**row)
+            for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
         ]
 
     async def unswept_of(self, network: str, address_index: int) -> int:
@@ -265,15 +266,15 @@ def _add_attempt(payment_id: str, number: int, item: Attempt) -> Statement:
 
 
 def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
-    order = PaymentOrder(
-        payment_id=row["payment_id"], purpose=Purpose(row["purpose"]), recipient=row["recipient"],
-        units=row["units"], contract=row["contract"], data=bytes.fromhex(row["data"]),
-        gas=row["gas"],
+    order = EvmPaymentOrder(
+        payment_id=row["payment_id"], purpose=EvmPurpose(row["purpose"]),
+        recipient=row["recipient"], units=row["units"], contract=row["contract"],
+        data=bytes.fromhex(row["data"]), gas=row["gas"],
     )  # fmt: skip
     conflict = row["conflict_number"]
     return EvmPayment(
         network=row["network"], sender=row["sender"], nonce=row["nonce"], order=order,
-        attempts=attempts, prepared_at=row["prepared_at"], state=PaymentState(row["state"]),
+        attempts=attempts, prepared_at=row["prepared_at"], state=EvmPaymentState(row["state"]),
         published_at=row["published_at"], inclusion=_inclusion(row),
         conflict=None if conflict is None else BlockPoint(conflict, row["conflict_hash"]),
     )  # fmt: skip
@@ -282,7 +283,7 @@ def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
 def _gas_use(row: Row) -> GasUse:
     used, most = row["gas_used"], row["gas"] * row["max_fee"]
     wei = most if used is None else used * row["gas_price"]
-    return GasUse(wei, bool(row["is_paid"]), PaymentState(row["state"]), row["l1_fee"])
+    return GasUse(wei, bool(row["is_paid"]), EvmPaymentState(row["state"]), row["l1_fee"])
 
 
 def _inclusion(row: Row) -> Inclusion | None:

@@ -162,7 +162,7 @@ class JournaledMoneroLedger(SqlMoneroLedger):
         wallet = await self.wallet()
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         void = VoidEntry(payment.payment_id, payment.txid)
-        is_payout = payment.purpose is monero.Purpose.TRANSFER
+        is_payout = payment.purpose is monero.MoneroPurpose.TRANSFER
         async with _unpaused(self._pause, is_payout=is_payout) as first:
             await self._journal.record(
                 entry,
@@ -225,7 +225,7 @@ class JournaledEvmPaymentLedger(SqlEvmPaymentLedger):
         And errors.Unavailable where payouts are paused by now, and it is one.
         """
         txid, purpose = payment.attempts[0].txid, payment.order.purpose
-        async with _unpaused(self._pause, is_payout=purpose is evm.Purpose.TRANSFER) as first:
+        async with _unpaused(self._pause, is_payout=purpose is evm.EvmPurpose.TRANSFER) as first:
             await self._journal.record(
                 EvmEntry(payment, sweep),
                 lambda mark: self._db.write(
@@ -251,8 +251,10 @@ class JournaledEvmPaymentLedger(SqlEvmPaymentLedger):
 
 
 _MONERO_LIVE: Final = (
-    monero.PaymentState.PREPARED, monero.PaymentState.RELAYING, monero.PaymentState.PUBLISHED,
-)  # fmt: skip
+    monero.MoneroPaymentState.PREPARED,
+    monero.MoneroPaymentState.RELAYING,
+    monero.MoneroPaymentState.PUBLISHED,
+)
 _NOTE: Final = (
     "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
 )
@@ -329,7 +331,7 @@ class JournalReplay:
         name, txid = payment.payment_id, payment.txid
         if await self._monero.has_transaction(txid) or (name, txid) in self._void:
             return
-        is_transfer = payment.purpose is monero.Purpose.TRANSFER
+        is_transfer = payment.purpose is monero.MoneroPurpose.TRANSFER
         paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
         waiting, lost = await self._waiting(paid if is_transfer else [])
 
@@ -346,7 +348,7 @@ class JournalReplay:
             return
         if entry.sweep is not None:
             await self._know_address(entry.sweep)
-        is_transfer = order.purpose is evm.Purpose.TRANSFER
+        is_transfer = order.purpose is evm.EvmPurpose.TRANSFER
         paid = [(name, order.recipient, order.units)]
         waiting, lost = await self._waiting(paid if is_transfer else [])
 
@@ -381,23 +383,23 @@ class JournalReplay:
 
     async def _adopt_attempt(self, entry: AttemptEntry) -> None:
         payment = await self._evm.payment(entry.payment_id)
-        live = (evm.PaymentState.PREPARED, evm.PaymentState.PUBLISHED)
+        live = (evm.EvmPaymentState.PREPARED, evm.EvmPaymentState.PUBLISHED)
         if payment is None or payment.state not in live:
             return
         if await self._evm.has_transaction(entry.attempt.txid):
             return
         await self._evm.add_attempt(payment, entry.attempt)
-        if payment.state is evm.PaymentState.PREPARED:
+        if payment.state is evm.EvmPaymentState.PREPARED:
             # Only a published transaction is replaced.
             at = entry.attempt.made_at
-            out = replace(payment, state=evm.PaymentState.PUBLISHED, published_at=at)
+            out = replace(payment, state=evm.EvmPaymentState.PUBLISHED, published_at=at)
             await self._evm.put_payment(out)
 
     async def _fail(self, entry: VoidEntry) -> None:
         """Mark an XMR payment that can never be made as failed. For EVM the network decides."""
         for payment in await self._monero.payments_in(*_MONERO_LIVE):
             if (payment.payment_id, payment.txid) == (entry.payment_id, entry.txid):
-                failed = replace(payment, state=monero.PaymentState.FAILED)
+                failed = replace(payment, state=monero.MoneroPaymentState.FAILED)
                 await self._monero.put_payment(failed)
 
     async def _note(

@@ -11,9 +11,9 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
     MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
     Payee,
-    PaymentState,
-    Purpose,
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
@@ -210,7 +210,7 @@ class SqlMoneroLedger:
         found = await self._payments("WHERE payment_id = :payment_id", payment_id=name)
         return found[0] if found else None
 
-    async def payments_in(self, *states: PaymentState) -> list[MoneroPayment]:
+    async def payments_in(self, *states: MoneroPaymentState) -> list[MoneroPayment]:
         """All payments in these states, oldest first."""
         return await self._payments("WHERE state IN :states ORDER BY seq", states=states)
 
@@ -330,10 +330,10 @@ def _deposit_values(item: DepositRecord) -> dict[str, Any]:
 def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> MoneroPayment:
     height = row["conflict_height"]
     return MoneroPayment(
-        payment_id=row["payment_id"], purpose=Purpose(row["purpose"]), address=row["address"],
+        payment_id=row["payment_id"], purpose=MoneroPurpose(row["purpose"]), address=row["address"],
         units=row["units"], fee=row["fee"], txid=row["txid"], raw=row["raw"],
         metadata=row["metadata"], tx_key=row["tx_key"], key_images=images,
-        prepared_at=row["prepared_at"], state=PaymentState(row["state"]),
+        prepared_at=row["prepared_at"], state=MoneroPaymentState(row["state"]),
         relayed_at=row["relayed_at"], height=row["height"],
         conflict=None if height is None else Cursor(height, row["conflict_hash"]),
         proof=row["proof"], batch=batch,

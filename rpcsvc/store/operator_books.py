@@ -30,7 +30,7 @@ from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
 
 
-class Unswept(NamedTuple):
+class UnsweptTotal(NamedTuple):
     """USDC on deposit addresses of a network. ``arriving`` is not confirmed yet."""
 
     units: int
@@ -316,15 +316,15 @@ class SqlOperatorBooks:
             await asyncio.sleep(0)  # there may be thousands, and the service has other work
         return found
 
-    async def unswept(self) -> dict[str, Unswept]:
-        """Unswept USDC by network."""
+    async def unswept(self) -> dict[str, UnsweptTotal]:
+        """UnsweptTotal USDC by network."""
         arriving = {row["network"]: int(row["units"]) for row in await self._db.fetch(_ARRIVING)}
         held = {
             row["network"]: (int(row["units"]), row["addresses"])
             for row in await self._db.fetch(_HELD)
         }
         return {
-            name: Unswept(*held.get(name, (0, 0)), arriving.get(name, 0))
+            name: UnsweptTotal(*held.get(name, (0, 0)), arriving.get(name, 0))
             for name in sorted({*held, *arriving})
         }
 

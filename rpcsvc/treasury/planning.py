@@ -18,11 +18,11 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import InventorySettings
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.readiness import NetworkFound, XmrHeld
-from rpcsvc.store.operator_books import Flow, Unswept
+from rpcsvc.store.operator_books import Flow, UnsweptTotal
 
 Json = dict[str, Any]
 DAY_MS: Final = 24 * 3600 * 1000
-_NOTHING: Final = Unswept(0, 0, 0)
+_NOTHING: Final = UnsweptTotal(0, 0, 0)
 _NEVER: Final = 2**63
 
 
@@ -181,7 +181,7 @@ class PositionBuilder:
         """The position in XMR. Locked units are held, but can't be sent yet."""
         return self._position(MONERO, held.unlocked + held.locked, held.unlocked)
 
-    def usdc(self, found: NetworkFound, usdc: int, unswept: Mapping[str, Unswept]) -> Position:
+    def usdc(self, found: NetworkFound, usdc: int, unswept: Mapping[str, UnsweptTotal]) -> Position:
         """The position in USDC. Units on deposit addresses are held, but can't be sent yet."""
         network = found.network.name
         return self._position(network, usdc + unswept.get(network, _NOTHING).units, usdc)

@@ -35,7 +35,7 @@ from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
+from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, UnsweptTotal, owed, reserved
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
@@ -109,7 +109,7 @@ class _Books:
     reserved: dict[str, int]
     withdrawing: dict[str, int]
     owed: dict[str, Owed]
-    unswept: dict[str, Unswept]
+    unswept: dict[str, UnsweptTotal]
     swept: dict[str, int]
     monero_fees: dict[str, int]
     gas_fees: dict[str, dict[str, int]]
@@ -237,7 +237,7 @@ def _xmr_view(found: MoneroFound, books: _Books) -> Json:
 
 def _usdc_view(found: NetworkFound, coin: str, books: _Books) -> Json:
     name, hot = found.network.name, found.hot
-    left = books.unswept.get(name, Unswept(0, 0, 0))
+    left = books.unswept.get(name, UnsweptTotal(0, 0, 0))
     return {
         "network": name,
         "address": books.recorded.hot_wallet,

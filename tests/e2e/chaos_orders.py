@@ -8,7 +8,7 @@ from typing import Final
 
 from rpcsvc.domain.order import Order, OrderStatus, Transfer, TransferKind, TransferState
 from rpcsvc.domain.pricing import keeps_proportion
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.audit import count, orders_of
 from tests.e2e.chaos import KillableService
@@ -58,7 +58,7 @@ async def settle(service: KillableService, seconds: int) -> None:
 
 async def stored(data_dir: Path) -> list[Order]:
     """All orders in the database."""
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     try:
         store = SqlOrderStore(database, str)
         found = [await store.order(order_id) for order_id in orders_of(data_dir)]

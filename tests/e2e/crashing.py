@@ -20,7 +20,7 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
+from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
 from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.sandbox import SqlSandboxLedger
 from rpcsvc.store.webhooks import SqlWebhooks
@@ -43,7 +43,7 @@ def sql(start: str) -> Callable[[tuple[Any, ...]], bool]:
 SEAMS = {
     "once": Seam(Idempotency, "once"),
     "open": Seam(OrderProcessor, "open"),
-    "write": Seam(Database, "write"),
+    "write": Seam(SqliteDatabase, "write"),
     # In the writer's thread: within one transaction.
     "BEGIN": Seam(GroupConnection, "execute", sql("BEGIN")),
     "rows": Seam(GroupConnection, "_run"),

@@ -15,7 +15,7 @@ import pytest
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.settlement.sandbox.engine import price_at
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
 from tests.e2e.processes import (
@@ -112,7 +112,7 @@ class Client:
 
 async def stored(data_dir: Path, order_id: str) -> Order:
     """The order in the database, after the server has ended."""
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     try:
         order = await SqlOrderStore(database, str).order(order_id)
     finally:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
+    DaemonEndpoint,
     DaemonRpc,
-    Endpoint,
     NodeError,
     NotSent,
     RpcFailure,
@@ -108,8 +108,8 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.name, self.url)
+    def endpoint(self) -> DaemonEndpoint:
+        return DaemonEndpoint(self.name, self.url)
 
     @property
     def pid(self) -> int:
@@ -214,9 +214,9 @@ class Monerod(Daemon):
         return [*listen, "--allow-local-ip", "--hide-my-port", *known]
 
     @property
-    def restricted_endpoint(self) -> Endpoint:
+    def restricted_endpoint(self) -> DaemonEndpoint:
         """The node's restricted RPC, which shows broadcast transactions only."""
-        return Endpoint("restricted monerod", f"http://127.0.0.1:{self._restricted_port}")
+        return DaemonEndpoint("restricted monerod", f"http://127.0.0.1:{self._restricted_port}")
 
     def command(self) -> Sequence[str | Path]:
         return [
@@ -240,8 +240,8 @@ class WalletRpc(Daemon):
         self._monerod = monerod
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(
+    def endpoint(self) -> DaemonEndpoint:
+        return DaemonEndpoint(
             self.name, self.url, username=self.USERNAME, password=self.SECRET, serial=True
         )
 

@@ -20,12 +20,12 @@ from rpcsvc.settlement.onchain.evm.connection import (
     EvmOptions,
 )
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState
+from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
 from rpcsvc.store.wallets import SqlUnrecordedLedger
@@ -45,7 +45,7 @@ USDC = 10**6
 COIN_PRICE = 2500 * USDC
 NETWORK = "arbitrum"
 MINUTE_MS = 60_000
-LIVE = (PaymentState.PREPARED, PaymentState.PUBLISHED)
+LIVE = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
 
 
 def network_of(token: Token) -> EvmNetwork:
@@ -69,7 +69,7 @@ class EvmPayer:
     data_dir: Path
     network: EvmNetwork
     clock: ManualClock
-    database: Database
+    database: SqliteDatabase
     ledger: SqlEvmPaymentLedger
     client: EvmClient
     payments: EvmPayments
@@ -183,7 +183,7 @@ async def evm_payer(
     clock: ManualClock | None = None,
 ) -> AsyncIterator[EvmPayer]:
     chosen, hands = network or network_of(token), clock or ManualClock(1_800_000_000_000)
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     ledger, client = SqlEvmPaymentLedger(database), EvmClient(anvil.endpoint)
     client.rpc.open()
     connection = EvmConnection(client, chosen)

@@ -18,13 +18,13 @@ from aiohttp import ClientSession, web
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Submission
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmSubmission
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.recording import record_calls
 from tests.regtest.daemons import mined
@@ -46,11 +46,11 @@ class EvmReader:
     """The deposit scanner as a service runs it. ``calls``: the methods that it called."""
 
     token: Token
-    endpoint: Endpoint
+    endpoint: DaemonEndpoint
     network: EvmNetwork
     data_dir: Path
     clock: ManualClock
-    database: Database
+    database: SqliteDatabase
     ledger: SqlEvmDepositLedger
     pool: EvmAddressPool
     connection: EvmConnection
@@ -91,10 +91,10 @@ class EvmReader:
 
 @asynccontextmanager
 async def reader_on(
-    token: Token, endpoint: Endpoint, network: EvmNetwork, data_dir: Path, clock: ManualClock
+    token: Token, endpoint: DaemonEndpoint, network: EvmNetwork, data_dir: Path, clock: ManualClock
 ) -> AsyncIterator[EvmReader]:
     await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     ledger = SqlEvmDepositLedger(database)
     pool = EvmAddressPool(KEYS, ledger, OPTIONS)
     await pool.load()
@@ -130,7 +130,7 @@ async def sent(token: Token, data: bytes) -> SignedTransaction:
         gas=500_000, max_fee=5 * 10**9, tip=10**8, data=data,
     )  # fmt: skip
     signed = USER.sign(plan)
-    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    assert (await token.client.submit(signed.raw)).submission is EvmSubmission.ACCEPTED
     return signed
 
 
@@ -142,7 +142,7 @@ async def pay(token: Token, address: str, units: int = USDC) -> SignedTransactio
 
 
 async def resubmit(token: Token, signed: SignedTransaction) -> None:
-    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    assert (await token.client.submit(signed.raw)).submission is EvmSubmission.ACCEPTED
     assert (await mined(token.client, signed.txid)).ok
 
 
@@ -208,7 +208,7 @@ async def crooked(reader: EvmReader) -> AsyncIterator[tuple[AnswerChangingProxy,
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     await reader.kill()
-    endpoint = Endpoint("crooked", f"http://127.0.0.1:{port}")
+    endpoint = DaemonEndpoint("crooked", f"http://127.0.0.1:{port}")
     try:
         async with reader_on(
             reader.token, endpoint, reader.network, reader.data_dir, reader.clock

@@ -13,11 +13,11 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
-from rpcsvc.settlement.onchain.evm.ledger import Purpose as EvmPurpose
+from rpcsvc.settlement.onchain.evm.ledger import EvmPurpose
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.journal.entries import AttemptEntry, EvmEntry, MoneroEntry
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPaymentState, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -42,11 +42,11 @@ def _journaled_raise(args: tuple[Any, ...]) -> bool:
 
 
 def _upkeep(args: tuple[Any, ...]) -> bool:
-    return args[1].purpose is Purpose.UPKEEP
+    return args[1].purpose is MoneroPurpose.UPKEEP
 
 
 def _journaled_upkeep(args: tuple[Any, ...]) -> bool:
-    return isinstance(args[1], MoneroEntry) and args[1].payment.purpose is Purpose.UPKEEP
+    return isinstance(args[1], MoneroEntry) and args[1].payment.purpose is MoneroPurpose.UPKEEP
 
 
 def _evm(purpose: EvmPurpose) -> Counts:
@@ -59,7 +59,7 @@ def _mined(args: tuple[Any, ...]) -> bool:
 
 
 def _monero(args: tuple[Any, ...]) -> bool:
-    return args[1].purpose is Purpose.TRANSFER
+    return args[1].purpose is MoneroPurpose.TRANSFER
 
 
 def _journaled(purpose: EvmPurpose) -> Counts:
@@ -67,10 +67,10 @@ def _journaled(purpose: EvmPurpose) -> Counts:
 
 
 def _journaled_monero(args: tuple[Any, ...]) -> bool:
-    return isinstance(args[1], MoneroEntry) and args[1].payment.purpose is Purpose.TRANSFER
+    return isinstance(args[1], MoneroEntry) and args[1].payment.purpose is MoneroPurpose.TRANSFER
 
 
-def _monero_in(state: PaymentState) -> Counts:
+def _monero_in(state: MoneroPaymentState) -> Counts:
     return lambda args: _monero(args) and args[1].state is state
 
 
@@ -109,14 +109,14 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
     # After: recorded as RELAYING, and not handed to the wallet.
-    "monero mark": (SqlMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
+    "monero mark": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.RELAYING)),
     # After: relayed, and the wallet has not stored it.
     "monero relay": (WalletClient, "relay", _something),
     "monero relayed": (MoneroPayments, "_relay", _monero),
     "upkeep record": (JournaledMoneroLedger, "add_payment", _upkeep),
     "upkeep journal": (PaymentJournal, "_append", _journaled_upkeep),
     "upkeep relayed": (MoneroPayments, "_relay", _upkeep),
-    "monero note": (SqlMoneroLedger, "put_payment", _monero_in(PaymentState.PUBLISHED)),
+    "monero note": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.PUBLISHED)),
 }
 
 

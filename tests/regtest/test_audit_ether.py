@@ -12,7 +12,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined
@@ -60,7 +60,7 @@ class Hot:
     async def submit(self, *transactions: SignedTransaction) -> None:
         for item in transactions:
             reported = await self.token.client.submit(item.raw)
-            assert reported.submission is Submission.ACCEPTED
+            assert reported.submission is EvmSubmission.ACCEPTED
 
     def on_record(self, nonce: int, *attempts: SignedTransaction) -> None:
         entry = PaymentEntry(

@@ -20,7 +20,7 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from tests.regtest.daemons import Anvil, mined
@@ -151,7 +151,7 @@ async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     await rig.own.payments.maintain()
     after = await rig.payment(record)
     assert after is not None
-    assert (after.state, after.order.purpose) == (PaymentState.SETTLED, Purpose.AUTHORIZATION)
+    assert (after.state, after.order.purpose) == (EvmPaymentState.SETTLED, EvmPurpose.AUTHORIZATION)
     assert await rig.own.live() == []
     assert await rig.sent() == 1
     assert 0 < await rig.budget.refresh() < rig.budget_units
@@ -229,7 +229,7 @@ async def test_a_reverted_one_fails_only_once_it_ran_out(rig: Rig) -> None:
     await rig.own.payments.maintain()
     reverted = await rig.payment(record)
     assert reverted is not None
-    assert reverted.state is PaymentState.FAILED
+    assert reverted.state is EvmPaymentState.FAILED
     assert await rig.outcome(record) == (Outcome.PENDING, None)
     await rig.later(WINDOW + 1)
     await controls.mine(rig.own.network.failed_after + 1)

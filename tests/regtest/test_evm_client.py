@@ -17,9 +17,9 @@ from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransact
 from rpcsvc.settlement.onchain.evm.node import (
     EvmCall,
     EvmClient,
+    EvmSubmission,
     LogFilter,
     Reverted,
-    Submission,
     Tag,
     _submission,
 )
@@ -63,7 +63,7 @@ async def pay(token: Token, to: str, units: int, *, nonce: int | None = None) ->
 async def carried_out(token: Token, data: bytes) -> bool:
     """Send a call from the hot wallet; whether it succeeded."""
     transaction = await signed(token, data)
-    assert (await token.client.submit(transaction.raw)).submission is Submission.ACCEPTED
+    assert (await token.client.submit(transaction.raw)).submission is EvmSubmission.ACCEPTED
     return (await mined(token.client, transaction.txid)).ok
 
 
@@ -337,12 +337,12 @@ async def test_fact_resent_bytes_are_known_then_nonce_too_low(
     evm = funded.client
     await funded.controls.automine(enabled=False)
     transaction = await pay(funded, USER.address, USDC)
-    assert (await evm.submit(transaction.raw)).submission is Submission.ACCEPTED
-    assert (await evm.submit(transaction.raw)).submission is Submission.KNOWN
+    assert (await evm.submit(transaction.raw)).submission is EvmSubmission.ACCEPTED
+    assert (await evm.submit(transaction.raw)).submission is EvmSubmission.KNOWN
     await funded.controls.mine()
     assert (await mined(evm, transaction.txid)).ok
     again = await evm.submit(transaction.raw)
-    assert (again.submission, again.txid) == (Submission.NONCE_TOO_LOW, transaction.txid)
+    assert (again.submission, again.txid) == (EvmSubmission.NONCE_TOO_LOW, transaction.txid)
     assert await funded.balance(USER.address) == USDC
 
 
@@ -352,14 +352,14 @@ async def test_fact_other_transaction_on_a_mined_nonce_is_too_low(funded: Token)
     await evm.submit(first.raw)
     await mined(evm, first.txid)
     other = await pay(funded, USER.address, 2, nonce=0)
-    assert (await evm.submit(other.raw)).submission is Submission.NONCE_TOO_LOW
+    assert (await evm.submit(other.raw)).submission is EvmSubmission.NONCE_TOO_LOW
     assert await evm.transaction(other.txid) is None
 
 
 async def test_fact_without_ether_nothing_is_sent(funded: Token) -> None:
     transaction = await signed(funded, usdc.transfer(HOT.address, 1), signer=DEPOSIT)
     result = await funded.client.submit(transaction.raw)
-    assert result.submission is Submission.INSUFFICIENT_FUNDS
+    assert result.submission is EvmSubmission.INSUFFICIENT_FUNDS
 
 
 async def test_fact_anvil_replaces_at_the_same_nonce(funded: Token) -> None:
@@ -368,8 +368,8 @@ async def test_fact_anvil_replaces_at_the_same_nonce(funded: Token) -> None:
     data = usdc.transfer(USER.address, USDC)
     cheap = await signed(funded, data, nonce=0, gwei=5)
     dear = await signed(funded, data, nonce=0, gwei=10)
-    assert (await evm.submit(cheap.raw)).submission is Submission.ACCEPTED
-    assert (await evm.submit(dear.raw)).submission is Submission.ACCEPTED
+    assert (await evm.submit(cheap.raw)).submission is EvmSubmission.ACCEPTED
+    assert (await evm.submit(dear.raw)).submission is EvmSubmission.ACCEPTED
     await funded.controls.mine()
     assert (await mined(evm, dear.txid)).ok
     assert await evm.receipt(cheap.txid) is None
@@ -392,7 +392,7 @@ async def test_fact_reorged_transaction_loses_receipt_and_pool_place(
     await funded.controls.mine(2)
     assert await evm.receipt(transaction.txid) is None
     assert await evm.nonce(HOT.address) == 0
-    assert (await evm.submit(transaction.raw)).submission is Submission.ACCEPTED
+    assert (await evm.submit(transaction.raw)).submission is EvmSubmission.ACCEPTED
     assert (await mined(evm, transaction.txid)).ok
     assert await funded.balance(USER.address) == USDC
 
@@ -408,7 +408,7 @@ async def test_fact_dropped_transaction_is_accepted_as_the_same_bytes(
     assert await evm.transaction(transaction.txid) is None
     await funded.controls.mine()
     assert await evm.receipt(transaction.txid) is None
-    assert (await evm.submit(transaction.raw)).submission is Submission.ACCEPTED
+    assert (await evm.submit(transaction.raw)).submission is EvmSubmission.ACCEPTED
     await funded.controls.mine()
     assert (await mined(evm, transaction.txid)).ok
     assert await funded.balance(USER.address) == USDC
@@ -417,7 +417,7 @@ async def test_fact_dropped_transaction_is_accepted_as_the_same_bytes(
 async def test_fact_a_transaction_beyond_the_next_nonce_waits(funded: Token) -> None:
     evm = funded.client
     later = await pay(funded, USER.address, 2, nonce=1)
-    assert (await evm.submit(later.raw)).submission is Submission.ACCEPTED
+    assert (await evm.submit(later.raw)).submission is EvmSubmission.ACCEPTED
     assert await evm.receipt(later.txid) is None
     await evm.submit((await pay(funded, USER.address, 1, nonce=0)).raw)
     assert (await mined(evm, later.txid)).ok
@@ -426,31 +426,31 @@ async def test_fact_a_transaction_beyond_the_next_nonce_waits(funded: Token) -> 
 async def test_fact_a_transaction_of_another_chain_is_refused(funded: Token) -> None:
     plan = TransactionPlan(1, 0, funded.address, 100_000, 10**10, 10**9)
     result = await funded.client.submit(HOT.sign(plan).raw)
-    assert result.submission not in (Submission.ACCEPTED, Submission.KNOWN)
+    assert result.submission not in (EvmSubmission.ACCEPTED, EvmSubmission.KNOWN)
 
 
 async def test_bytes_that_are_no_transaction_are_refused(evm: EvmClient) -> None:
-    assert (await evm.submit(b"\2\0")).submission is Submission.REFUSED
+    assert (await evm.submit(b"\2\0")).submission is EvmSubmission.REFUSED
 
 
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ("already known", Submission.KNOWN),
-        ("transaction already imported", Submission.KNOWN),
-        ("AlreadyKnown", Submission.KNOWN),
-        ("nonce too low: next nonce 5, tx nonce 4", Submission.NONCE_TOO_LOW),
-        ("OldNonce", Submission.NONCE_TOO_LOW),
-        ("replacement transaction underpriced", Submission.REPLACEMENT_UNDERPRICED),
-        ("transaction underpriced: tip needed 1", Submission.UNDERPRICED),
-        ("max fee per gas less than block base fee: address 0x0", Submission.UNDERPRICED),
-        ("insufficient funds for gas * price + value", Submission.INSUFFICIENT_FUNDS),
-        ("Upfront cost exceeds account balance", Submission.INSUFFICIENT_FUNDS),
-        ("nonce too high", Submission.NONCE_TOO_HIGH),
-        ("txpool is full", Submission.REFUSED),
+        ("already known", EvmSubmission.KNOWN),
+        ("transaction already imported", EvmSubmission.KNOWN),
+        ("AlreadyKnown", EvmSubmission.KNOWN),
+        ("nonce too low: next nonce 5, tx nonce 4", EvmSubmission.NONCE_TOO_LOW),
+        ("OldNonce", EvmSubmission.NONCE_TOO_LOW),
+        ("replacement transaction underpriced", EvmSubmission.REPLACEMENT_UNDERPRICED),
+        ("transaction underpriced: tip needed 1", EvmSubmission.UNDERPRICED),
+        ("max fee per gas less than block base fee: address 0x0", EvmSubmission.UNDERPRICED),
+        ("insufficient funds for gas * price + value", EvmSubmission.INSUFFICIENT_FUNDS),
+        ("Upfront cost exceeds account balance", EvmSubmission.INSUFFICIENT_FUNDS),
+        ("nonce too high", EvmSubmission.NONCE_TOO_HIGH),
+        ("txpool is full", EvmSubmission.REFUSED),
     ],
 )
-def test_what_other_nodes_say_is_understood(said: str, meant: Submission) -> None:
+def test_what_other_nodes_say_is_understood(said: str, meant: EvmSubmission) -> None:
     assert _submission(said) is meant
 
 

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_reader import (
     CONFIRMED,
@@ -169,7 +169,7 @@ async def sent_again_after_another(reader: EvmReader, signed: SignedTransaction)
     params = {"from": whale, "to": token.address, "data": "0x" + plan.hex(),
               "maxPriorityFeePerGas": hex(2 * 10**9), "maxFeePerGas": hex(9 * 10**9)}  # fmt: skip
     await token.client.rpc.act("eth_sendTransaction", [params])
-    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    assert (await token.client.submit(signed.raw)).submission is EvmSubmission.ACCEPTED
     await token.controls.mine()
     await mined(token.client, signed.txid)
 

@@ -10,7 +10,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import GWEI, HOT, KEYS, NETWORK, USDC, USER, EvmPayer
 from tests.rows import statement
@@ -22,7 +22,7 @@ async def spend_nonce(payer: EvmPayer, nonce: int) -> str:
     """Use a nonce outside of the service with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, 50 * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
-    assert result.submission is Submission.ACCEPTED
+    assert result.submission is EvmSubmission.ACCEPTED
     return result.txid
 
 

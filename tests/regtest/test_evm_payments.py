@@ -16,7 +16,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm.node import Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
@@ -81,12 +81,12 @@ async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: EvmPayer) 
     for _ in range(2):
         assert (await payer.payments.publish(transfer)).outcome is Outcome.PENDING
     raw = bytes.fromhex(transfer.raw or "")
-    assert (await payer.client.submit(raw)).submission is Submission.KNOWN
+    assert (await payer.client.submit(raw)).submission is EvmSubmission.KNOWN
     assert (await payer.payments.look_up(transfer)).reason == "waits to be mined"
     await payer.controls.mine(3)
     for _ in range(2):
         assert (await payer.payments.publish(transfer)).outcome is Outcome.SETTLED
-    assert (await payer.client.submit(raw)).submission is Submission.NONCE_TOO_LOW
+    assert (await payer.client.submit(raw)).submission is EvmSubmission.NONCE_TOO_LOW
     assert await payer.token.balance(USER) == USDC
 
 
@@ -226,7 +226,7 @@ async def test_a_lost_answer_does_not_pay_twice(
     real = payer.client.submit
     sent: list[str] = []
 
-    async def submit_and_lose(raw: bytes) -> SubmissionResult:
+    async def submit_and_lose(raw: bytes) -> EvmSubmissionResult:
         sent.append((await real(raw)).txid)
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
@@ -244,8 +244,10 @@ async def test_an_answer_that_lies_does_not_pay_twice(
 ) -> None:
     real = payer.client.submit
 
-    async def submit_and_deny(raw: bytes) -> SubmissionResult:
-        return SubmissionResult(Submission.NONCE_TOO_LOW, (await real(raw)).txid, "nonce too low")
+    async def submit_and_deny(raw: bytes) -> EvmSubmissionResult:
+        return EvmSubmissionResult(
+            EvmSubmission.NONCE_TOO_LOW, (await real(raw)).txid, "nonce too low"
+        )
 
     monkeypatch.setattr(payer.client, "submit", submit_and_deny)
     transfer = await payer.prepared(payer.transfer(USER))
@@ -258,8 +260,8 @@ async def test_an_answer_that_lies_does_not_pay_twice(
 async def test_an_answer_that_was_never_true_pays_later(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def deny(raw: bytes) -> SubmissionResult:
-        return SubmissionResult(Submission.REFUSED, "0x", "txpool is full")
+    async def deny(raw: bytes) -> EvmSubmissionResult:
+        return EvmSubmissionResult(EvmSubmission.REFUSED, "0x", "txpool is full")
 
     transfer = await payer.prepared(payer.transfer(USER))
     with monkeypatch.context() as patched:

@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm.node import FeeData, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult, FeeData
 from tests.regtest.evm_payer import (
     FRIEND,
     GWEI,
@@ -136,7 +136,7 @@ def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     txids: list[str] = []
     real = payer.client.submit
 
-    async def noted(raw: bytes) -> SubmissionResult:
+    async def noted(raw: bytes) -> EvmSubmissionResult:
         answer = await real(raw)
         txids.append(answer.txid)
         return answer
@@ -242,8 +242,8 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
 ) -> None:
     transfer = await stuck_payout(payer)
 
-    async def underpriced(raw: bytes) -> SubmissionResult:
-        return SubmissionResult(Submission.REPLACEMENT_UNDERPRICED, "0x", "underpriced")
+    async def underpriced(raw: bytes) -> EvmSubmissionResult:
+        return EvmSubmissionResult(EvmSubmission.REPLACEMENT_UNDERPRICED, "0x", "underpriced")
 
     with monkeypatch.context() as patched:
         patched.setattr(payer.client, "submit", underpriced)

@@ -16,8 +16,8 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import Attempt, PaymentState
-from rpcsvc.settlement.onchain.evm.node import BlockRef, Receipt, Submission, Tag
+from rpcsvc.settlement.onchain.evm.ledger import Attempt, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmSubmission, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
@@ -43,7 +43,7 @@ async def spend_nonce(payer: EvmPayer, nonce: int, *, gwei: int = 50) -> str:
     """Use a nonce outside of the service with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, gwei * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
-    assert result.submission is Submission.ACCEPTED
+    assert result.submission is EvmSubmission.ACCEPTED
     return result.txid
 
 
@@ -129,7 +129,7 @@ async def test_settled_payout_that_cannot_return_is_reported_for_good(
         await payer.payments.maintain()
         reported = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
         assert reported in payer.payments.conditions()[0]
-    assert (await payer.payment(transfer)).state is PaymentState.SETTLED
+    assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
@@ -200,7 +200,7 @@ async def test_settled_payout_refused_for_lack_of_usdc_is_reported(payer: EvmPay
     await payer.controls.mine(4 * payer.network.failed_after)
     await payer.payments.maintain()
     assert "was settled" in payer.payments.conditions()[0]
-    assert (await payer.payment(transfer)).state is PaymentState.SETTLED
+    assert (await payer.payment(transfer)).state is EvmPaymentState.SETTLED
     assert await payer.token.balance(USER) == 0
 
 
@@ -265,14 +265,14 @@ async def test_failed_payment_is_never_republished_after_a_reorg(
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()
     assert await payer.token.client.transaction(transfer.txid or "") is None
-    assert (await payer.payment(transfer)).state is PaymentState.FAILED
+    assert (await payer.payment(transfer)).state is EvmPaymentState.FAILED
 
 
 async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: EvmPayer) -> None:
     lost = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     other = await payer.paid(payer.transfer(FRIEND))
-    assert (await payer.payment(lost)).state is PaymentState.PREPARED
+    assert (await payer.payment(lost)).state is EvmPaymentState.PREPARED
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert await payer.token.balance(FRIEND) == USDC
 
@@ -489,7 +489,7 @@ async def test_failure_of_a_record_that_changed_is_not_reported(
     stale = replace(await payer.payment(transfer), published_at=1)
     verdict = await payer.payments._publisher.verdict(stale)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert (await payer.payment(transfer)).state is PaymentState.PREPARED
+    assert (await payer.payment(transfer)).state is EvmPaymentState.PREPARED
 
 
 async def test_settled_payouts_are_compared_by_block_and_only_once(

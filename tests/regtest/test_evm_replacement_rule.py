@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt
-from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult, EvmTransaction
 from tests.regtest.daemon_proxy import DaemonProxy
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (
@@ -133,18 +133,18 @@ async def test_the_rule_bites_below_ten_percent_on_either_fee(node: Strict) -> N
     await own.controls.automine(enabled=False)
     submit, network = own.client.submit, own.network
     first = same_nonce(10 * GWEI, GWEI, network)
-    assert (await submit(first)).submission is Submission.ACCEPTED
+    assert (await submit(first)).submission is EvmSubmission.ACCEPTED
     again = await submit(first)
-    assert (again.submission, again.text) == (Submission.KNOWN, KNOWN)
+    assert (again.submission, again.text) == (EvmSubmission.KNOWN, KNOWN)
     nine, ten = 109, 110
     for max_fee, tip in ((nine, nine), (ten, nine), (nine, ten), (ten, 100), (100, ten)):
         offer = same_nonce(max_fee * GWEI // 10, tip * GWEI // 100, network)
         said = await submit(offer)
-        assert (said.submission, said.text) == (Submission.REPLACEMENT_UNDERPRICED, UNDERPRICED)
+        assert (said.submission, said.text) == (EvmSubmission.REPLACEMENT_UNDERPRICED, UNDERPRICED)
         assert not await node.waits(said.txid)
     assert await node.waits((await submit(first)).txid)
     enough = await submit(same_nonce(ten * GWEI // 10, ten * GWEI // 100, network))
-    assert enough.submission is Submission.ACCEPTED
+    assert enough.submission is EvmSubmission.ACCEPTED
     assert await node.waits(enough.txid)
     assert len(node.rule.refused) == 5
 
@@ -167,7 +167,7 @@ async def test_without_the_rule_one_wei_more_replaces(node: Strict) -> None:
     node.line.stand_in = None
     for more in range(3):
         offer = same_nonce(10 * GWEI + more, GWEI - more, own.network)
-        assert (await own.client.submit(offer)).submission is Submission.ACCEPTED
+        assert (await own.client.submit(offer)).submission is EvmSubmission.ACCEPTED
 
 
 async def test_what_is_mined_or_dropped_is_not_outbid(node: Strict) -> None:
@@ -176,9 +176,9 @@ async def test_what_is_mined_or_dropped_is_not_outbid(node: Strict) -> None:
     dear, cheap = (same_nonce(gwei * GWEI, GWEI, own.network) for gwei in (30, 10))
     dropped = await own.client.submit(dear)
     await own.controls.drop(dropped.txid)
-    assert (await own.client.submit(cheap)).submission is Submission.ACCEPTED
+    assert (await own.client.submit(cheap)).submission is EvmSubmission.ACCEPTED
     await own.controls.mine()
-    assert (await own.client.submit(dear)).submission is Submission.NONCE_TOO_LOW
+    assert (await own.client.submit(dear)).submission is EvmSubmission.NONCE_TOO_LOW
     assert node.rule.refused == []
 
 
@@ -214,7 +214,7 @@ async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Str
     await node.bump()
     first, second = await node.attempts(transfer)
     said = await node.payer.client.submit(bytes.fromhex(first.raw))
-    assert said.submission is Submission.REPLACEMENT_UNDERPRICED
+    assert said.submission is EvmSubmission.REPLACEMENT_UNDERPRICED
     assert await node.waits(second.txid)
     await settles_once(node, transfer, second)
 
@@ -318,7 +318,7 @@ async def test_lost_replacement_is_resent_and_not_raised(
 ) -> None:
     own, transfer = node.payer, await outpriced(node)
 
-    async def lose(raw: bytes) -> SubmissionResult:
+    async def lose(raw: bytes) -> EvmSubmissionResult:
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
     with monkeypatch.context() as patched:

@@ -16,13 +16,13 @@ from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import PaymentState, Sweep, SweepMethod
+from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, Sweep, SweepMethod
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
     EvmCall,
     EvmClient,
-    SubmissionResult,
+    EvmSubmissionResult,
     Tag,
 )
 from tests.regtest.daemons import Anvil, mined
@@ -255,7 +255,7 @@ async def test_sweep_blacklisted_before_mining_fails_and_backs_off(
     bad = await own.give(2, 5 * USDC)
     real = own.client.submit
 
-    async def submit_late(raw: bytes) -> SubmissionResult:
+    async def submit_late(raw: bytes) -> EvmSubmissionResult:
         await own.token.blacklist(bad)
         return await real(raw)
 
@@ -426,7 +426,7 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
     """A sweep of 5 USDC fails: the same keys swept ``units`` elsewhere under its nonce."""
     await own.give(2, 5 * USDC)
 
-    async def lost(raw: bytes) -> SubmissionResult:
+    async def lost(raw: bytes) -> EvmSubmissionResult:
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
     with monkeypatch.context() as patched:
@@ -440,7 +440,7 @@ async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, unit
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
-    assert payment.state is PaymentState.FAILED
+    assert payment.state is EvmPaymentState.FAILED
 
 
 @pytest.mark.parametrize("units", [5 * USDC, 3 * USDC])
@@ -499,7 +499,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
     await own.give(2, 5 * USDC)
     real = own.client.submit
 
-    async def submit_late(raw: bytes) -> SubmissionResult:
+    async def submit_late(raw: bytes) -> EvmSubmissionResult:
         await drain(own, 2, 5 * USDC)
         return await real(raw)
 
@@ -535,7 +535,7 @@ async def test_kill_before_sending_sends_the_sweep_once_at_next_start(
         await own.sweeps.maintain()
     async with own.again() as later:
         (signed,) = await later.live()
-        assert (signed.state is PaymentState.PREPARED) == (before == "it was marked")
+        assert (signed.state is EvmPaymentState.PREPARED) == (before == "it was marked")
         await later.sweeps.maintain()
         assert await later.live() == [signed]
         await later.payments.maintain()
@@ -599,7 +599,7 @@ async def test_failed_second_attempt_took_nothing_and_is_retried(
         await own.sweeps.maintain()
         real = own.client.submit
 
-        async def submit_late(raw: bytes) -> SubmissionResult:
+        async def submit_late(raw: bytes) -> EvmSubmissionResult:
             await token.blacklist(address)
             return await real(raw)
 
@@ -667,7 +667,7 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer
     await settle_all(own)
     failed = await own.ledger.payment(sweep.payment_id or "")
     assert failed is not None
-    assert failed.state is PaymentState.FAILED
+    assert failed.state is EvmPaymentState.FAILED
     (anew,) = await own.ledger.sweeps_under_way(NETWORK)
     assert (anew.serial, anew.payment_id) == (2, f"sweep-{NETWORK}-2-2")
     await finish(own)
@@ -696,7 +696,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) 
     await settle_all(own)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
-    assert payment.state is PaymentState.SETTLED
+    assert payment.state is EvmPaymentState.SETTLED
     assert await own.token.balance(HOT) == 5 * USDC
     assert not (await all_left(own) or await own.ledger.sweeps_under_way(NETWORK))
     assert not (own.sweeps.conditions() or own.payments.conditions())
@@ -726,7 +726,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> N
     await settle_all(own)
     payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
-    assert payment.state is PaymentState.FAILED
+    assert payment.state is EvmPaymentState.FAILED
     await own.controls.revert(before)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await own.token.client.submit(bytes.fromhex(payment.latest.raw))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
@@ -81,8 +81,8 @@ class Repeating(WalletRpc):
         self._preload = [f"LD_PRELOAD={shim}", f"RANDOM_FILE={numbers}"]
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.name, self.url, serial=True)
+    def endpoint(self) -> DaemonEndpoint:
+        return DaemonEndpoint(self.name, self.url, serial=True)
 
     def command(self) -> Sequence[str | Path]:
         # Digest login needs random numbers that differ.

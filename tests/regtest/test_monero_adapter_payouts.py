@@ -19,7 +19,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.database import StoreConflict
@@ -245,7 +245,7 @@ async def test_relay_of_unknown_outcome_pays_once_and_relays_once(
     async with own.again(in_order=False) as later:
         payment = await later.ledger.payment(transfer.transfer_id)
         assert payment is not None
-        assert payment.state is PaymentState.RELAYING
+        assert payment.state is MoneroPaymentState.RELAYING
         calls = later.count_calls()
         await settle(later, miner, transfer)
         assert "relay_tx" not in calls

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     RpcOutcomeUnknown,
     TimedOut,
 )
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, MoneroSubmission, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Destination,
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 XMR = 10**12
 # A node's answers to bytes that it accepted a moment before.
-HAS_IT = (Submission.KNOWN, Submission.DOUBLE_SPEND)
+HAS_IT = (MoneroSubmission.KNOWN, MoneroSubmission.DOUBLE_SPEND)
 SENT_KINDS = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING, WalletTransferKind.FAILED)
 
 
@@ -282,7 +282,7 @@ async def test_an_output_can_be_swept_back_by_its_key_image(
     output = (await wallet.outputs())[0]
     sweep = await wallet.prepare_sweep(output.key_image, await wallet.primary_address())
     assert sweep.key_images == (output.key_image,)
-    assert (await node.submit(sweep.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(sweep.raw)).submission is MoneroSubmission.ACCEPTED
 
 
 async def test_fees_are_whole_piconero_per_byte(node: MonerodClient) -> None:
@@ -309,11 +309,11 @@ async def test_fact_one_of_two_payments_on_the_same_inputs_can_be_sent(
     await funded(wallet, miner, XMR)
     to = await wallet.primary_address()
     first, second = await prepared(wallet, to), await prepared(wallet, to)
-    assert (await node.submit(first.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(first.raw)).submission is MoneroSubmission.ACCEPTED
     in_pool = await node.submit(second.raw)
     await miner.mine()
     in_chain = await node.submit(second.raw)
-    assert in_pool.submission is in_chain.submission is Submission.DOUBLE_SPEND
+    assert in_pool.submission is in_chain.submission is MoneroSubmission.DOUBLE_SPEND
     assert set(await node.transactions([first.txid, second.txid])) == {first.txid}
 
 
@@ -322,11 +322,11 @@ async def test_fact_the_same_bytes_may_be_sent_again_in_pool_and_chain(
 ) -> None:
     await funded(wallet, miner, XMR)
     payment = await prepared(wallet, await wallet.primary_address())
-    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(payment.raw)).submission is MoneroSubmission.ACCEPTED
     # While Dandelion++ hides it, the node rejects the same bytes as a double spend.
     assert (await node.submit(payment.raw)).submission in HAS_IT
     await miner.mine()
-    assert (await node.submit(payment.raw)).submission is Submission.KNOWN
+    assert (await node.submit(payment.raw)).submission is MoneroSubmission.KNOWN
     assert await node.pool() == []
     await wallet.refresh()
     assert len(await sent(wallet, payment.txid)) == 1
@@ -440,7 +440,7 @@ async def test_fact_key_images_tell_pool_from_chain(
 async def test_fact_bytes_that_are_no_transaction_are_refused(
     node: MonerodClient, raw: str
 ) -> None:
-    assert (await node.submit(raw)).submission is Submission.REFUSED
+    assert (await node.submit(raw)).submission is MoneroSubmission.REFUSED
 
 
 async def test_fact_popped_blocks_return_transactions_to_the_pool(
@@ -453,7 +453,7 @@ async def test_fact_popped_blocks_return_transactions_to_the_pool(
     before = (await node.info()).height
     assert await pop_blocks(node, 3) == before - 3
     assert [item.txid for item in await node.pool()] == [payment.txid]
-    assert (await node.submit(payment.raw)).submission is Submission.KNOWN
+    assert (await node.submit(payment.raw)).submission is MoneroSubmission.KNOWN
     await miner.mine()
     assert not (await node.transactions([payment.txid]))[payment.txid].in_pool
 
@@ -470,7 +470,7 @@ async def test_fact_popped_and_flushed_payment_is_accepted_again(
     image = payment.key_images[0]
     assert await node.transactions([payment.txid]) == {}
     assert await node.key_images([image]) == {image: Spent.UNSPENT}
-    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(payment.raw)).submission is MoneroSubmission.ACCEPTED
 
 
 async def test_fact_deep_reorg_refuses_the_bytes_now_and_not_later(
@@ -481,9 +481,9 @@ async def test_fact_deep_reorg_refuses_the_bytes_now_and_not_later(
     payment = await prepared(wallet, await wallet.primary_address())
     await pop_blocks(node, SPENDABLE_AGE)
     refused = await node.submit(payment.raw)
-    assert refused.submission is Submission.INVALID
+    assert refused.submission is MoneroSubmission.INVALID
     await miner.mine(SPENDABLE_AGE)
-    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(payment.raw)).submission is MoneroSubmission.ACCEPTED
 
 
 async def test_fact_wallet_keeps_its_height_until_the_next_block(

@@ -10,7 +10,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
@@ -99,7 +99,7 @@ async def test_outputs_held_for_an_impossible_payment_are_freed(
         for _ in range(4):
             await miner.mine()
             await pay(later, transfer)
-        assert await later.ledger.payments_in(PaymentState.FAILED)
+        assert await later.ledger.payments_in(MoneroPaymentState.FAILED)
         await later.adapter.maintain()
         await miner.mine(SPENDABLE_AGE)
         await settle(later, miner, await later.prepared(later.transfer(payee.address, MORE)))

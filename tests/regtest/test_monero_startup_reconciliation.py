@@ -13,7 +13,7 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.regtest.daemons import Miner
@@ -36,7 +36,7 @@ class Loss:
 async def loss(
     own_wallet: WalletClient, node: MonerodClient, miner: Miner, tmp_path: Path
 ) -> AsyncIterator[Loss]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     own, top = await own_wallet.primary_address(), await node.info()
     await ledger.adopt_wallet(WalletRecord("fakechain", own, 0))

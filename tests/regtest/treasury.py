@@ -16,13 +16,13 @@ from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     MoneroPayment,
-    PaymentState,
+    MoneroPaymentState,
     Threshold,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import record_calls, sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
@@ -54,7 +54,7 @@ class Treasury:
     clock: ManualClock
     adapter: MoneroAdapter
     ledger: SqlMoneroLedger
-    database: Database
+    database: SqliteDatabase
     node: MonerodClient
     adapter_wallet: WalletClient
     wallet: WalletClient
@@ -88,7 +88,11 @@ class Treasury:
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
     async def live_payments(self) -> list[MoneroPayment]:
-        states = (PaymentState.PREPARED, PaymentState.RELAYING, PaymentState.PUBLISHED)
+        states = (
+            MoneroPaymentState.PREPARED,
+            MoneroPaymentState.RELAYING,
+            MoneroPaymentState.PUBLISHED,
+        )
         return await self.ledger.payments_in(*states)
 
     def count_calls(self) -> list[str]:
@@ -134,7 +138,7 @@ async def treasury(
     clock: ManualClock | None = None,
     account: int = 0,
 ) -> AsyncIterator[Treasury]:
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     ledger, hands = SqlMoneroLedger(database), clock or ManualClock(1_800_000_000_000)
     node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     """A new database in the test's own directory."""
-    opened = await Database.open(tmp_path)
+    opened = await SqliteDatabase.open(tmp_path)
     yield opened
     await opened.close()

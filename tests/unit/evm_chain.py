@@ -10,7 +10,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.ledger import (
@@ -51,7 +51,7 @@ class Chain(EvmClient):
     """
 
     def __init__(self) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.blocks: list[list[tuple[str, list[Event]]]] = [[]]
         self.salts = [0]
         self.hashes: list[str] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
-    PaymentOrder,
-    Purpose,
+    EvmPaymentOrder,
+    EvmPurpose,
 )
 
 GWEI = 10**9
@@ -19,7 +19,7 @@ def attempt(txid: str, gwei: int = 5) -> Attempt:
 
 
 def payment(
-    name: str, nonce: int, *, purpose: Purpose = Purpose.TRANSFER, network: str = NET
+    name: str, nonce: int, *, purpose: EvmPurpose = EvmPurpose.TRANSFER, network: str = NET
 ) -> EvmPayment:
-    order = PaymentOrder(name, purpose, "0xUser", 7, "0xToken", b"\xa9\x05", 65_000)
+    order = EvmPaymentOrder(name, purpose, "0xUser", 7, "0xToken", b"\xa9\x05", 65_000)
     return EvmPayment(network, HOT, nonce, order, (attempt(f"{network}-{name}"),), 1000)

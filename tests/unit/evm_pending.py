@@ -6,7 +6,7 @@ from typing import Any
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of
 
@@ -14,7 +14,7 @@ NODE = ("node", "eth_getBlockByNumber")
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
 
 
-async def reading(database: Database) -> Reader:
+async def reading(database: SqliteDatabase) -> Reader:
     """A scanner after one pass without waiting orders, at the time of the newest block."""
     ledger = SqlEvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
@@ -37,7 +37,7 @@ WALLET = monero.WalletRecord("mainnet", "4primary", 0)
 class Books:
     """A database with its journal, both open."""
 
-    def __init__(self, data_dir: Path, database: Database, journal: PaymentJournal) -> None:
+    def __init__(self, data_dir: Path, database: SqliteDatabase, journal: PaymentJournal) -> None:
         self.data_dir = data_dir
         self.db = database
         self.monero = JournaledMoneroLedger(database, journal)
@@ -70,7 +70,7 @@ class Books:
 
 @asynccontextmanager
 async def opened(data_dir: Path) -> AsyncIterator[Books]:
-    database = await Database.open(data_dir)
+    database = await SqliteDatabase.open(data_dir)
     options = JournalOptions(data_dir / FOLDER)
     journal = PaymentJournal(options, ManualClock(), lambda n: b"\x0a" * n)
     books = Books(data_dir, database, journal)
@@ -93,14 +93,16 @@ def xmr_payment(order: Order, txid: str, *others: monero.Payee) -> monero.Monero
     mine = monero.Payee(planned.transfer_id, planned.address, planned.units)
     batch = (mine, *others) if others else ()
     return monero.MoneroPayment(
-        f"batch_{txid}" if batch else planned.transfer_id, monero.Purpose.TRANSFER,
+        f"batch_{txid}" if batch else planned.transfer_id, monero.MoneroPurpose.TRANSFER,
         planned.address, planned.units + sum(item.units for item in others), 5, txid, "02ff",
         "metadata", "key", (f"image-{txid}",), NOW, batch=batch,
     )  # fmt: skip
 
 
-def evm_payment(name: str, units: int, to: str, nonce: int, **more: evm.Purpose) -> evm.EvmPayment:
-    purpose = more.get("purpose", evm.Purpose.TRANSFER)
-    order = evm.PaymentOrder(name, purpose, to, units, HOT, b"\x01", 60_000)
+def evm_payment(
+    name: str, units: int, to: str, nonce: int, **more: evm.EvmPurpose
+) -> evm.EvmPayment:
+    purpose = more.get("purpose", evm.EvmPurpose.TRANSFER)
+    order = evm.EvmPaymentOrder(name, purpose, to, units, HOT, b"\x01", 60_000)
     attempt = evm.Attempt(f"0x{nonce:064x}", "02", 100, 1, NOW)
     return evm.EvmPayment("arbitrum", HOT, nonce, order, (attempt,), NOW)

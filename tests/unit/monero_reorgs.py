@@ -9,15 +9,15 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     MoneroPayment,
-    PaymentState,
-    Purpose,
+    MoneroPaymentState,
+    MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import (
+    MoneroSubmission,
+    MoneroSubmissionResult,
     NodeInfo,
     NodeTransaction,
     PoolTransaction,
-    Submission,
-    SubmissionResult,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
@@ -33,7 +33,7 @@ class Node:
 
     top: int = 100
     known: dict[str, int | None] = field(default_factory=dict)
-    says: Submission = Submission.ACCEPTED
+    says: MoneroSubmission = MoneroSubmission.ACCEPTED
     given_up: set[str] = field(default_factory=set)
     submitted: list[str] = field(default_factory=list)
     flushed: list[str] = field(default_factory=list)
@@ -49,12 +49,12 @@ class Node:
             if txid in self.known
         }
 
-    async def submit(self, raw: str) -> SubmissionResult:
+    async def submit(self, raw: str) -> MoneroSubmissionResult:
         txid = raw.removeprefix("raw of ")
         self.submitted.append(txid)
-        if self.says is Submission.ACCEPTED:
+        if self.says is MoneroSubmission.ACCEPTED:
             self.known[txid] = None
-        return SubmissionResult(self.says, (), "")
+        return MoneroSubmissionResult(self.says, (), "")
 
     async def pool(self) -> list[PoolTransaction]:
         self.pools += 1
@@ -113,9 +113,9 @@ class Rig:
     async def put(
         self,
         name: str,
-        state: PaymentState,
+        state: MoneroPaymentState,
         height: int | None,
-        purpose: Purpose = Purpose.TRANSFER,
+        purpose: MoneroPurpose = MoneroPurpose.TRANSFER,
     ) -> MoneroPayment:
         """Record a payment in this state."""
         made = MoneroPayment(
@@ -125,7 +125,7 @@ class Rig:
         await self.ledger.add_payment(made)
         done = replace(made, state=state, height=height)
         await self.ledger.put_payment(done)
-        if height is not None or state is PaymentState.PUBLISHED:
+        if height is not None or state is MoneroPaymentState.PUBLISHED:
             self.node.known[made.txid] = height
         return done
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, MinedTransaction, each
 from rpcsvc.audit.records import Annotated, Annotation, AuditReport, Difference, Ether, EvmFacts
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, EvmTransaction, Receipt
 from tests.unit.audit_world import ARBITRUM, HOT, OPERATOR, U2X, WEI, World
@@ -125,7 +125,7 @@ class Node(EvmClient):
     """A node with these receipts and transactions; ``asked`` counts the calls."""
 
     def __init__(self, *receipts: Receipt) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.receipts = {item.txid: item for item in receipts}
         self.made: dict[str, EvmTransaction] = {}
         self.asked: Counter[str] = Counter()

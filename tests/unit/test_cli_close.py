@@ -183,16 +183,16 @@ def ring_of(cli: Cli) -> Any:
 @pytest.fixture
 def settled(order: Order, tmp_path: Path) -> str:
     """Sign and settle the order's payout; the transfer's id."""
-    return signed(order, tmp_path, monero.PaymentState.SETTLED)
+    return signed(order, tmp_path, monero.MoneroPaymentState.SETTLED)
 
 
 @pytest.fixture
 def published(order: Order, tmp_path: Path) -> str:
     """Sign and publish the order's payout, unmined; the transfer's id."""
-    return signed(order, tmp_path, monero.PaymentState.PUBLISHED)
+    return signed(order, tmp_path, monero.MoneroPaymentState.PUBLISHED)
 
 
-def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
+def signed(order: Order, tmp_path: Path, state: monero.MoneroPaymentState) -> str:
     (transfer,) = order.transfers
 
     async def pay() -> None:
@@ -206,7 +206,7 @@ def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
                 ev.TransferPrepared(name, TXID, payment.raw),
                 ev.TransferPublished(name),
             ]
-            if state is monero.PaymentState.SETTLED:
+            if state is monero.MoneroPaymentState.SETTLED:
                 events.append(ev.TransferSettled(name, None))
             for event in events:
                 await books.processor.apply(order.order_id, event)

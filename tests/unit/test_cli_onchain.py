@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mne
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.readiness import MoneroFound, XmrHeld
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
+from rpcsvc.store.backends.sqlite.database import OwnerLock, SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury import wallets
@@ -63,7 +63,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
     """A data directory as after a start with this hot wallet, with further SQL statements."""
 
     async def write() -> None:
-        database = await Database.open(data_dir)
+        database = await SqliteDatabase.open(data_dir)
         await SqlEvmDepositLedger(database).adopt_wallet(hot_wallet)
         for sql in more:
             await database.write([statement(sql, ())])

@@ -15,10 +15,10 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     Inclusion,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
@@ -63,7 +63,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
         ledger = SqlEvmPaymentLedger(box.up.database)
-        order = PaymentOrder(name, Purpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
+        order = EvmPaymentOrder(name, EvmPurpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
         attempt = Attempt("0xaa", "02", 5, 1, 1000)
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
         await ledger.add_payment(signed)
@@ -72,7 +72,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
             (there, "it is paid"),
             (None, f"rpcsvc payouts close {name} --note TEXT"),
         ):
-            state = PaymentState.SETTLED
+            state = EvmPaymentState.SETTLED
             await ledger.put_payment(
                 replace(signed, state=state, published_at=2000, inclusion=inclusion)
             )

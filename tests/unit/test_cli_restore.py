@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury import annotations as annotating
@@ -40,7 +40,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 def make_database(data_dir: Path) -> None:
     async def make() -> None:
-        await (await Database.open(data_dir)).close()
+        await (await SqliteDatabase.open(data_dir)).close()
 
     asyncio.run(make())
 
@@ -169,7 +169,7 @@ def test_what_another_wallet_did_is_not_explained(
     monkeypatch.setattr(wiring, "monero_clients", lambda _settings: (None, opened))
 
     async def meet(address: str) -> None:
-        database = await Database.open(cli.data_dir)
+        database = await SqliteDatabase.open(cli.data_dir)
         await SqlMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
         await database.close()
 
@@ -256,7 +256,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
     assert not (cli.data_dir / DATABASE_NAME).exists()
 
 
-async def test_annotation_is_not_changed_silently(tmp_path: Path, database: Database) -> None:
+async def test_annotation_is_not_changed_silently(tmp_path: Path, database: SqliteDatabase) -> None:
     books = SqlOperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.operator import top
-from rpcsvc.cli.operator.top import ALERTS, Series, Snapshot, lines
+from rpcsvc.cli.operator.top import ALERTS, Series, ServiceSample, lines
 from rpcsvc.client.errors import Unreachable
 from tests.operator_cli import Cli, served
 from tests.sandbox import Sandbox
@@ -83,7 +83,7 @@ def test_top_refuses_an_interval_out_of_range(cli: Cli, seconds: str) -> None:
 
 def test_lines_name_the_pause_and_what_is_not_known() -> None:
     series = {"rpcsvc_block_age_seconds": [({"network": "monero"}, 130.0)]}
-    shown = lines(Snapshot(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
+    shown = lines(ServiceSample(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
     assert shown[0].endswith("PAYOUTS PAUSED: by [2J me")
     assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
 
@@ -96,14 +96,14 @@ def test_lines_name_the_alerts_whose_condition_holds() -> None:
         "rpcsvc_audit_age_seconds": [({}, 7_200.0)],
         "rpcsvc_webhook_oldest_seconds": [({}, 200_000.0)],
     }
-    shown = lines(Snapshot(HEALTH, series, IDLE))
+    shown = lines(ServiceSample(HEALTH, series, IDLE))
     alerts = shown[shown.index("") + 2 :]
     assert [line.split() for line in alerts[: alerts.index("")]] == [
         ["RpcsvcCheckFails", "rates", "0"],
         ["RpcsvcNonceUnexplained", "base,", "missing", "2"],
         ["RpcsvcWebhooksStuck", "-", "200000"],
     ]
-    quiet = lines(Snapshot(HEALTH, {}, IDLE))
+    quiet = lines(ServiceSample(HEALTH, {}, IDLE))
     assert quiet[2:4] == ["ALERT  OF  VALUE", "none"]
 
 
@@ -121,13 +121,17 @@ def test_top_redraws_until_interrupted_and_shows_a_loss(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It waits for a service that stops meanwhile, and restores the terminal at the end."""
-    answers: Iterator[Snapshot | Unreachable]
+    answers: Iterator[ServiceSample | Unreachable]
     answers = iter(
-        [Snapshot(HEALTH, {}, IDLE), Unreachable("it is away"), Snapshot(HEALTH, {}, IDLE)]
+        [
+            ServiceSample(HEALTH, {}, IDLE),
+            Unreachable("it is away"),
+            ServiceSample(HEALTH, {}, IDLE),
+        ]
     )
     pauses = iter([None, None, KeyboardInterrupt()])
 
-    def read(_settings: object) -> Snapshot:
+    def read(_settings: object) -> ServiceSample:
         answer = next(answers)
         if isinstance(answer, Unreachable):
             raise answer
@@ -156,7 +160,7 @@ def test_top_redraws_until_interrupted_and_shows_a_loss(
 def test_top_on_a_terminal_names_the_extra_that_it_needs(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(top, "read", lambda _settings: Snapshot(HEALTH, {}, IDLE))
+    monkeypatch.setattr(top, "read", lambda _settings: ServiceSample(HEALTH, {}, IDLE))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich.live", None)
     assert cli("top") == 2

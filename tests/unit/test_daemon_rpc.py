@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestServer
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    DaemonEndpoint,
     DaemonRpc,
-    Endpoint,
     HttpFailure,
     NodeError,
     NotSent,
@@ -33,7 +33,7 @@ async def ask(handler: Handler, *, method: str = "read", bound: int = 1000) -> o
     app = web.Application()
     app.router.add_post("/json_rpc", handler)
     async with TestServer(app) as server:
-        at = Endpoint("node", str(server.make_url("")), max_response_bytes=bound)
+        at = DaemonEndpoint("node", str(server.make_url("")), max_response_bytes=bound)
         async with DaemonRpc(at, rpc_path="/json_rpc", pause=no_pause) as rpc:
             call = rpc.read if method == "read" else rpc.act
             return await call("any")
@@ -120,7 +120,7 @@ async def test_a_busy_node_is_asked_again_and_then_reported() -> None:
 
 
 async def test_no_message_shows_the_url_or_the_password() -> None:
-    at = Endpoint("node", f"http://127.0.0.1:{free_port()}/key-abc", "user", "secret-abc")
+    at = DaemonEndpoint("node", f"http://127.0.0.1:{free_port()}/key-abc", "user", "secret-abc")
     async with DaemonRpc(at, pause=no_pause) as rpc:
         with pytest.raises(NotSent) as raised:
             await rpc.read("any")
@@ -133,10 +133,10 @@ async def test_no_message_shows_the_url_or_the_password() -> None:
 )
 def test_an_endpoint_that_can_not_be_right_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="node"):
-        Endpoint("node", url)
+        DaemonEndpoint("node", url)
 
 
 async def test_a_closed_client_sends_nothing() -> None:
-    client = MonerodClient(Endpoint("node", f"http://127.0.0.1:{free_port()}"))
+    client = MonerodClient(DaemonEndpoint("node", f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(NotSent, match="closed"):
         await client.submit("00")

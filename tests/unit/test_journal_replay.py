@@ -50,7 +50,7 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             assert (transfer.state, transfer.txid) == (TransferState.PREPARED, "aa")
             paid = await books.monero.payment(lost.transfer_id)
             assert paid is not None
-            assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
+            assert (paid.state, paid.raw) == (monero.MoneroPaymentState.PUBLISHED, "02ff")
     async with opened(tmp_path) as books:
         assert books.adopted == ReplayResult()
 
@@ -88,14 +88,14 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
         for item, txid in ((planned, "aa"), (later, "bb")):
             await books.monero.add_payment(
                 monero.MoneroPayment(
-                    item.withdrawal_id, monero.Purpose.TRANSFER, item.address, item.units, 5, txid,
-                    "02ff", "metadata", "key", (f"image-{txid}",), NOW,
+                    item.withdrawal_id, monero.MoneroPurpose.TRANSFER, item.address, item.units, 5,
+                    txid, "02ff", "metadata", "key", (f"image-{txid}",), NOW,
                 )
             )  # fmt: skip
             made = await books.monero.payment(item.withdrawal_id)
             assert made is not None
             await books.monero.put_payment(
-                replace(made, state=monero.PaymentState.PUBLISHED, relayed_at=NOW)
+                replace(made, state=monero.MoneroPaymentState.PUBLISHED, relayed_at=NOW)
             )
     put_back(tmp_path, copy)
     async with opened(tmp_path) as books:
@@ -118,7 +118,7 @@ async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: P
     async with opened(tmp_path) as books:
         paid = await books.monero.payment(order.transfers[0].transfer_id)
         assert paid is not None
-        assert paid.state is monero.PaymentState.PUBLISHED, "it is looked for, and published"
+        assert paid.state is monero.MoneroPaymentState.PUBLISHED, "it is looked for, and published"
 
 
 async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ async def test_failed_payment_fails_on_an_older_copy(tmp_path: Path) -> None:
         made = xmr_payment(order, "aa")
         await books.monero.add_payment(made)
         prepared = books.copy(tmp_path / "prepared.db")
-        await books.monero.put_payment(replace(made, state=monero.PaymentState.FAILED))
+        await books.monero.put_payment(replace(made, state=monero.MoneroPaymentState.FAILED))
     put_back(tmp_path, prepared)
     async with opened(tmp_path) as books:
         paid = await books.monero.payment(made.payment_id)
         assert paid is not None
-        assert paid.state is monero.PaymentState.FAILED
+        assert paid.state is monero.MoneroPaymentState.FAILED
 
 
 async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
             found = await books.evm.payment(planned.transfer_id)
             assert found is not None
             assert [item.txid for item in found.attempts][1:] == ["0xraised"]
-            assert found.state is evm.PaymentState.PUBLISHED
+            assert found.state is evm.EvmPaymentState.PUBLISHED
             assert await books.evm.next_nonce("arbitrum", HOT) == 5
 
 
@@ -181,7 +181,7 @@ async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
         await books.addresses.add_addresses([EvmAddress(1, "0x01"), EvmAddress(2, "0x02")])
         for serial in (1, 2):
             name = f"sweep-arbitrum-2-{serial}"
-            payment = evm_payment(name, 9, HOT, serial, purpose=evm.Purpose.SWEEP)
+            payment = evm_payment(name, 9, HOT, serial, purpose=evm.EvmPurpose.SWEEP)
             sweep = evm.Sweep("arbitrum", 2, serial, "0x02", evm.SweepMethod.RECEIVE, 9, "aa", name)
             await books.evm.add_payment(payment, sweep)
             if serial == 1:
@@ -205,17 +205,17 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
         before = books.copy(tmp_path / "before.db")
         for serial in (1, 2):
             payment = await sweep_from(books, serial)
-            settled = replace(payment, state=evm.PaymentState.SETTLED)
+            settled = replace(payment, state=evm.EvmPaymentState.SETTLED)
             await books.evm.put_payment(settled)
             if serial == 1:
-                await books.evm.put_payment(replace(settled, state=evm.PaymentState.FAILED))
+                await books.evm.put_payment(replace(settled, state=evm.EvmPaymentState.FAILED))
         assert await books.evm.unswept_of("arbitrum", 1) == -9
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
         first = await books.evm.payment("sweep-arbitrum-1-1")
         assert first is not None
-        assert first.state is evm.PaymentState.PUBLISHED
-        await books.evm.put_payment(replace(first, state=evm.PaymentState.FAILED))
+        assert first.state is evm.EvmPaymentState.PUBLISHED
+        await books.evm.put_payment(replace(first, state=evm.EvmPaymentState.FAILED))
         assert await books.evm.unswept_of("arbitrum", 1) == -9
         (void,) = await books.evm.void_sweeps("arbitrum", 1)
         assert void.serial == 1
@@ -224,7 +224,7 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
 async def sweep_from(books: Books, serial: int) -> evm.EvmPayment:
     """Record a done sweep of 9 units from the first address."""
     name = f"sweep-arbitrum-1-{serial}"
-    payment = evm_payment(name, 9, HOT, serial, purpose=evm.Purpose.SWEEP)
+    payment = evm_payment(name, 9, HOT, serial, purpose=evm.EvmPurpose.SWEEP)
     sweep = evm.Sweep("arbitrum", 1, serial, "0x01", evm.SweepMethod.RECEIVE, 9, "aa", name)
     await books.evm.add_payment(payment, sweep)
     await books.evm.put_sweep(replace(sweep, state=evm.SweepState.DONE, taken=9))

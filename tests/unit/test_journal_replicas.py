@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import Statement
 from rpcsvc.store.journal_replay import (
     JournaledMoneroLedger,
@@ -71,7 +71,7 @@ class World:
     """A database, a folder for each replica, and a chain: what was published, by transfer."""
 
     folder: Path
-    database: Database
+    database: SqliteDatabase
     random: random.Random
     chain: dict[str, set[str]] = field(default_factory=dict)
     settler: Settler | None = None
@@ -121,10 +121,10 @@ class World:
         """Publish all recorded payments that are not on the chain."""
         if self.settler is None or self.switch.reason() is not None:
             return
-        states = (monero.PaymentState.PREPARED, monero.PaymentState.PUBLISHED)
+        states = (monero.MoneroPaymentState.PREPARED, monero.MoneroPaymentState.PUBLISHED)
         for item in await self.settler.ledger.payments_in(*states):
             self.chain.setdefault(item.payment_id, set()).add(item.txid)
-            if item.state is monero.PaymentState.PREPARED:
+            if item.state is monero.MoneroPaymentState.PREPARED:
                 await self.settler.ledger.put_payment(_published(item))
 
     async def sign(self, at: Settler, transfer: str, *, dies: bool = False) -> None:
@@ -134,7 +134,7 @@ class World:
         at.database.dies = dies
         await at.ledger.add_payment(
             monero.MoneroPayment(
-                transfer, monero.Purpose.TRANSFER, "address", 10, 1, txid, "02ff", "metadata",
+                transfer, monero.MoneroPurpose.TRANSFER, "address", 10, 1, txid, "02ff", "metadata",
                 "key", (f"image-{txid}",), NOW,
             )
         )  # fmt: skip
@@ -167,7 +167,7 @@ class World:
         kept = copy.with_name("kept")
         shutil.copyfile(copy, kept)
         put_back(self.folder, kept)
-        self.database = await Database.open(self.folder)
+        self.database = await SqliteDatabase.open(self.folder)
 
     async def adopt_all(self, names: Sequence[str]) -> list[str]:
         """Each replica takes over in turn, if its journal can be opened; the refusals of journals.
@@ -193,12 +193,12 @@ _none = PaymentJournal(JournalOptions(Path("none")), ManualClock(), lambda n: b"
 
 
 def _published(item: monero.MoneroPayment) -> monero.MoneroPayment:
-    return replace(item, state=monero.PaymentState.PUBLISHED, relayed_at=NOW)
+    return replace(item, state=monero.MoneroPaymentState.PUBLISHED, relayed_at=NOW)
 
 
 @asynccontextmanager
 async def world(folder: Path, seed: int = 0) -> AsyncIterator[World]:
-    made = World(folder, await Database.open(folder), random.Random(seed))
+    made = World(folder, await SqliteDatabase.open(folder), random.Random(seed))
     try:
         yield made
     finally:
@@ -239,7 +239,7 @@ async def test_standby_does_not_go_on_with_a_copy_that_has_less(tmp_path: Path) 
         await watch()
         await up.database.close()
         put_back(tmp_path, before)
-        up.database = await Database.open(tmp_path)
+        up.database = await SqliteDatabase.open(tmp_path)
         again = JournalWatch(up.database)
         again.marks = watch.marks
         await again()

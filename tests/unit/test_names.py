@@ -1,9 +1,10 @@
-"""Names of tests and of log events, and which modules tests import."""
+"""Names of classes, tests and log events, and which modules tests import."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def test_test_modules_are_not_imported() -> None:
 def test_import_of_a_test_module_is_found(line: str) -> None:
     assert imported_tests(line)
     assert not imported_tests("from aiohttp.test_utils import TestClient")
+
+
+def test_class_name_has_one_meaning() -> None:
+    """The libraries for clients name for their users what the service names so, too."""
+    counts = Counter(
+        node.name
+        for path in sorted((ROOT / "rpcsvc").rglob("*.py"))
+        if not {"client", "verify.py"} & set(path.relative_to(ROOT / "rpcsvc").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len(counts) > 500
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_test_names_have_sixty_characters_at_most() -> None:

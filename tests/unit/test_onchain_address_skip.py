@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.address_pools import take
@@ -31,11 +31,11 @@ OTHER = "legal winner thank year wave sausage worth useful legal winner thank ye
 
 
 @pytest.fixture
-async def databases(tmp_path: Path) -> AsyncIterator[tuple[Database, Database]]:
+async def databases(tmp_path: Path) -> AsyncIterator[tuple[SqliteDatabase, SqliteDatabase]]:
     """The lost database, and an older copy of it."""
     for name in ("lost", "copy"):
         (tmp_path / name).mkdir(mode=0o700)
-    lost, copy = [await Database.open(tmp_path / name) for name in ("lost", "copy")]
+    lost, copy = [await SqliteDatabase.open(tmp_path / name) for name in ("lost", "copy")]
     yield lost, copy
     await lost.close()
     await copy.close()
@@ -61,7 +61,7 @@ async def skip(wallet: Wallet, ledger: SqlMoneroLedger, count: int, *, rescan: b
     return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
 
-async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
+async def ledgers(databases: tuple[SqliteDatabase, SqliteDatabase]) -> tuple[Any, Any]:
     made = [SqlMoneroLedger(database) for database in databases]
     for ledger in made:
         await ledger.adopt_wallet(WalletRecord("mainnet", "4x", 0))
@@ -70,7 +70,7 @@ async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("orders", [3, 90, 300])
 async def test_xmr_addresses_of_lost_orders_are_skipped(
-    databases: tuple[Database, Database], orders: int
+    databases: tuple[SqliteDatabase, SqliteDatabase], orders: int
 ) -> None:
     """The copy is from before any order, of a stopped service that has given its pool back."""
     lost, copy = await ledgers(databases)
@@ -89,7 +89,7 @@ async def test_xmr_addresses_of_lost_orders_are_skipped(
 
 
 async def test_xmr_addresses_are_skipped_when_the_wallet_is_a_copy_too(
-    databases: tuple[Database, Database],
+    databases: tuple[SqliteDatabase, SqliteDatabase],
 ) -> None:
     lost, copy = await ledgers(databases)
     wallet = Wallet()
@@ -106,7 +106,7 @@ async def test_xmr_addresses_are_skipped_when_the_wallet_is_a_copy_too(
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 130])
 async def test_as_many_as_asked_for_are_skipped(
-    databases: tuple[Database, Database], count: int
+    databases: tuple[SqliteDatabase, SqliteDatabase], count: int
 ) -> None:
     ledger, _ = await ledgers(databases)
     wallet = Wallet()
@@ -116,7 +116,7 @@ async def test_as_many_as_asked_for_are_skipped(
 
 @pytest.mark.parametrize("rescan", [True, False])
 async def test_a_wallet_scans_again_only_if_it_is_told_to(
-    databases: tuple[Database, Database], rescan: bool
+    databases: tuple[SqliteDatabase, SqliteDatabase], rescan: bool
 ) -> None:
     ledger, _ = await ledgers(databases)
     wallet = Wallet()
@@ -126,7 +126,7 @@ async def test_a_wallet_scans_again_only_if_it_is_told_to(
 
 
 async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
-    databases: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+    databases: tuple[SqliteDatabase, SqliteDatabase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, _ = await ledgers(databases)
     wallet = Wallet()
@@ -160,7 +160,7 @@ async def taken(pool: EvmAddressPool, count: int) -> list[str]:
 
 @pytest.mark.parametrize("in_order", [True, False])
 async def test_usdc_addresses_of_lost_orders_are_skipped(
-    databases: tuple[Database, Database], in_order: bool
+    databases: tuple[SqliteDatabase, SqliteDatabase], in_order: bool
 ) -> None:
     """``in_order``: the copy is of a stopped service; otherwise of a running one."""
     keys = HdKeys(WORDS)
@@ -187,7 +187,9 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
     )
 
 
-async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Database]) -> None:
+async def test_another_mnemonic_skips_nothing(
+    databases: tuple[SqliteDatabase, SqliteDatabase],
+) -> None:
     ledger = SqlEvmDepositLedger(databases[0])
     with pytest.raises(ChainUnusable, match="none is on record"):
         await skip_evm(HdKeys(WORDS), ledger, 5)
@@ -199,7 +201,7 @@ async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Databas
 
 
 async def test_a_person_sees_how_far_the_wallet_is(
-    databases: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+    databases: tuple[SqliteDatabase, SqliteDatabase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, copy = await ledgers(databases)
     said: list[str] = []

@@ -15,12 +15,10 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import signed_fields
-from rpcsvc.settlement.onchain.evm.ledger import PaymentOrder, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentOrder, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment
-from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState
-from rpcsvc.settlement.onchain.monero.ledger import Purpose as XmrPurpose
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -37,7 +35,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     bare_txid,
     require_open,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import Recorder
@@ -150,7 +148,11 @@ class Xmr:
 
 
 async def adopt_xmr(
-    at: Xmr, database: Database, wanted: OpenTransfer, *others: OpenTransfer, key: str | None = None
+    at: Xmr,
+    database: SqliteDatabase,
+    wanted: OpenTransfer,
+    *others: OpenTransfer,
+    key: str | None = None,
 ) -> Adopted:
     ledger = SqlMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
@@ -161,18 +163,20 @@ WANTED = transfer("ord_1", "monero", "4user", 50)
 
 
 async def test_proven_payment_is_recorded_as_published(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     known = await SqlMoneroLedger(database).payment("ord_1/payout/1")
     assert known == MoneroPayment(
-        "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
-        1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
+        "ord_1/payout/1", MoneroPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
+        1_700_000_000, MoneroPaymentState.PUBLISHED, 1_700_000_000, 7,
     )  # fmt: skip
     assert (done.txid, done.transfers, done.other_units) == (TXID, (WANTED,), 0)
 
 
-async def test_node_and_wallet_are_checked_before_anything_is_believed(database: Database) -> None:
+async def test_node_and_wallet_are_checked_before_anything_is_believed(
+    database: SqliteDatabase,
+) -> None:
     at = Xmr({"4user": 50})
     await adopt_xmr(at, database, WANTED)
     assert at.asked == ["node", "wallet", "refresh"]
@@ -180,7 +184,7 @@ async def test_node_and_wallet_are_checked_before_anything_is_believed(database:
 
 @pytest.mark.parametrize("method", ["get_tx_key", "check_tx_key"])
 async def test_silent_wallet_proves_nothing_about_the_payment(
-    database: Database, method: str
+    database: SqliteDatabase, method: str
 ) -> None:
     at = Xmr({"4user": 50}, broken=method)
     with pytest.raises(NodeError, match="No wallet file"):
@@ -202,18 +206,20 @@ async def test_silent_wallet_proves_nothing_about_the_payment(
         (Xmr({"4user": 50}, own_key="00" * 32), "not that of"),
     ],
 )
-async def test_what_is_not_proven_is_not_adopted(database: Database, at: Xmr, why: str) -> None:
+async def test_what_is_not_proven_is_not_adopted(
+    database: SqliteDatabase, at: Xmr, why: str
+) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_xmr(at, database, WANTED)
     assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
-async def test_a_key_that_is_given_goes_before_the_wallet_s(database: Database) -> None:
+async def test_a_key_that_is_given_goes_before_the_wallet_s(database: SqliteDatabase) -> None:
     await adopt_xmr(Xmr({"4user": 50}, own_key=None), database, WANTED, key=KEY)
     assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is not None
 
 
-async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Database) -> None:
+async def test_a_transaction_is_the_payment_of_one_transfer_only(database: SqliteDatabase) -> None:
     at = Xmr({"4user": 50})
     await adopt_xmr(at, database, WANTED)
     same = transfer("ord_2", "monero", "4user", 50)
@@ -221,7 +227,7 @@ async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Datab
         await adopt_xmr(at, database, same)
 
 
-async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Database) -> None:
+async def test_a_transfer_that_is_signed_takes_no_second_payment(database: SqliteDatabase) -> None:
     await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     at, ledger = Xmr({"4user": 50}, images=("other",)), SqlMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
@@ -229,7 +235,7 @@ async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Datab
         await adoption.adopt(WANTED, (), "ef" * 32, None, Recorder())
 
 
-async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: Database) -> None:
+async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: SqliteDatabase) -> None:
     first = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     again = await adopt_xmr(Xmr({}), database, WANTED)
     assert (again.txid, again.transfers) == (first.txid, first.transfers)
@@ -240,7 +246,7 @@ async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: Databas
 
 @pytest.mark.parametrize("state", [s for s in TransferState if s.is_final])
 async def test_a_transfer_that_is_over_is_not_paid_by_anything(
-    database: Database, state: TransferState
+    database: SqliteDatabase, state: TransferState
 ) -> None:
     over = transfer("ord_1", "monero", "4user", 50, state=state)
     with pytest.raises(NotAdopted):
@@ -248,7 +254,7 @@ async def test_a_transfer_that_is_over_is_not_paid_by_anything(
 
 
 async def test_transaction_that_pays_several_is_adopted_for_all(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
     less = transfer("ord_3", "monero", "4third", 19)
@@ -267,7 +273,7 @@ async def test_transaction_that_pays_several_is_adopted_for_all(
 
 
 async def test_single_payment_is_adopted_for_one_transfer_only(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     """It paid others, too, so its amount would suffice for an equal second transfer."""
     at = Xmr({"4user": 50, "4second": 30}, others=1000)
@@ -278,7 +284,7 @@ async def test_single_payment_is_adopted_for_one_transfer_only(
 
 
 async def test_transfer_signed_elsewhere_is_not_adopted_along(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
     third = transfer("ord_3", "monero", "4third", 20)
@@ -343,22 +349,22 @@ class Evm(EvmConnection):
 PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 
 
-async def adopt_usdc(at: Evm, database: Database, wanted: OpenTransfer = PAYOUT) -> Adopted:
+async def adopt_usdc(at: Evm, database: SqliteDatabase, wanted: OpenTransfer = PAYOUT) -> Adopted:
     ledger = SqlEvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, ManualClock())
     return await adoption.adopt(wanted, (at.reported or signed())["hash"], Recorder())
 
 
 async def test_mined_payment_is_recorded_with_its_bytes_and_nonce(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     reported = signed()
     done = await adopt_usdc(Evm(reported), database)
     known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
-    assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
+    assert (known.nonce, known.sender, known.state) == (4, HOT.address, EvmPaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
-    assert known.order.purpose is Purpose.TRANSFER
+    assert known.order.purpose is EvmPurpose.TRANSFER
     assert known.attempts[0].txid == reported["hash"]
     mined_at = 1_700_000_000  # the daily cap counts it at the time of its block
     assert (known.prepared_at, known.published_at, known.attempts[0].made_at) == (mined_at,) * 3
@@ -390,7 +396,7 @@ def changed(**fields: Any) -> Evm:
     ],
 )
 async def test_what_the_chain_does_not_show_is_not_adopted(
-    database: Database, at: Evm, why: str
+    database: SqliteDatabase, at: Evm, why: str
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_usdc(at, database)
@@ -399,7 +405,7 @@ async def test_what_the_chain_does_not_show_is_not_adopted(
 
 @pytest.mark.parametrize("state", [TransferState.SETTLED, TransferState.FAILED])
 async def test_for_what_is_over_nothing_is_put_on_record(
-    database: Database, state: TransferState
+    database: SqliteDatabase, state: TransferState
 ) -> None:
     over = transfer("ord_9", "arbitrum", USER, 50, state=state)
     with pytest.raises(NotAdopted, match="ord_9/payout/1 is"):
@@ -408,7 +414,7 @@ async def test_for_what_is_over_nothing_is_put_on_record(
 
 
 async def test_a_node_that_is_not_right_proves_nothing(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def wrong(_self: Evm) -> Block:
         raise ChainUnusable("wrong network")
@@ -419,17 +425,19 @@ async def test_a_node_that_is_not_right_proves_nothing(
     assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
-async def test_a_payment_that_has_failed_gets_no_more_attempts(database: Database) -> None:
+async def test_a_payment_that_has_failed_gets_no_more_attempts(database: SqliteDatabase) -> None:
     await adopt_usdc(Evm(signed(fee=5)), database)
     ledger = SqlEvmPaymentLedger(database)
     known = await ledger.payment("ord_9/payout/1")
     assert known is not None
-    await ledger.put_payment(replace(known, state=PaymentState.FAILED))
+    await ledger.put_payment(replace(known, state=EvmPaymentState.FAILED))
     with pytest.raises(NotAdopted, match="final"):
         await adopt_usdc(Evm(signed(fee=9)), database)
 
 
-async def test_a_transaction_pays_one_transfer_though_two_look_alike(database: Database) -> None:
+async def test_a_transaction_pays_one_transfer_though_two_look_alike(
+    database: SqliteDatabase,
+) -> None:
     await adopt_usdc(Evm(signed()), database)
     twin = transfer("ord_8", "arbitrum", USER, 50)
     with pytest.raises(NotAdopted, match="ord_9/payout/1"):
@@ -437,7 +445,7 @@ async def test_a_transaction_pays_one_transfer_though_two_look_alike(database: D
 
 
 async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     first = await adopt_usdc(Evm(signed(fee=5)), database)
     raised = signed(fee=9)
@@ -452,7 +460,7 @@ async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
 
 
 async def test_payment_mined_below_the_present_offer_is_adopted(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     """Mined at a fee below that of a replacement signed later, on the restored copy."""
     for fee in (5, 9):
@@ -467,12 +475,12 @@ async def test_payment_mined_below_the_present_offer_is_adopted(
     assert known.latest.tip > known.attempts[1].tip
 
 
-async def test_what_it_pays_to_others_is_told(database: Database) -> None:
+async def test_what_it_pays_to_others_is_told(database: SqliteDatabase) -> None:
     at = changed(events=((HOT.address, USER, 50), (HOT.address, STRANGER.address, 7)))
     assert (await adopt_usdc(at, database)).other_units == 7
 
 
-async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database) -> None:
+async def test_a_half_made_adoption_is_gone_on_with_here_too(database: SqliteDatabase) -> None:
     first = await adopt_usdc(Evm(signed()), database)
     again = await adopt_usdc(Evm(signed()), database)
     assert again.txid == first.txid
@@ -484,5 +492,5 @@ async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database)
 def test_an_adopted_payment_calls_what_was_called() -> None:
     """A replacement after a reorganisation must be the same call."""
     fields = signed_fields(signed())
-    order = PaymentOrder("x", Purpose.TRANSFER, USER, 50, TOKEN, fields.data, fields.gas)
+    order = EvmPaymentOrder("x", EvmPurpose.TRANSFER, USER, 50, TOKEN, fields.data, fields.gas)
     assert order.data == usdc.transfer(USER, 50)

@@ -23,7 +23,7 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
@@ -60,7 +60,7 @@ def test_payout_fee_is_of_its_asset_and_refund_fee_of_deposit(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("units", "blocks"), [(1, 10), (50 * 10**12, 20)])
 def test_swap_time_has_the_confirmations_of_its_amount(units: int, blocks: int) -> None:
-    here = Endpoint("node", "http://127.0.0.1:1", serial=True)
+    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
     monero = MoneroAdapter(
         MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
     )
@@ -92,7 +92,7 @@ async def test_network_whose_deposits_are_not_seen_is_down(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wrong", ["problem", "lag"])
 def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
-    here = Endpoint("node", "http://127.0.0.1:1", serial=True)
+    here = DaemonEndpoint("node", "http://127.0.0.1:1", serial=True)
     monero = MoneroAdapter(
         MonerodClient(here), WalletClient(here), cast("Any", None), ManualClock(), MoneroOptions()
     )

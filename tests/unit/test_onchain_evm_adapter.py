@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
 from rpcsvc.store.wallets import SqlUnrecordedLedger
@@ -28,7 +28,7 @@ KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner th
 
 @pytest.fixture
 async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledgers = Ledgers(
         SqlEvmDepositLedger(database),
         SqlEvmPaymentLedger(database),

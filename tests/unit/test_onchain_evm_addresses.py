@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmAddress,
     EvmWallet,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.address_pools import take
 
@@ -28,7 +28,7 @@ OPTIONS = EvmOptions(pool_target=12, pool_low=6)
 @pytest.fixture
 async def empty(tmp_path: Path) -> AsyncIterator[SqlEvmDepositLedger]:
     """A database without a recorded hot wallet."""
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield SqlEvmDepositLedger(database)
     await database.close()
 

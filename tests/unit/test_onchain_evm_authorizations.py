@@ -17,11 +17,11 @@ from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorizat
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import GasUse, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     EvmCall,
@@ -31,7 +31,7 @@ from rpcsvc.settlement.onchain.evm.node import (
     Receipt,
     Tag,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
@@ -52,7 +52,7 @@ class Node(EvmClient):
     """
 
     def __init__(self) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.top, self.now = TOP, NOW
         self.wallet: bytes | None = None
         self.used: tuple[bytes, str, int] | None = None
@@ -130,10 +130,10 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     made = Rig(SqlEvmPaymentLedger(database))
     name = payment_id(made.record)
-    await made.ledger.add_payment(payment(name, 0, purpose=Purpose.AUTHORIZATION))
+    await made.ledger.add_payment(payment(name, 0, purpose=EvmPurpose.AUTHORIZATION))
     yield made
     await database.close()
 
@@ -262,7 +262,7 @@ async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid:
 class Uses(SqlEvmPaymentLedger):
     """Records gas of 0.6 USD for each use."""
 
-    def __init__(self, *uses: tuple[bool, PaymentState]) -> None:
+    def __init__(self, *uses: tuple[bool, EvmPaymentState]) -> None:
         self._uses = [GasUse(3 * 10**14, is_paid, state) for is_paid, state in uses]
 
     async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
@@ -272,16 +272,16 @@ class Uses(SqlEvmPaymentLedger):
 @pytest.mark.parametrize(
     ("uses", "given", "has_room"),
     [
-        ([(False, PaymentState.SETTLED)], 600_000, {True}),
-        ([(True, PaymentState.SETTLED)] * 9, 0, {True, False}),
-        ([(True, PaymentState.PUBLISHED)], 0, {False}),
-        ([(True, PaymentState.FAILED)], 600_000, {True}),
-        ([(True, PaymentState.FAILED)] * 2, 1_200_000, set()),
+        ([(False, EvmPaymentState.SETTLED)], 600_000, {True}),
+        ([(True, EvmPaymentState.SETTLED)] * 9, 0, {True, False}),
+        ([(True, EvmPaymentState.PUBLISHED)], 0, {False}),
+        ([(True, EvmPaymentState.FAILED)], 600_000, {True}),
+        ([(True, EvmPaymentState.FAILED)] * 2, 1_200_000, set()),
     ],
     ids=["given away", "borne by orders", "may yet fail", "failed", "failed, beyond the budget"],
 )
 async def test_gas_that_an_order_bears_is_not_given_away(
-    uses: list[tuple[bool, PaymentState]], given: int, has_room: set[bool]
+    uses: list[tuple[bool, EvmPaymentState]], given: int, has_room: set[bool]
 ) -> None:
     """Budgets of 1 USD each for gas given away, and for paid gas that may still fail."""
     budget = GasBudget(1_000_000, {NET: 2_000_000_000}, Uses(*uses), ManualClock())

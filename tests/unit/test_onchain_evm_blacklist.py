@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import KEPT_MS, WAIT_SECONDS, Blacklist
@@ -22,7 +22,7 @@ class Node(EvmClient):
     """Lists one address; ``problem`` is raised instead, ``hangs`` never answers."""
 
     def __init__(self) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.problem: Exception | None = None
         self.hangs = False
         self.asked = 0

@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NotSent
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Tag
 
@@ -38,7 +38,7 @@ class Node(EvmClient):
     """A node with a scripted newest block."""
 
     def __init__(self) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.chain, self.head = 42161, HEAD
         self.answers = asyncio.Event()
         self.answers.set()

@@ -12,7 +12,7 @@ from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.node import Block, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import (
     CONFIRMED,
@@ -32,7 +32,7 @@ from tests.unit.evm_chain import (
 
 
 @pytest.fixture
-async def ledger(database: Database) -> SqlEvmDepositLedger:
+async def ledger(database: SqliteDatabase) -> SqlEvmDepositLedger:
     made = SqlEvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)

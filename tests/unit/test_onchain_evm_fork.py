@@ -8,7 +8,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.scan import ForkFinder
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import NETWORK, Chain
 
@@ -17,7 +17,7 @@ from tests.unit.evm_chain import NETWORK, Chain
     ("block_seconds", "blocks"), [(0.1, 256), (0.25, 120), (2, 15), (12, 3), (60, 2)]
 )
 async def test_half_a_minute_of_blocks_is_read_again_within_bounds(
-    database: Database, block_seconds: float, blocks: int
+    database: SqliteDatabase, block_seconds: float, blocks: int
 ) -> None:
     network = replace(NETWORK, block_seconds=block_seconds)
     forks = ForkFinder(EvmConnection(Chain(), network), SqlEvmDepositLedger(database))

@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import keys
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import (
@@ -26,8 +26,8 @@ from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
-    PaymentOrder,
-    Purpose,
+    EvmPaymentOrder,
+    EvmPurpose,
 )
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, FeeData, Reverted, Tag
 
@@ -47,7 +47,7 @@ class Node(EvmClient):
     """A node with an oracle of ``rate`` wei per byte. ``problem``: raised instead."""
 
     def __init__(self, rate: int = 10**6) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.rate = rate
         self.problem: RpcFailure | None = None
         self.answer: bytes | None = None
@@ -86,8 +86,8 @@ def connection_to(node: Node, network: EvmNetwork = NETWORK) -> CheckedConnectio
     return CheckedConnection(node, network)
 
 
-def order(data: bytes = b"\xa9" * 68, gas: int = 65_000) -> PaymentOrder:
-    return PaymentOrder("tr_1", Purpose.TRANSFER, HOT, 7, TOKEN, data, gas)
+def order(data: bytes = b"\xa9" * 68, gas: int = 65_000) -> EvmPaymentOrder:
+    return EvmPaymentOrder("tr_1", EvmPurpose.TRANSFER, HOT, 7, TOKEN, data, gas)
 
 
 def waiting(data: bytes, max_fee: int = GWEI) -> EvmPayment:

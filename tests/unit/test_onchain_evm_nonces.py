@@ -14,12 +14,12 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import NonceGap
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
@@ -32,7 +32,7 @@ class Node(EvmClient):
     """A node with the hot wallet's transaction count, and transactions by their ids."""
 
     def __init__(self) -> None:
-        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        super().__init__(DaemonEndpoint("node", "http://127.0.0.1:1"))
         self.pending = 0
         self.known: dict[str, EvmTransaction] = {}
 
@@ -48,7 +48,7 @@ class Node(EvmClient):
 class Rig:
     """The nonces of a hot wallet with a database."""
 
-    database: Database
+    database: SqliteDatabase
     switch: PauseSwitch
     node: Node = field(default_factory=Node)
 
@@ -87,7 +87,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield Rig(database, PauseSwitch(tmp_path))
     await database.close()
 

@@ -13,7 +13,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import OpeningEntry
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
 from rpcsvc.settlement.onchain.evm.node import Tag
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, CheckedConnection
@@ -39,7 +39,7 @@ class Node(Chain):
 
 
 @pytest.fixture
-def ledger(database: Database) -> SqlOpeningLedger:
+def ledger(database: SqliteDatabase) -> SqlOpeningLedger:
     return SqlOpeningLedger(database)
 
 
@@ -58,7 +58,7 @@ async def known(ledger: SqlOpeningLedger) -> Opening | None:
 
 
 async def test_the_first_look_is_kept_and_the_auditor_reads_it(
-    ledger: SqlOpeningLedger, database: Database, tmp_path: Path
+    ledger: SqlOpeningLedger, database: SqliteDatabase, tmp_path: Path
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -145,7 +145,7 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: SqlOpeningLedger) -> Non
     ],
 )
 async def test_the_database_refuses_what_can_not_be(
-    ledger: SqlOpeningLedger, database: Database, tmp_path: Path, statement: str
+    ledger: SqlOpeningLedger, database: SqliteDatabase, tmp_path: Path, statement: str
 ) -> None:
     await ledger.record("arbitrum", HOT, Opening(1, "h", 0, 5))
     with (

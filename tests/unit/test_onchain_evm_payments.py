@@ -23,16 +23,16 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
+    EvmPaymentState,
+    EvmPurpose,
     Inclusion,
-    PaymentState,
-    Purpose,
     Sweep,
     SweepMethod,
     SweepState,
-    Unswept,
+    UnsweptAddress,
 )
 from rpcsvc.settlement.onchain.evm.node import FeeData
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.rows import statement
@@ -40,7 +40,7 @@ from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
 
 
 @pytest.fixture
-def ledger(database: Database) -> SqlEvmPaymentLedger:
+def ledger(database: SqliteDatabase) -> SqlEvmPaymentLedger:
     return SqlEvmPaymentLedger(database)
 
 
@@ -50,7 +50,7 @@ def port(made: SqlEvmPaymentLedger) -> EvmPaymentLedger:
 
 
 def published(made: EvmPayment) -> EvmPayment:
-    return replace(made, state=PaymentState.PUBLISHED, published_at=2000)
+    return replace(made, state=EvmPaymentState.PUBLISHED, published_at=2000)
 
 
 def mined(made: EvmPayment, number: int = 9) -> Inclusion:
@@ -66,7 +66,11 @@ def sweep(index: int, serial: int, payment_id: str | None = None, **more: Any) -
 
 
 async def deposit(
-    database: Database, index: int, units: int, state: str | None = "confirmed", network: str = NET
+    database: SqliteDatabase,
+    index: int,
+    units: int,
+    state: str | None = "confirmed",
+    network: str = NET,
 ) -> None:
     place = "(SELECT COUNT(*) FROM evm_deposits)"
     await database.write(
@@ -187,7 +191,7 @@ async def test_a_nonce_is_given_once_for_each_network(ledger: SqlEvmPaymentLedge
 
 
 async def test_a_failed_payment_keeps_its_nonce(ledger: SqlEvmPaymentLedger) -> None:
-    failed = replace(published(payment("tr_1", 0)), state=PaymentState.FAILED)
+    failed = replace(published(payment("tr_1", 0)), state=EvmPaymentState.FAILED)
     await ledger.add_payment(payment("tr_1", 0))
     await ledger.put_payment(failed)
     with pytest.raises(StoreConflict):
@@ -207,18 +211,18 @@ async def test_attempts_go_up_and_stay(ledger: SqlEvmPaymentLedger) -> None:
     assert found.most_fee == 65_000 * 7 * GWEI
     with pytest.raises(StoreConflict):
         await ledger.add_attempt(first, attempt("second-again", 9))
-    await ledger.put_payment(replace(published(found), state=PaymentState.SETTLED))
+    await ledger.put_payment(replace(published(found), state=EvmPaymentState.SETTLED))
     with pytest.raises(StoreConflict):
         await ledger.add_attempt(found, attempt("after-the-end", 9))
 
 
-@pytest.mark.parametrize("over", [PaymentState.FAILED, PaymentState.SETTLED])
-async def test_an_end_is_final(ledger: SqlEvmPaymentLedger, over: PaymentState) -> None:
+@pytest.mark.parametrize("over", [EvmPaymentState.FAILED, EvmPaymentState.SETTLED])
+async def test_an_end_is_final(ledger: SqlEvmPaymentLedger, over: EvmPaymentState) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     await ledger.put_payment(replace(published(first), state=over))
-    for state in set(PaymentState) - {over}:
-        published_at = None if state is PaymentState.PREPARED else 2000
+    for state in set(EvmPaymentState) - {over}:
+        published_at = None if state is EvmPaymentState.PREPARED else 2000
         with pytest.raises(StoreConflict):
             await ledger.put_payment(replace(first, state=state, published_at=published_at))
 
@@ -251,7 +255,7 @@ async def test_what_is_signed_never_changes(
 async def test_nothing_is_deleted_or_signed_over(
     ledger: SqlEvmPaymentLedger, tmp_path: Path, sql: str, said: str
 ) -> None:
-    await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s"))
+    await ledger.add_payment(payment("s", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "s"))
     _refused(tmp_path, sql, said)
 
 
@@ -269,7 +273,7 @@ async def test_settled_payments_are_found_by_block_or_without_one(
         made = payment(f"tr_{nonce}", nonce)
         await ledger.add_payment(made)
         where = None if number is None else mined(made, number)
-        over = replace(published(made), state=PaymentState.SETTLED, inclusion=where)
+        over = replace(published(made), state=EvmPaymentState.SETTLED, inclusion=where)
         await ledger.put_payment(over)
     assert [item.nonce for item in await ledger.settled_above(NET, 5)] == [1, 2]
     assert [item.nonce for item in await ledger.settled_above(NET, 4)] == [0, 1, 2]
@@ -279,7 +283,7 @@ async def test_settled_payments_are_found_by_block_or_without_one(
 async def test_payments_are_listed_by_nonce(ledger: SqlEvmPaymentLedger) -> None:
     for nonce in (2, 0, 1):
         await ledger.add_payment(payment(f"tr_{nonce}", nonce))
-    found = await ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED)
+    found = await ledger.payments_in(NET, EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
     assert [item.nonce for item in found] == [0, 1, 2]
 
 
@@ -287,28 +291,31 @@ async def test_payments_are_listed_by_nonce(ledger: SqlEvmPaymentLedger) -> None
 
 
 async def test_unswept_is_what_was_confirmed_less_what_was_taken(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await deposit(database, 2, 12)
     await deposit(database, 2, 100, "seen")
     await deposit(database, 3, 9)
     await deposit(database, 3, 50, "confirmed", "base")
-    assert await ledger.unswept(NET, 10) == [Unswept(2, "0x2", 42, 1)]
-    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 42, 1), Unswept(3, "0x3", 9, 1)]
-    await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s", units=30))
+    assert await ledger.unswept(NET, 10) == [UnsweptAddress(2, "0x2", 42, 1)]
+    assert await ledger.unswept(NET, 1) == [
+        UnsweptAddress(2, "0x2", 42, 1),
+        UnsweptAddress(3, "0x3", 9, 1),
+    ]
+    await ledger.add_payment(payment("s", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "s", units=30))
     assert await ledger.unswept(NET, 10) == []
     assert await ledger.unswept_of(NET, 2) == 42
     under_way = await ledger.sweeps_under_way(NET)
     assert under_way == [sweep(2, 1, "s", units=30)]
     await ledger.put_sweep(replace(under_way[0], state=SweepState.DONE, taken=30))
-    assert await ledger.unswept(NET, 10) == [Unswept(2, "0x2", 12, 2)]
+    assert await ledger.unswept(NET, 10) == [UnsweptAddress(2, "0x2", 12, 2)]
     assert await ledger.unswept_of(NET, 2) == 12
     assert await ledger.unswept_of("base", 3) == 50
 
 
 async def test_unswept_follows_what_becomes_of_a_deposit(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30, None)
     for state, units in (
@@ -322,7 +329,7 @@ async def test_unswept_follows_what_becomes_of_a_deposit(
 
 
 async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
@@ -330,43 +337,43 @@ async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
     await database.write([statement(change, ())])
     assert await ledger.unswept_of(NET, 2) == -30
     await deposit(database, 2, 31)
-    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 1, 2)]
+    assert await ledger.unswept(NET, 1) == [UnsweptAddress(2, "0x2", 1, 2)]
 
 
 async def test_an_address_has_one_sweep_under_way(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
-    await ledger.add_payment(payment("a", 0, purpose=Purpose.SWEEP), sweep(2, 1, "a"))
+    await ledger.add_payment(payment("a", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "a"))
     with pytest.raises(StoreConflict):
-        await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
+        await ledger.add_payment(payment("b", 1, purpose=EvmPurpose.SWEEP), sweep(2, 2, "b"))
     assert await ledger.payment("b") is None
     await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.VOID))
     with pytest.raises(StoreConflict):
         await ledger.put_sweep(sweep(2, 1, "a"))
-    await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
+    await ledger.add_payment(payment("b", 1, purpose=EvmPurpose.SWEEP), sweep(2, 2, "b"))
     assert [item.serial for item in await ledger.sweeps_under_way(NET)] == [2]
 
 
 async def settled(ledger: SqlEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
-    done = replace(made, state=PaymentState.SETTLED, published_at=1)
+    done = replace(made, state=EvmPaymentState.SETTLED, published_at=1)
     await ledger.put_payment(done)
     return done
 
 
 async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
-    made = payment("a", 0, purpose=Purpose.SWEEP)
+    made = payment("a", 0, purpose=EvmPurpose.SWEEP)
     await ledger.add_payment(made, done := sweep(2, 1, "a", units=9))
     await ledger.put_sweep(replace(done, state=SweepState.DONE, taken=9))
     with pytest.raises(StoreConflict):
         await ledger.put_sweep(replace(done, state=SweepState.VOID))
     paid = await settled(ledger, made)
     assert await ledger.unswept(NET, 1) == []
-    await ledger.put_payment(replace(paid, state=PaymentState.FAILED))
-    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 9, 2)]
+    await ledger.put_payment(replace(paid, state=EvmPaymentState.FAILED))
+    assert await ledger.unswept(NET, 1) == [UnsweptAddress(2, "0x2", 9, 2)]
     (void,) = await ledger.void_sweeps(NET, 2)
     assert (void.state, void.taken) == (SweepState.VOID, 0)
     await ledger.put_sweep(replace(void, state=SweepState.DONE, taken=9))
@@ -376,20 +383,20 @@ async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
 async def test_a_settled_payment_of_an_order_never_fails(ledger: SqlEvmPaymentLedger) -> None:
     await ledger.add_payment(payment("a", 0))
     paid = await settled(ledger, payment("a", 0))
-    for state in (PaymentState.FAILED, PaymentState.PUBLISHED):
+    for state in (EvmPaymentState.FAILED, EvmPaymentState.PUBLISHED):
         with pytest.raises(StoreConflict):
             await ledger.put_payment(replace(paid, state=state))
 
 
 async def test_a_sweep_found_done_has_no_payment(
-    database: Database, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     with pytest.raises(StoreConflict):
         await ledger.add_sweep(sweep(2, 1))
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=4))
     assert await ledger.sweeps_under_way(NET) == []
-    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 5, 2)]
+    assert await ledger.unswept(NET, 1) == [UnsweptAddress(2, "0x2", 5, 2)]
 
 
 # --- conditions --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import pending_payments, read_pending
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.logs import captured
 from tests.unit.evm_chain import (
     OURS,
@@ -59,12 +59,12 @@ REFUSALS: list[RpcFailure] = [
 
 
 @pytest.fixture
-async def idle(database: Database) -> Reader:
+async def idle(database: SqliteDatabase) -> Reader:
     return await reading(database)
 
 
 @pytest.fixture
-async def reader(idle: Reader, database: Database) -> Reader:
+async def reader(idle: Reader, database: SqliteDatabase) -> Reader:
     """An order waits at the first address, for a hundred seconds more."""
     await wait_for_deposit(database, OURS[0].address, expires_at=idle.clock.now + 100_000)
     return idle
@@ -187,7 +187,7 @@ async def test_what_does_not_pay_a_waiting_order_is_no_hint(
 
 
 async def test_order_ended_late_or_on_another_network_gets_no_hint(
-    reader: Reader, database: Database
+    reader: Reader, database: SqliteDatabase
 ) -> None:
     soon = reader.clock.now + MINUTE
     await wait_for_deposit(database, OURS[1].address, expires_at=soon, status=OrderStatus.COMPLETED)
@@ -221,7 +221,7 @@ async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
 
 
 async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(
-    idle: Reader, database: Database
+    idle: Reader, database: SqliteDatabase
 ) -> None:
     async def asked() -> int:
         idle.chain.asked.clear()

@@ -10,7 +10,7 @@ from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments, read_pending
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING
@@ -21,7 +21,7 @@ from tests.waiting import wait_for_deposit
 
 
 @pytest.fixture
-async def reader(database: Database) -> Reader:
+async def reader(database: SqliteDatabase) -> Reader:
     """An order waits at the first address, for a hundred seconds more."""
     made = await reading(database)
     await wait_for_deposit(database, OURS[0].address, expires_at=made.clock.now + 100_000)
@@ -31,7 +31,7 @@ async def reader(database: Database) -> Reader:
 # --- bounds --------------------------------------------------------------------------------------
 
 
-async def test_hints_of_an_address_are_bounded(reader: Reader, database: Database) -> None:
+async def test_hints_of_an_address_are_bounded(reader: Reader, database: SqliteDatabase) -> None:
     await wait_for_deposit(database, OURS[1].address, expires_at=reader.clock.now + MINUTE)
     for number in range(3):
         flood = [paying(f"flood{number}.{n}") for n in range(500)]
@@ -41,7 +41,7 @@ async def test_hints_of_an_address_are_bounded(reader: Reader, database: Databas
 
 
 async def test_hints_of_one_scan_are_bounded_and_the_next_adds_more(
-    reader: Reader, database: Database, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evm_pool, "MOST_PER_LOOK", 10)
     for item in OURS[1:12]:
@@ -64,7 +64,7 @@ async def test_no_more_calls_are_read_than_a_block_can_hold(
 
 
 async def test_hints_that_are_of_no_use_any_more_are_forgotten(
-    reader: Reader, database: Database
+    reader: Reader, database: SqliteDatabase
 ) -> None:
     await wait_for_deposit(
         database, OURS[1].address, expires_at=reader.clock.now + DAY, status=OrderStatus.EXPIRED
@@ -113,20 +113,22 @@ async def test_hint_of_an_unwatched_deposit_is_forgotten(
 # --- the database --------------------------------------------------------------------------------
 
 
-def plan_of(database: Database, sql: str, values: Sequence[object]) -> str:
+def plan_of(database: SqliteDatabase, sql: str, values: Sequence[object]) -> str:
     return " ".join(
         str(row)
         for row in all_rows(database, f"EXPLAIN QUERY PLAN {compiled(sql).text}", tuple(values))
     )
 
 
-async def test_whether_anyone_waits_is_known_without_reading_orders(database: Database) -> None:
+async def test_whether_anyone_waits_is_known_without_reading_orders(
+    database: SqliteDatabase,
+) -> None:
     plan = plan_of(database, _IS_AWAITING, ("arbitrum", 7))
     assert "orders_awaiting (deposit_network=? AND expires_at>?)" in plan
     assert "SCAN" not in plan
 
 
-async def test_orders_are_found_by_their_addresses(database: Database) -> None:
+async def test_orders_are_found_by_their_addresses(database: SqliteDatabase) -> None:
     plan = plan_of(database, _AWAITING, ("[]", "arbitrum", 7))
     assert "SEARCH a USING" in plan
     assert "(address_lower=?)" in plan
@@ -134,7 +136,7 @@ async def test_orders_are_found_by_their_addresses(database: Database) -> None:
 
 
 async def test_a_hint_never_changes_and_is_of_an_address_of_ours(
-    reader: Reader, database: Database
+    reader: Reader, database: SqliteDatabase
 ) -> None:
     await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("a"), 1, 5)])
     with pytest.raises(StoreConflict):

@@ -13,9 +13,9 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
 )
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
@@ -29,8 +29,8 @@ from rpcsvc.settlement.onchain.evm.node import (
 from rpcsvc.settlement.onchain.evm.presence import (
     EvmPresence,
     Judgement,
+    NonceSpender,
     NotFound,
-    Spender,
     SpentNonces,
 )
 from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
@@ -106,8 +106,8 @@ class ConnectionStub:
 class Rig:
     """Repeats the lookup of one published payment."""
 
-    def __init__(self, node: Node, state: PaymentState = PaymentState.PUBLISHED) -> None:
-        order = PaymentOrder("tr_1", Purpose.TRANSFER, USER, 5, TOKEN, CALL, 65_000)
+    def __init__(self, node: Node, state: EvmPaymentState = EvmPaymentState.PUBLISHED) -> None:
+        order = EvmPaymentOrder("tr_1", EvmPurpose.TRANSFER, USER, 5, TOKEN, CALL, 65_000)
         attempts = tuple(Attempt(txid, "02", n + 1, n + 1, 1) for n, txid in enumerate(OURS))
         self.node = node
         self.payment = EvmPayment(NETWORK.name, HOT, NONCE, order, attempts, 1, state)
@@ -122,13 +122,13 @@ class Rig:
 
 @pytest.mark.parametrize("txid", OURS)
 async def test_one_of_our_own_in_a_block_is_never_a_failure(txid: str) -> None:
-    rig = Rig(Node(txid, 4_990, 5_000), PaymentState.PREPARED)
+    rig = Rig(Node(txid, 4_990, 5_000), EvmPaymentState.PREPARED)
     for _ in range(4):
         judged = await rig.judge()
         assert judged.verdict.outcome is Outcome.UNKNOWN
         assert f"{txid} is in block 4990" in judged.verdict.reason
         assert judged.payment.conflict == BlockPoint(4_990, "0x4990")
-        assert judged.payment.state is PaymentState.PUBLISHED
+        assert judged.payment.state is EvmPaymentState.PUBLISHED
         rig.node.top += 10 * NETWORK.failed_after
     (reported,) = rig.conditions.texts()
     assert "shows no receipt" in reported
@@ -184,7 +184,7 @@ async def test_what_an_older_release_recorded_is_no_proof() -> None:
     rig = Rig(Node(OURS[0], 4_000, 5_000))
     rig.payment = EvmPayment(
         NETWORK.name, HOT, NONCE, rig.payment.order, rig.payment.attempts, 1,
-        PaymentState.PUBLISHED, conflict=BlockPoint(4_500, "0x4500"),
+        EvmPaymentState.PUBLISHED, conflict=BlockPoint(4_500, "0x4500"),
     )  # fmt: skip
     assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
 
@@ -195,7 +195,7 @@ async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: i
     spent = SpentNonces(cast("Any", ConnectionStub(node)))
     payment, top = Rig(node).payment, block(node.top)
     by = BlockPoint(top.number, top.hash)
-    here = Spender(made("0xother"), BlockPoint(spent_in, f"0x{spent_in}"))
+    here = NonceSpender(made("0xother"), BlockPoint(spent_in, f"0x{spent_in}"))
     assert await spent.find(payment, by, top) == here
     assert len(node.asked) <= 60
     node.asked.clear()
@@ -211,7 +211,7 @@ async def test_pruned_node_is_not_asked_for_older_states(
     node.oldest = 5_000 - 127
     spent = SpentNonces(cast("Any", ConnectionStub(node)))
     found = await spent.find(Rig(node).payment, BlockPoint(5_000, "0x5000"), block(5_000))
-    assert isinstance(found, Spender)
+    assert isinstance(found, NonceSpender)
     assert found.block.number == 5_000 - blocks_ago
 
 
@@ -225,7 +225,7 @@ async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
     node.asked.clear()
     assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE - 1)), NotFound)
     assert node.asked == []
-    assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE)), Spender)
+    assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE)), NonceSpender)
 
 
 def answer(transactions: list[Any]) -> dict[str, Any]:

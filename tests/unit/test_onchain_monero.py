@@ -12,7 +12,7 @@ from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     MoneroPayment,
-    Purpose,
+    MoneroPurpose,
     Threshold,
 )
 
@@ -21,7 +21,17 @@ XMR = 10**12
 
 def payment(name: str, *images: str) -> MoneroPayment:
     return MoneroPayment(
-        name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
+        name,
+        MoneroPurpose.TRANSFER,
+        "4x",
+        XMR,
+        5,
+        f"txid-{name}",
+        "raw",
+        "meta",
+        "key",
+        images,
+        1000,
     )
 
 

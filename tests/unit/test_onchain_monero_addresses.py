@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.address_pools import take
 from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
@@ -24,7 +24,7 @@ from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
 
 @pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     made = SqlMoneroLedger(database)
     await made.adopt_wallet(WalletRecord("mainnet", "4x", 0))
     yield made

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 
 GAP_MS = 40 * 60_000
@@ -123,7 +123,7 @@ class Pair:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield Pair(Daemons(), SqlMoneroLedger(database))
     await database.close()
 

@@ -31,7 +31,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 
@@ -229,7 +229,7 @@ def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
 
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     await ledger.add_addresses([Subaddress(SubaddressIndex(0, n), f"8x{n}") for n in (1, 2)])

@@ -14,12 +14,12 @@ import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import PaymentState
-from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.monerod import MoneroSubmission, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
 from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
@@ -31,7 +31,7 @@ IMAGE = "image of tr_1"
 class RefusingNode(Node):
     """A node that refuses submissions. ``spent``: where each key image was seen."""
 
-    says: Submission = Submission.INVALID
+    says: MoneroSubmission = MoneroSubmission.INVALID
     spent: dict[str, Spent] = field(default_factory=dict)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
@@ -94,7 +94,7 @@ class Ending:
 @pytest.fixture
 async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is in no block and no pool, and whose bytes the node refuses."""
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     rig = Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
@@ -103,7 +103,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
         wallet.does.append(f"explain {txid}")
 
     gone = MoneroPayoutEnd(connection, ledger, ManualClock(), OPTIONS, annotate)
-    await rig.put("tr_1", PaymentState.SETTLED, None)
+    await rig.put("tr_1", MoneroPaymentState.SETTLED, None)
     yield Ending(rig, node, wallet, gone)
     await database.close()
 
@@ -133,21 +133,28 @@ async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> No
 
 
 async def test_end_waits_for_payments_that_may_bring_the_inputs_back(ending: Ending) -> None:
-    await ending.rig.put("tr_2", PaymentState.PUBLISHED, None)
+    await ending.rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
     await ending.refused("tr_2 is not mined either")
 
 
 async def test_end_refuses_what_the_node_takes_again(ending: Ending) -> None:
-    ending.node.says = Submission.ACCEPTED
+    ending.node.says = MoneroSubmission.ACCEPTED
     await ending.refused("the node said: accepted")
     await ending.refused("is in the node's pool")
 
 
 @pytest.mark.parametrize(
     "says",
-    [Submission.BUSY, Submission.KNOWN, Submission.FEE_TOO_LOW, Submission.DOUBLE_SPEND],
+    [
+        MoneroSubmission.BUSY,
+        MoneroSubmission.KNOWN,
+        MoneroSubmission.FEE_TOO_LOW,
+        MoneroSubmission.DOUBLE_SPEND,
+    ],
 )
-async def test_end_takes_no_other_answer_for_a_refusal(ending: Ending, says: Submission) -> None:
+async def test_end_takes_no_other_answer_for_a_refusal(
+    ending: Ending, says: MoneroSubmission
+) -> None:
     ending.node.says = says
     await ending.refused("may be mined yet")
 

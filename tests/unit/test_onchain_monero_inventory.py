@@ -17,15 +17,15 @@ from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     MoneroPayment,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+    MoneroPaymentOrder,
+    MoneroPaymentState,
+    MoneroPurpose,
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.sandbox import ManualClock
@@ -97,7 +97,7 @@ def info(top: str, height: int) -> NodeInfo:
 
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
@@ -113,7 +113,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 async def test_outputs_are_relisted_after_a_block_or_a_payment(rig: Rig) -> None:
     payment = MoneroPayment(
-        "tr_1", Purpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
+        "tr_1", MoneroPurpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
         relayed_at=1001, height=99,
     )  # fmt: skip
     for _ in range(3):
@@ -123,7 +123,11 @@ async def test_outputs_are_relisted_after_a_block_or_a_payment(rig: Rig) -> None
     assert rig.wallet.listed == 2
     await rig.ledger.add_payment(replace(payment, relayed_at=None, height=None))
     await rig.poll("b", 101)
-    for state in (PaymentState.RELAYING, PaymentState.PUBLISHED, PaymentState.SETTLED):
+    for state in (
+        MoneroPaymentState.RELAYING,
+        MoneroPaymentState.PUBLISHED,
+        MoneroPaymentState.SETTLED,
+    ):
         before = rig.wallet.listed
         await rig.ledger.put_payment(replace(payment, state=state))
         await rig.poll("b", 101)
@@ -239,7 +243,7 @@ class Payments:
     """Records payment orders. ``busy``: another payment is under way."""
 
     def __init__(self, *, busy: bool = False, unfinished: bool = False) -> None:
-        self.orders: list[PaymentOrder] = []
+        self.orders: list[MoneroPaymentOrder] = []
         self.busy, self.unfinished = busy, unfinished
         self.finished = 0
 
@@ -253,7 +257,7 @@ class Payments:
         self.finished += 1
         return self.unfinished
 
-    async def prepare_upkeep(self, order: PaymentOrder) -> Any:
+    async def prepare_upkeep(self, order: MoneroPaymentOrder) -> Any:
         self.orders.append(order)
         return SimpleNamespace(txid="txid", fee=1)
 
@@ -277,7 +281,7 @@ async def test_dust_below_its_fee_blocks_no_consolidation(
 TARGET = {"outputs_target": 8, "output_units": XMR, "dusty_outputs": 3}
 
 
-async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrder]:
+async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[MoneroPaymentOrder]:
     """The payments to itself that a wallet with these outputs makes."""
     made = Payments()
     rig.with_options(made, **(TARGET | options))
@@ -326,7 +330,7 @@ async def test_small_outputs_are_put_together_once_there_are_too_many(rig: Rig) 
     assert (order.parts, order.from_indices) == (1, (1, 2, 3, 4))
     total = sum(item.amount for item in small)
     assert total // 2 < order.units < total
-    assert order.purpose is Purpose.UPKEEP
+    assert order.purpose is MoneroPurpose.UPKEEP
     assert await orders_of(rig, *small, outputs_target=0) == [], "it is left as it is"
 
 

@@ -24,18 +24,18 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     MoneroPayment,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+    MoneroPaymentOrder,
+    MoneroPaymentState,
+    MoneroPurpose,
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
+    MoneroSubmission,
+    MoneroSubmissionResult,
     NodeInfo,
     NodeTransaction,
     Spent,
-    Submission,
-    SubmissionResult,
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -46,7 +46,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     WalletCode,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.sandbox import ManualClock
@@ -99,12 +99,12 @@ class Node:
         assert not txids
         return {}
 
-    async def submit(self, raw: str) -> SubmissionResult:
+    async def submit(self, raw: str) -> MoneroSubmissionResult:
         self.submitted.append(raw)
         if not self.takes:
-            return SubmissionResult(Submission.REFUSED, (), "its own words")
+            return MoneroSubmissionResult(MoneroSubmission.REFUSED, (), "its own words")
         self.known[raw.removeprefix("raw of ")] = None
-        return SubmissionResult(Submission.ACCEPTED, (), "OK")
+        return MoneroSubmissionResult(MoneroSubmission.ACCEPTED, (), "OK")
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Wallet:
     frozen: set[str] = field(default_factory=set)
     signed: list[list[Destination]] = field(default_factory=list)
     relayed: list[str] = field(default_factory=list)
-    states: list[PaymentState] = field(default_factory=list)
+    states: list[MoneroPaymentState] = field(default_factory=list)
     addresses: dict[str, AddressCheck] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     proofs: int = 0
@@ -165,7 +165,7 @@ class Wallet:
     async def relay(self, metadata: str) -> None:
         """Record the payment's state in the database at the time of the relay."""
         txid = metadata.removeprefix("meta of ")
-        live = await self.ledger.payments_in(*PaymentState)
+        live = await self.ledger.payments_in(*MoneroPaymentState)
         self.states += [item.state for item in live if item.txid == txid]
         self.relayed.append(txid)
         self.calls.append("relay")
@@ -215,12 +215,12 @@ class Rig:
         return found
 
     async def all(self) -> list[MoneroPayment]:
-        return await self.ledger.payments_in(*PaymentState)
+        return await self.ledger.payments_in(*MoneroPaymentState)
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger, clock, node = SqlMoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
@@ -234,8 +234,8 @@ def transfer(name: str = "tr_1", units: int = XMR, address: str | None = None) -
     return Transfer(name, TransferKind.PAYOUT, "monero", XMR_ASSET, to, units, FEE)
 
 
-def upkeep(name: str = "upkeep-1", parts: int = 1) -> PaymentOrder:
-    return PaymentOrder(name, Purpose.UPKEEP, OWN, XMR, parts)
+def upkeep(name: str = "upkeep-1", parts: int = 1) -> MoneroPaymentOrder:
+    return MoneroPaymentOrder(name, MoneroPurpose.UPKEEP, OWN, XMR, parts)
 
 
 # --- signing -------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ async def test_what_the_network_has_meanwhile_holds_nothing_back(rig: Rig) -> No
         await rig.sign(transfer("tr_2"))
     rig.node.known[made.txid or ""] = None
     await rig.sign(transfer("tr_2"))
-    assert (await rig.known("tr_1")).state is PaymentState.PUBLISHED
+    assert (await rig.known("tr_1")).state is MoneroPaymentState.PUBLISHED
 
 
 async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
@@ -425,11 +425,11 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
     await rig.payments.prepare_upkeep(upkeep())
     assert await rig.payments.finish_upkeep()
     made = await rig.known("upkeep-1")
-    assert (made.state, rig.wallet.relayed) == (PaymentState.PUBLISHED, ["tx1", made.txid])
+    assert (made.state, rig.wallet.relayed) == (MoneroPaymentState.PUBLISHED, ["tx1", made.txid])
     rig.node.known |= {"tx1": rig.node.top, made.txid: rig.node.top}
     rig.node.top += 5
     assert not await rig.payments.finish_upkeep()
-    assert (await rig.known("upkeep-1")).state is PaymentState.SETTLED
+    assert (await rig.known("upkeep-1")).state is MoneroPaymentState.SETTLED
 
 
 # --- publishing ----------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(rig: Rig) -
     made = await rig.prepared(transfer())
     rig.wallet.calls.clear()
     await rig.payments.publish(made)
-    assert rig.wallet.states == [PaymentState.RELAYING]
+    assert rig.wallet.states == [MoneroPaymentState.RELAYING]
     assert (await rig.known()).relayed_at == rig.clock.now
     assert rig.wallet.calls == ["refresh", "relay", "store"]
     assert rig.node.submitted == []
@@ -469,7 +469,7 @@ async def test_another_wallet_is_told_nothing_and_signs_nothing(rig: Rig) -> Non
     rig.wallet.primary = "4other"
     with pytest.raises(ChainUnusable, match="another wallet"):
         await rig.payments.publish(made)
-    assert (rig.wallet.relayed, (await rig.known()).state) == ([], PaymentState.PREPARED)
+    assert (rig.wallet.relayed, (await rig.known()).state) == ([], MoneroPaymentState.PREPARED)
     rig.wallet.primary = OWN
     await rig.payments.publish(made)
     rig.wallet.primary = "4other"
@@ -489,7 +489,7 @@ async def test_another_wallet_does_not_judge_a_destination(rig: Rig) -> None:
 
 
 async def test_what_has_failed_is_never_handed_over(rig: Rig) -> None:
-    state = PaymentState.FAILED
+    state = MoneroPaymentState.FAILED
     made = await rig.prepared(transfer())
     await rig.ledger.put_payment(replace(await rig.known(), state=state))
     assert (await rig.payments.publish(made)).outcome is Outcome.UNKNOWN
@@ -521,14 +521,14 @@ async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> 
         verdict = await rig.payments.look_up(made)
         assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, f"{depth} of 3 confirmations")
         assert ((await rig.known()).state, (await rig.known()).height) == (
-            PaymentState.PUBLISHED,
+            MoneroPaymentState.PUBLISHED,
             mined,
         )
         with pytest.raises(Unavailable, match="not settled"):
             await rig.payments.receipt(made)
     rig.node.top += 1
     assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert (await rig.known()).state is PaymentState.SETTLED
+    assert (await rig.known()).state is MoneroPaymentState.SETTLED
 
 
 async def test_reorged_payment_is_in_no_block_and_resent_unchanged(
@@ -545,7 +545,7 @@ async def test_reorged_payment_is_in_no_block_and_resent_unchanged(
     rig.node.known.clear()
     assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
     assert ((await rig.known()).state, (await rig.known()).height) == (
-        PaymentState.PUBLISHED,
+        MoneroPaymentState.PUBLISHED,
         None,
     )
     await rig.payments.publish(made)
@@ -585,10 +585,10 @@ async def test_abandoned_payment_found_on_the_chain_is_reported(
     rig: Rig,
 ) -> None:
     made = await rig.published(transfer())
-    await rig.ledger.put_payment(replace(await rig.known(), state=PaymentState.FAILED))
+    await rig.ledger.put_payment(replace(await rig.known(), state=MoneroPaymentState.FAILED))
     rig.node.known["tx1"] = rig.node.top - 50
     assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert (await rig.known()).state is PaymentState.FAILED
+    assert (await rig.known()).state is MoneroPaymentState.FAILED
 
 
 # --- after settlement ----------------------------------------------------------------------------
@@ -617,10 +617,10 @@ async def test_signed_and_unpublished_payment_keeps_the_wallet_busy(rig: Rig) ->
     assert not await rig.payments.is_busy()
     made = await rig.prepared(transfer())
     assert await rig.payments.is_busy()
-    assert await rig.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
+    assert await rig.payments.under_way() == {("tr_1", MoneroPaymentState.PREPARED)}
     await rig.payments.publish(made)
     assert not await rig.payments.is_busy()
-    assert await rig.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
+    assert await rig.payments.under_way() == {("tr_1", MoneroPaymentState.PUBLISHED)}
 
 
 async def test_a_receipt_has_a_proof_that_is_made_once_or_none(rig: Rig) -> None:

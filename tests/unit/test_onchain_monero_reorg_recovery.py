@@ -14,14 +14,14 @@ import pytest
 
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
-    PaymentState,
-    Purpose,
+    MoneroPaymentState,
+    MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import (
-    Submission,
+    MoneroSubmission,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
@@ -31,7 +31,7 @@ MODULE = "rpcsvc.settlement.onchain.monero.presence"
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), Node(), Wallet()
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     yield Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
@@ -43,7 +43,7 @@ async def test_settled_payment_is_reported_while_it_is_in_no_block(
 ) -> None:
     """A node that replaces blocks returns their transactions to its pool by itself."""
     logs = captured(monkeypatch, MODULE)
-    made = await rig.put("tr_1", PaymentState.SETTLED, 98)
+    made = await rig.put("tr_1", MoneroPaymentState.SETTLED, 98)
     await rig.poll()
     assert rig.recovery.gone is None
     rig.node.known[made.txid] = None
@@ -61,14 +61,14 @@ async def test_settled_payment_is_reported_while_it_is_in_no_block(
 
 
 async def test_payment_missing_at_the_node_is_resent_until_mined(rig: Rig) -> None:
-    made = await rig.put("tr_1", PaymentState.SETTLED, 98)
+    made = await rig.put("tr_1", MoneroPaymentState.SETTLED, 98)
     rig.node.known.clear()
-    rig.node.says = Submission.INVALID
+    rig.node.says = MoneroSubmission.INVALID
     for _ in range(2):
         await rig.poll(blocks=1)
         assert "published again (invalid)" in (rig.recovery.gone or "")
     assert await rig.height("tr_1") is None
-    rig.node.says = Submission.ACCEPTED
+    rig.node.says = MoneroSubmission.ACCEPTED
     await rig.poll()
     assert "published again (accepted)" in (rig.recovery.gone or "")
     await rig.poll(blocks=1)
@@ -80,19 +80,19 @@ async def test_payment_missing_at_the_node_is_resent_until_mined(rig: Rig) -> No
 
 
 async def test_what_settled_long_ago_is_not_asked_about(rig: Rig) -> None:
-    await rig.put("tr_1", PaymentState.SETTLED, rig.node.top + 1 - OPTIONS.tracked_blocks)
-    await rig.put("tr_2", PaymentState.SETTLED, rig.node.top + 2 - OPTIONS.tracked_blocks)
+    await rig.put("tr_1", MoneroPaymentState.SETTLED, rig.node.top + 1 - OPTIONS.tracked_blocks)
+    await rig.put("tr_2", MoneroPaymentState.SETTLED, rig.node.top + 2 - OPTIONS.tracked_blocks)
     rig.node.known.clear()
     await rig.poll()
     assert rig.node.submitted == ["tx tr_2"]
 
 
-@pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
+@pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
 async def test_only_waiting_abandoned_payments_are_offered_again(
-    rig: Rig, state: PaymentState
+    rig: Rig, state: MoneroPaymentState
 ) -> None:
     made = await rig.put("tr_1", state, None)
-    other = await rig.put("tr_2", PaymentState.PUBLISHED, None)
+    other = await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
     rig.node.known |= {made.txid: None, "a stranger's": None}
     rig.node.given_up = {made.txid, "a stranger's"}
     await rig.poll()
@@ -102,7 +102,7 @@ async def test_only_waiting_abandoned_payments_are_offered_again(
 
 
 async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None:
-    made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
+    made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.given_up, rig.node.is_restricted = {made.txid}, True
     for _ in range(2):
         await rig.poll(blocks=1)
@@ -114,10 +114,10 @@ async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None
 
 
 async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> None:
-    await rig.put("tr_1", PaymentState.PUBLISHED, 98)
+    await rig.put("tr_1", MoneroPaymentState.PUBLISHED, 98)
     await rig.poll()
     assert rig.node.pools == 0
-    await rig.put("tr_2", PaymentState.PUBLISHED, None)
+    await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
     for _ in range(3):
         await rig.poll()
     assert rig.node.pools == 0, "it was looked at this block"
@@ -128,8 +128,8 @@ async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> 
 
 async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig) -> None:
     """Outputs frozen by the operator, and inputs of live payments, stay frozen."""
-    await rig.put("tr_1", PaymentState.FAILED, None)
-    await rig.put("tr_2", PaymentState.PUBLISHED, None)
+    await rig.put("tr_1", MoneroPaymentState.FAILED, None)
+    await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
     images = ("image of tr_1", "image of tr_2", "the operator's")
     rig.wallet.images, rig.wallet.frozen = images, set(images)
     await rig.poll()
@@ -143,7 +143,7 @@ async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig)
 
 async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> None:
     """A node that is killed between accepting and relaying a transaction never relays it."""
-    made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
+    made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.known["a stranger's"] = None
     rig.node.unrelayed = {made.txid, "a stranger's"}
     await rig.poll()
@@ -156,7 +156,7 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> 
 
 async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig) -> None:
     """Its peers may have lost it. Health has the time, and is degraded after ten blocks."""
-    made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
+    made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     for blocks in range(3):
         await rig.poll(blocks=min(blocks, 1))
         assert (rig.node.relayed, rig.recovery.waiting) == ([], None)
@@ -176,7 +176,7 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig)
 
 
 async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: Rig) -> None:
-    made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
+    made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     await rig.poll()
     await rig.poll(blocks=2)
     await rig.ledger.put_payment(replace(made, height=rig.node.top))
@@ -187,7 +187,7 @@ async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: Rig) -
 
 
 async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
-    made = await rig.put("tr_1", PaymentState.PUBLISHED, None)
+    made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.unrelayed, rig.node.is_restricted = {made.txid}, True
     await rig.poll()
     assert f"relay_tx {made.txid}" in (rig.recovery.problem or "")
@@ -199,21 +199,21 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
 # --- reorged out for good ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
+@pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
 async def test_a_split_that_can_not_be_mined_again_is_given_up(
-    rig: Rig, state: PaymentState
+    rig: Rig, state: MoneroPaymentState
 ) -> None:
     """A payment of the wallet to itself whose input is gone. A payout is never abandoned."""
-    await rig.put("upkeep", state, None, Purpose.UPKEEP)
+    await rig.put("upkeep", state, None, MoneroPurpose.UPKEEP)
     await rig.put("tr_1", state, None)
     rig.node.known.clear()
-    rig.node.says = Submission.INVALID
+    rig.node.says = MoneroSubmission.INVALID
     await rig.poll()
     for _ in range(OPTIONS.failed_after - 1):
         await rig.poll(blocks=1)
     assert (await rig.known("upkeep")).state is state
     await rig.poll(blocks=1)
-    assert (await rig.known("upkeep")).state is PaymentState.FAILED
+    assert (await rig.known("upkeep")).state is MoneroPaymentState.FAILED
     assert (await rig.known("tr_1")).state is state
     assert await rig.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {
         "image of tr_1"
@@ -221,13 +221,13 @@ async def test_a_split_that_can_not_be_mined_again_is_given_up(
 
 
 async def test_a_split_that_comes_back_in_time_is_kept(rig: Rig) -> None:
-    made = await rig.put("upkeep", PaymentState.SETTLED, None, Purpose.UPKEEP)
-    rig.node.says = Submission.INVALID
+    made = await rig.put("upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
+    rig.node.says = MoneroSubmission.INVALID
     for _ in range(3):
         rig.node.known.clear()
         for _ in range(OPTIONS.failed_after - 1):
             await rig.poll(blocks=1)
         rig.node.known[made.txid] = rig.node.top
         await rig.poll(blocks=1)
-    assert (await rig.known("upkeep")).state is PaymentState.SETTLED
+    assert (await rig.known("upkeep")).state is MoneroPaymentState.SETTLED
     assert rig.recovery.gone is None

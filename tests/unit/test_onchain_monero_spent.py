@@ -20,8 +20,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     MoneroOptions,
     MoneroPayment,
-    PaymentState,
-    Purpose,
+    MoneroPaymentState,
+    MoneroPurpose,
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.monerod import (
@@ -39,7 +39,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 
 NOW = 1_700_000_000_000
@@ -166,13 +166,13 @@ def presence(node: Any, wallet: Any, ledger: SqlMoneroLedger, clock: Clock) -> M
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     images = BODIES[OURS].key_images
     signed = MoneroPayment(
-        "tr_1", Purpose.TRANSFER, "4x", 10**12, 5, OURS, "raw", "meta", "key", images, NOW,
-        PaymentState.PUBLISHED,
+        "tr_1", MoneroPurpose.TRANSFER, "4x", 10**12, 5, OURS, "raw", "meta", "key", images, NOW,
+        MoneroPaymentState.PUBLISHED,
     )  # fmt: skip
     await ledger.add_payment(signed)
     node, wallet, clock = Node(), Wallet(), Clock()
@@ -190,7 +190,7 @@ async def test_spent_key_image_with_an_unshown_payment_proves_nothing(rig: Rig) 
     assert "no other transaction" in verdict.reason
     payment = await rig.ledger.payment("tr_1")
     assert payment is not None
-    assert payment.state is PaymentState.PUBLISHED
+    assert payment.state is MoneroPaymentState.PUBLISHED
     assert await rig.ledger.live_key_images(payment.key_images) == set(payment.key_images)
     rig.clock.now += 3_600_000
     assert "something has spent an input of it" in (await rig.payments().stuck() or "")
@@ -211,7 +211,7 @@ async def test_it_has_failed_once_what_took_its_input_is_found_deep(
     assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.FAILED, True)
     payment = await rig.ledger.payment("tr_1")
     assert payment is not None
-    assert payment.state is PaymentState.FAILED
+    assert payment.state is MoneroPaymentState.FAILED
 
 
 async def test_depth_counts_from_the_block_of_the_spend(
@@ -268,7 +268,7 @@ async def test_another_wallet_is_not_asked_what_it_has_sent(rig: Rig) -> None:
     rig.node.mined = {**rig.wallet.sent}
     with pytest.raises(ChainUnusable, match="another wallet"):
         await rig.poll(blocks=9)
-    assert (await rig.payment()).state is PaymentState.PUBLISHED
+    assert (await rig.payment()).state is MoneroPaymentState.PUBLISHED
 
 
 async def test_one_that_waits_to_be_mined_again_has_taken_nothing(rig: Rig) -> None:

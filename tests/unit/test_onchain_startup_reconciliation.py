@@ -25,7 +25,7 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
     StartupReconciliation,
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
@@ -70,7 +70,7 @@ class Signing(FakeAdapter):
 class Rig:
     """An engine whose XMR adapter needs the startup reconciliation before it signs."""
 
-    def __init__(self, database: Database, data_dir: Path) -> None:
+    def __init__(self, database: SqliteDatabase, data_dir: Path) -> None:
         self.database = database
         self.ledger: UnrecordedLedger = SqlUnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
@@ -94,7 +94,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield Rig(database, tmp_path)
     await database.close()
 

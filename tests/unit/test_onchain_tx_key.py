@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
@@ -23,7 +23,7 @@ class DaemonCalled(Exception):
 
 @pytest.fixture
 def wallet(monkeypatch: pytest.MonkeyPatch) -> WalletClient:
-    made = WalletClient(Endpoint("wallet", "http://127.0.0.1:1", serial=True))
+    made = WalletClient(DaemonEndpoint("wallet", "http://127.0.0.1:1", serial=True))
 
     async def ask(*_: Any) -> None:
         raise DaemonCalled

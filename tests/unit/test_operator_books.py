@@ -12,9 +12,14 @@ import pytest
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Signed
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, empty_snapshot, snapshot
+from rpcsvc.store.backends.sqlite.database import (
+    DATABASE_NAME,
+    SqliteDatabase,
+    empty_snapshot,
+    snapshot,
+)
 from rpcsvc.store.database import BooksUnreadable
-from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
+from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, UnsweptTotal, owed, reserved
 from tests.rows import statement
 from tests.sandbox import sandbox
 
@@ -34,11 +39,11 @@ _MONERO = (
 )
 
 
-async def fill(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
+async def fill(database: SqliteDatabase, *rows: tuple[str, tuple[object, ...]]) -> None:
     await database.write([statement(sql, values) for sql, values in rows])
 
 
-async def addresses(database: Database) -> None:
+async def addresses(database: SqliteDatabase) -> None:
     for index in (1, 2, 3):
         await fill(database, ("INSERT INTO evm_addresses VALUES (?, ?)", (index, f"0x{index}")))
 
@@ -47,7 +52,7 @@ async def addresses(database: Database) -> None:
 
 
 async def test_deposit_addresses_are_summed_with_what_arrives(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: SqliteDatabase
 ) -> None:
     await addresses(database)
     await fill(
@@ -67,12 +72,12 @@ async def test_deposit_addresses_are_summed_with_what_arrives(
     )
     with snapshot(tmp_path) as taken:
         books = SqlOperatorBooks(taken)
-        assert await books.unswept() == {"arbitrum": Unswept(7, 1, 24)}
+        assert await books.unswept() == {"arbitrum": UnsweptTotal(7, 1, 24)}
         assert await books.swept() == {"arbitrum": 5}
 
 
 async def test_fees_are_summed_by_purpose_beyond_64_bits(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: SqliteDatabase
 ) -> None:
     price = 2**62
     await fill(
@@ -94,7 +99,7 @@ async def test_fees_are_summed_by_purpose_beyond_64_bits(
 
 
 async def test_transfer_lists_its_transactions_and_the_mined_one(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: SqliteDatabase
 ) -> None:
     await fill(
         database,
@@ -109,7 +114,9 @@ async def test_transfer_lists_its_transactions_and_the_mined_one(
         assert await books.signed("t2") == []
 
 
-async def test_own_addresses_are_known_on_both_sides(tmp_path: Path, database: Database) -> None:
+async def test_own_addresses_are_known_on_both_sides(
+    tmp_path: Path, database: SqliteDatabase
+) -> None:
     await addresses(database)
     await fill(
         database,
@@ -193,7 +200,7 @@ async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: P
 
 
 async def test_a_snapshot_stands_still_and_is_not_written_to(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: SqliteDatabase
 ) -> None:
     count = "SELECT count(*) FROM evm_addresses"
     with snapshot(tmp_path) as taken:
@@ -207,7 +214,7 @@ async def test_a_snapshot_stands_still_and_is_not_written_to(
 
 
 async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     await database.close()
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as connection:
         connection.execute("PRAGMA user_version = 99")

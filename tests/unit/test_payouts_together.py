@@ -24,7 +24,7 @@ from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import NOW, terms
 
@@ -121,7 +121,7 @@ class PayoutDriver:
 
 @pytest.fixture
 async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     store = SqlOrderStore(database, lambda: "key")
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))

@@ -43,7 +43,7 @@ from rpcsvc.orders.unfunded import Admission, Reservation
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
 from rpcsvc.store.database import Statement
 from rpcsvc.store.operator_books import SqlOperatorBooks
@@ -97,7 +97,7 @@ def asking(order_id: str) -> Asking:
 class World:
     """A relay with a real store."""
 
-    def __init__(self, database: Database, path: Path) -> None:
+    def __init__(self, database: SqliteDatabase, path: Path) -> None:
         self.path = path
         self.upstream, self.clock = ScriptedUpstream(), ManualClock()
         self.store = SqlOrderStore(database, lambda: "key")
@@ -150,7 +150,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield World(database, tmp_path)
     await database.close()
 

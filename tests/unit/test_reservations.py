@@ -18,7 +18,7 @@ from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.reservations import counted, reservations_of
 from rpcsvc.orders.unfunded import Admission
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqlOrderStore
@@ -208,7 +208,7 @@ def test_a_deposit_turns_an_unfunded_reservation_into_a_funded() -> None:
 def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) -> None:
     async def run() -> None:
         with TemporaryDirectory() as folder:
-            database = await Database.open(Path(folder))
+            database = await SqliteDatabase.open(Path(folder))
             try:
                 await _live(data, database)
             finally:
@@ -217,7 +217,7 @@ def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) 
     asyncio.run(run())
 
 
-async def _live(data: st.DataObject, database: Database) -> None:
+async def _live(data: st.DataObject, database: SqliteDatabase) -> None:
     keeper, now = Keeper(SqlOrderStore(database, lambda: "key")), NOW
     for number, direction in enumerate(Direction):
         await keeper.open(numbered(number, direction), Admission(f"address:{number}"))

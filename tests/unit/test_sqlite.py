@@ -18,9 +18,9 @@ from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     LOCK_NAME,
     SNAPSHOT_SECONDS,
-    Database,
     DataDirInUse,
     OwnerLock,
+    SqliteDatabase,
 )
 from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.database import StoreConflict
@@ -30,7 +30,7 @@ from tests.unit.orders import NOW, created, fresh
 
 
 @pytest.fixture
-def store(database: Database) -> SqlOrderStore:
+def store(database: SqliteDatabase) -> SqlOrderStore:
     return SqlOrderStore(database, lambda: "key")
 
 
@@ -49,7 +49,7 @@ def test_what_others_write_is_seen_within_a_second() -> None:
     assert 0 < SNAPSHOT_SECONDS <= 1
 
 
-def test_every_table_is_strict_and_no_column_takes_a_real(database: Database) -> None:
+def test_every_table_is_strict_and_no_column_takes_a_real(database: SqliteDatabase) -> None:
     tables = all_rows(
         database,
         "SELECT name, strict FROM pragma_table_list"
@@ -74,7 +74,7 @@ MONEY_COLUMNS = [
 
 
 @pytest.mark.parametrize("units", ["9223372036854775808", 0.5, 1e30])
-def test_money_is_an_integer_or_is_not_taken(database: Database, units: object) -> None:
+def test_money_is_an_integer_or_is_not_taken(database: SqliteDatabase, units: object) -> None:
     """A non-strict column would keep it as a REAL. ``database`` has made the tables."""
     [(_, _, path)] = all_rows(database, "PRAGMA database_list")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -99,7 +99,7 @@ async def test_a_commit_is_on_disk_before_it_is_told(
         return opened[-1]
 
     monkeypatch.setattr(aiosqlite, "connect", noted)
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     pragmas = [f"PRAGMA {name}" for name in ("journal_mode", "synchronous")]
     found = [list(await opened[0].execute_fetchall(pragma)) for pragma in pragmas]
     await database.close()
@@ -131,7 +131,7 @@ def test_removed_lock_file_lets_no_second_service_in(
 
 @pytest.mark.parametrize("damaged", ["name = 'orders'", "tbl_name = 'orders' AND rootpage > 0"])
 async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damaged: str) -> None:
-    await (await Database.open(tmp_path)).close()
+    await (await SqliteDatabase.open(tmp_path)).close()
     file = tmp_path / DATABASE_NAME
     with closing(sqlite3.connect(file)) as db:
         roots = db.execute(f"SELECT rootpage FROM sqlite_schema WHERE {damaged}").fetchall()
@@ -140,7 +140,7 @@ async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damag
         for (root,) in roots:
             raw.seek((root - 1) * size)
             raw.write(b"\xff" * size)
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     try:
         assert await database.fetch("SELECT * FROM tickets") == [], "all else can be read"
         with pytest.raises(sqlite3.DatabaseError, match="malformed"):
@@ -168,7 +168,7 @@ async def test_a_backup_is_whole_and_is_never_written_over(
 
 
 async def test_a_check_finds_books_that_do_not_balance(
-    store: SqlOrderStore, database: Database, tmp_path: Path
+    store: SqlOrderStore, database: SqliteDatabase, tmp_path: Path
 ) -> None:
     await store.commit(created(fresh()))
     assert check_database(tmp_path) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.store.backends.sqlite import checkpoints
-from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, SqliteDatabase
 from tests.rows import statement
 
 MOVES = 10
@@ -28,7 +28,7 @@ def reading(data_dir: Path) -> Iterator[None]:
         yield
 
 
-async def write_and_move(database: Database, name: str) -> None:
+async def write_and_move(database: SqliteDatabase, name: str) -> None:
     """Write one row, and wait for the checkpoint that it starts."""
     await database.write([statement(_INSERT, (name,))])
     async with asyncio.timeout(60):
@@ -43,7 +43,7 @@ def each_row_starts_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_whoever_reads_beside_the_service_keeps_no_write_waiting(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     wal = tmp_path / f"{DATABASE_NAME}-wal"
     try:
         await write_and_move(database, "first")

@@ -16,7 +16,7 @@ from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
+from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, terms
@@ -41,7 +41,7 @@ class HeldCommit:
 async def test_order_reads_whole_while_its_next_version_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     store = SqlOrderStore(database, lambda: "key")
     clock = ManualClock()
     clock.now = NOW

@@ -39,7 +39,7 @@ from rpcsvc.orders.ports.store import (
     StatusView,
     StoredResponse,
 )
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 
 # All numbers and texts differ, so that a swapped column is found.
@@ -150,7 +150,7 @@ def by_name(value: Any) -> dict[str, Any]:
 @pytest.fixture
 async def empty(tmp_path: Path) -> AsyncIterator[SqlOrderStore]:
     """A store without orders."""
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     yield SqlOrderStore(database, lambda: "view key")
     await database.close()
 

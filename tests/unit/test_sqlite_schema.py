@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.maintenance import check_database, damage_of
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, scripts
@@ -33,7 +33,7 @@ def make(path: Path, script: str) -> None:
 
 
 async def _open(data_dir: Path) -> None:
-    await (await Database.open(data_dir)).close()
+    await (await SqliteDatabase.open(data_dir)).close()
 
 
 @pytest.mark.parametrize(

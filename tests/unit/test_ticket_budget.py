@@ -13,7 +13,7 @@ from rpcsvc.operations.service import TicketBudget
 from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
 from rpcsvc.orders.unfunded import Client
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.contract.serving import MONERO, Served, serving
 from tests.rows import all_rows
@@ -101,7 +101,7 @@ async def named(order: Placed, session_id: str) -> dict[str, Any]:
 
 
 async def test_old_tickets_are_forgotten(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     store = SqlOrderStore(database, lambda: "")
     for number in range(3):
         made = replace(ticket(300, 0), ticket_id=f"tkt_{number}", created_at=1_000 + number)

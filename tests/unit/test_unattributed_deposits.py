@@ -12,7 +12,7 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
-from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement

@@ -12,7 +12,7 @@ from rpcsvc.orders.unfunded import (
     ALL,
     BY_ADDRESS,
     Client,
-    Refusal,
+    ExceededBound,
     Reservation,
     Reserved,
     UnfundedLimits,
@@ -61,7 +61,7 @@ class Book:
     def room(self, client: str) -> int:
         return room(LIMITS, client, WALLET, self.reserved(client))
 
-    def refusal(self, client: str, units: int) -> Refusal | None:
+    def refusal(self, client: str, units: int) -> ExceededBound | None:
         broken = excesses(LIMITS, client, units, WALLET, self.reserved(client))
         found = [each.refusal("n", self.held.values()) for each in broken]
         return worst(found) if found else None

@@ -169,7 +169,7 @@ SHAPES: dict[str, Shape] = {
         ),
     ),
     "ticket": Shape(TICKET, answers.UpstreamTicket.read),
-    "bridge rates": Shape(RATES, answers.BridgeRates.read),
+    "bridge rates": Shape(RATES, answers.UpstreamBridgeRates.read),
     "bridge deposit": Shape(
         BRIDGE_DEPOSIT, lambda a: answers.bridge_order(a, EVM, MAINNET_ONLY, pays_monero=True)
     ),

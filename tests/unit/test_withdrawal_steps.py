@@ -34,7 +34,7 @@ from rpcsvc.orders.withdrawals import (
     Withdrawals,
     read_request,
 )
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.reservations import reservation_statements
 from rpcsvc.store.withdrawals import SqlWithdrawals
@@ -116,7 +116,7 @@ class Service:
 
     def __init__(
         self,
-        database: Database,
+        database: SqliteDatabase,
         clock: ManualClock,
         chain: Chain,
         die: str = "",
@@ -157,14 +157,14 @@ def asked(amount: str = "5", to: str = EVM, name: str = NAME) -> WithdrawalReque
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    opened = await SqliteDatabase.open(tmp_path)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def service(database: Database) -> Service:
+def service(database: SqliteDatabase) -> Service:
     return Service(database, ManualClock(), Chain())
 
 
@@ -293,7 +293,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("die", STEPS)
-async def test_withdrawal_survives_a_kill_at_each_step(database: Database, die: str) -> None:
+async def test_withdrawal_survives_a_kill_at_each_step(database: SqliteDatabase, die: str) -> None:
     service = Service(database, ManualClock(), Chain(), die)
     await service.made.make(asked())
     with pytest.raises(BaseExceptionGroup) as killed:

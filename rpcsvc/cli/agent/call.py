@@ -160,7 +160,7 @@ def run_operation(context: Context) -> int:
     service = service_of(context)
     params = read_params(options)
     key = _take_key(options, command, params)
-    memory = _Memory(service.data_dir, _name_of(context))
+    memory = _StateOfService(service.data_dir, _name_of(context))
     state = CliState() if options.stateless else memory.load()
     if state.order_id and command.takes("orderId"):
         params.setdefault("orderId", state.order_id)
@@ -226,7 +226,7 @@ def _take_key(options: argparse.Namespace, command: Command, params: Json) -> An
 # --- memory ----------------------------------------------------------------------------------
 
 
-class _Memory(NamedTuple):
+class _StateOfService(NamedTuple):
     """Reads and writes the state of the service that is called."""
 
     data_dir: Path
@@ -247,7 +247,7 @@ def _name_of(context: Context) -> str:
     return endpoint_of(url).url if url else HERE
 
 
-def _remember(memory: _Memory, before: CliState, command: Command, envelope: Json) -> None:
+def _remember(memory: _StateOfService, before: CliState, command: Command, envelope: Json) -> None:
     """Remember the new order and its session. The answer is out, so a failure only warns."""
     if not command.creates:
         return

@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from rpcsvc.cli.agent.call import FIELD, Command, Input, commands, run_operation
-from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
+from rpcsvc.cli.context import Json, Once, TextOption, add_common, add_target
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -29,7 +29,7 @@ def _add_command(parsers: Any, command: Command) -> None:
     )
     if command.sandbox_only:
         parser.add_argument(
-            "order", action=Text, nargs="?", metavar="ORDER", help="the same as --order-id"
+            "order", action=TextOption, nargs="?", metavar="ORDER", help="the same as --order-id"
         )
     _add_call_options(parser, command)
     parser.set_defaults(command=run_operation, called=command)
@@ -41,7 +41,7 @@ def _add_input(group: Any, each: Input) -> None:
         extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     elif each.kind == "integer":
         extra["type"] = _integer
-    group.add_argument(each.option, action=Text, **extra)
+    group.add_argument(each.option, action=TextOption, **extra)
 
 
 def _boolean(text: str) -> bool:
@@ -58,14 +58,14 @@ def _integer(text: str) -> int:
 
 def _add_call_options(parser: argparse.ArgumentParser, command: Command) -> None:
     group = parser.add_argument_group("the call")
-    group.add_argument("--request-id", action=Text, metavar="ID", help="echoed in the answer")
+    group.add_argument("--request-id", action=TextOption, metavar="ID", help="echoed in the answer")
     group.add_argument(
         "--stateless", action="store_true", help="neither read nor write local state"
     )
     add_target(group)
     if command.idempotent:
         group.add_argument(
-            "--idempotency-key", action=Text, metavar="KEY", help="makes a retry safe"
+            "--idempotency-key", action=TextOption, metavar="KEY", help="makes a retry safe"
         )
     shape = group.add_mutually_exclusive_group()
     shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError, add_command
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.receipt_check import NotProven, check_evm, check_monero
@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
     text = "check on your own node that a payout was made; nothing of the service is asked"
     verify = add_command(actions, "verify", text, _verify)
 
-    def add(flag: str, metavar: str, help_text: str, action: type[Once] = Text) -> None:
+    def add(flag: str, metavar: str, help_text: str, action: type[Once] = TextOption) -> None:
         verify.add_argument(flag, action=action, metavar=metavar, help=help_text)
 
     verify.add_argument(
@@ -78,7 +78,7 @@ async def _monero(context: Context, receipt: Json) -> Any:
     url = _required(given.wallet_rpc, "--wallet-rpc", "XMR")
     password = _password(given.password_file)
     try:
-        endpoint = Endpoint("wallet-rpc", url, given.username, password, serial=True)
+        endpoint = DaemonEndpoint("wallet-rpc", url, given.username, password, serial=True)
     except ValueError as error:
         raise UsageError(str(error)) from error
     async with WalletClient(endpoint) as wallet:
@@ -95,7 +95,7 @@ def _password(file: str | None) -> str | None:
 async def _evm(context: Context, receipt: Json) -> Any:
     token = _token(context, receipt)
     try:
-        endpoint = Endpoint("node", _required(context.options.node, "--node", "USDC"))
+        endpoint = DaemonEndpoint("node", _required(context.options.node, "--node", "USDC"))
     except ValueError as error:
         raise UsageError(str(error)) from error
     async with EvmClient(endpoint) as client:

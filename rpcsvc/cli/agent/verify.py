@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError
 from rpcsvc.client.errors import Unreachable
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
@@ -38,7 +38,9 @@ def _add_response(actions: Any) -> None:
     parser.set_defaults(command=_response)
 
     def add(flag: str, metavar: str, help_text: str, **extra: Any) -> None:
-        parser.add_argument(flag, metavar=metavar, help=help_text, **{"action": Text, **extra})
+        parser.add_argument(
+            flag, metavar=metavar, help=help_text, **{"action": TextOption, **extra}
+        )
 
     add("--method", "METHOD", "of your request, such as POST", required=True)
     add("--target", "TARGET", "its path and query, as sent", required=True)
@@ -61,7 +63,7 @@ def _add_attestation(actions: Any) -> None:
     text = "check order terms that were passed on, against what you ordered yourself"
     parser = actions.add_parser("attestation", help=text, description=text)
     parser.set_defaults(command=_attestation)
-    verify.add_attestation_options(parser, Text)
+    verify.add_attestation_options(parser, TextOption)
 
 
 # --- commands --------------------------------------------------------------------------------

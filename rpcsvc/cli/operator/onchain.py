@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Once, TextOption, UsageError, add_command
 from rpcsvc.cli.operator.service import (
     is_running,
     onchain_settings,
@@ -93,7 +93,7 @@ def _add_reread(actions: Any) -> None:
         " running: its next start reads them."
     )
     again = add_command(actions, "reread", text, reread_deposits, more)
-    again.add_argument("network", action=Text, metavar="NETWORK", help="such as arbitrum")
+    again.add_argument("network", action=TextOption, metavar="NETWORK", help="such as arbitrum")
     again.add_argument(
         "--from",
         action=Once,

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import OK, Context, Json, Text, UsageError, add_command
+from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command
 from rpcsvc.cli.operator.service import (
     ask,
     ask_service,
@@ -58,30 +58,36 @@ def add_commands(commands: Any) -> None:
     closing = action("close", text, _recovery("close"))
     for one in (show, retry, adopting, closing):
         one.add_argument(
-            "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
+            "transfer",
+            action=TextOption,
+            metavar="TRANSFER",
+            help="its id, as payouts list shows it",
         )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
     named = "the transaction, as rpcsvc audit names it"
-    adopting.add_argument("txid", action=Text, metavar="TXID", help=named)
+    adopting.add_argument("txid", action=TextOption, metavar="TXID", help=named)
     closing.add_argument(
         "txid",
-        action=Text,
+        action=TextOption,
         nargs="?",
         metavar="TXID",
         help=f"{named}; none for a signed one that a reorganisation took for good",
     )
     closing.add_argument(
-        "--note", action=Text, required=True, help="how you know; kept, signed by the service's key"
+        "--note",
+        action=TextOption,
+        required=True,
+        help="how you know; kept, signed by the service's key",
     )
     adopting.add_argument(
         "--tx-key",
-        action=Text,
+        action=TextOption,
         metavar="KEY",
         help="of an XMR transaction whose key the wallet has lost",
     )
     pause = action("pause", "stop all outgoing money, at once and over restarts", _pause)
     pause.add_argument(
-        "--reason", action=Text, required=True, type=_reason, help="shown in health and logs"
+        "--reason", action=TextOption, required=True, type=_reason, help="shown in health and logs"
     )
     action("resume", "let money out again", _resume)
     _add_refund(commands)
@@ -290,9 +296,9 @@ def _has_service(settings: Settings) -> bool:
 def _add_refund(commands: Any) -> None:
     text = "set the address that an order's deposit goes back to, if it waits for one"
     parser = add_command(commands, "refund", text, _refund)
-    parser.add_argument("order", action=Text, metavar="ORDER", help="the order's id")
+    parser.add_argument("order", action=TextOption, metavar="ORDER", help="the order's id")
     parser.add_argument(
-        "--to", action=Text, required=True, metavar="ADDR", help="on the deposit's network"
+        "--to", action=TextOption, required=True, metavar="ADDR", help="on the deposit's network"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from rpcsvc.cli.context import Context, Once, Text, add_command
+from rpcsvc.cli.context import Context, Once, TextOption, add_command
 from rpcsvc.cli.operator.service import ask, print_json
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.ids import system_random
@@ -32,10 +32,10 @@ def add_commands(commands: Any) -> None:
     over = "end one that was looked up: it was not made there, or will never be paid"
     # Options given before the action apply, too.
     close = add_command(closing, "close", over, _close, argument_default=argparse.SUPPRESS)
-    close.add_argument("order_id", action=Text, metavar="ORDER_ID")
+    close.add_argument("order_id", action=TextOption, metavar="ORDER_ID")
     close.add_argument(
         "--note",
-        action=Text,
+        action=TextOption,
         required=True,
         metavar="TEXT",
         help="what was found, for the books",
@@ -55,7 +55,7 @@ def _add_webhooks(commands: Any) -> None:
     listing.add_argument("--limit", type=int, default=100, metavar="N")
     what = "send an order's dead messages again, or one message"
     again = add_command(actions, "replay", what, _replay)
-    again.add_argument("order_id", action=Text, metavar="ORDER_ID")
+    again.add_argument("order_id", action=TextOption, metavar="ORDER_ID")
     again.add_argument(
         "--sequence", action=Once, type=int, metavar="N", help="the event's cursor: this one alone"
     )
@@ -73,7 +73,7 @@ def _add_tickets(commands: Any) -> None:
     for name, what, command in rows:
         action = add_command(actions, name, what, command)
         if command is not _list_tickets:
-            action.add_argument("ticket_id", action=Text, metavar="TICKET_ID")
+            action.add_argument("ticket_id", action=TextOption, metavar="TICKET_ID")
 
 
 def _new_key(_context: Context) -> int:

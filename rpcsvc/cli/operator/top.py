@@ -73,7 +73,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
-class Snapshot(NamedTuple):
+class ServiceSample(NamedTuple):
     """Answers of the service: /health, /metrics, and the transfers under way."""
 
     health: Json
@@ -138,7 +138,7 @@ def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def read(settings: Settings) -> Snapshot:
+def read(settings: Settings) -> ServiceSample:
     """Read a snapshot of the service on a data directory. Raises Unreachable and
     UntrustedSocket.
     """
@@ -148,7 +148,7 @@ def read(settings: Settings) -> Snapshot:
     except ValueError as error:
         raise Unreachable(f"What answers at {endpoint.name} is not this service.") from error
     pending = {"state": "pending", "limit": MOST_TRANSFERS + 1, "full": False}
-    return Snapshot(health, series, ask_service(settings, "payouts.list", pending))
+    return ServiceSample(health, series, ask_service(settings, "payouts.list", pending))
 
 
 def _get(endpoint: Endpoint, path: str) -> str:
@@ -170,7 +170,7 @@ def _series(text: str) -> Series:
 # --- showing -----------------------------------------------------------------------------------
 
 
-def lines(view: Snapshot) -> list[str]:
+def lines(view: ServiceSample) -> list[str]:
     """A snapshot as lines of text."""
     health, series = view.health, view.series
     checks = health["checks"].items()
@@ -200,7 +200,7 @@ _OLDEST: Final = "rpcsvc_orders_open_oldest_seconds"
 _TRANSFER_HEAD: Final = ("TRANSFER UNDER WAY", "STATE", "AMOUNT", "NETWORK", "SINCE")
 
 
-def _title(view: Snapshot) -> str:
+def _title(view: ServiceSample) -> str:
     health, paused = view.health, view.transfers["paused"]
     state = "" if paused is None else f"  PAYOUTS PAUSED: {paused}"
     return (

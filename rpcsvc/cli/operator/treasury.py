@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Text, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_common
 from rpcsvc.cli.operator.service import (
     ask_service,
     is_running,
@@ -72,13 +72,15 @@ def _add_annotate(actions: Any) -> None:
     )
     add_common(parser)
     parser.add_argument(
-        "network", action=Text, metavar="NETWORK", help="monero, or a chain such as arbitrum"
+        "network", action=TextOption, metavar="NETWORK", help="monero, or a chain such as arbitrum"
     )
     parser.add_argument(
-        "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
+        "txid", action=TextOption, metavar="TXID", help="the transaction, as rpcsvc audit names it"
     )
     said = parser.add_mutually_exclusive_group(required=True)
-    said.add_argument("--note", action=Text, default=None, metavar="TEXT", help="what it was for")
+    said.add_argument(
+        "--note", action=TextOption, default=None, metavar="TEXT", help="what it was for"
+    )
     said.add_argument("--take-back", action="store_true", default=False, help="forget the note")
     parser.add_argument(
         "--internal-wei",
@@ -103,15 +105,15 @@ def _add_withdraw(actions: Any) -> None:
     )
     add_common(parser)
     parser.add_argument(
-        "network", action=Text, metavar="NETWORK", help="monero, or a chain such as arbitrum"
+        "network", action=TextOption, metavar="NETWORK", help="monero, or a chain such as arbitrum"
     )
     parser.add_argument(
-        "amount", action=Text, metavar="AMOUNT", help="XMR or USDC that arrive, such as 1.5"
+        "amount", action=TextOption, metavar="AMOUNT", help="XMR or USDC that arrive, such as 1.5"
     )
-    parser.add_argument("--to", action=Text, required=True, metavar="ADDR")
+    parser.add_argument("--to", action=TextOption, required=True, metavar="ADDR")
     parser.add_argument(
         "--id",
-        action=Text,
+        action=TextOption,
         default=None,
         metavar="ID",
         help="wd_ and 4 to 60 letters, digits, - or _: the same one never pays twice (random)",

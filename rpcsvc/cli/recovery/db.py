@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import FAILED, OK, Context, Text, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, TextOption, UsageError, add_common
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
@@ -27,8 +27,8 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends import EXTRA_MISSING, open_database
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
-    Database,
     OwnerLock,
+    SqliteDatabase,
     snapshot,
 )
 from rpcsvc.store.backends.sqlite.maintenance import (
@@ -82,7 +82,7 @@ async def _owned(settings: Settings) -> AsyncIterator[Tables]:
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
     try:
-        database = await Database.open(settings.data_dir)
+        database = await SqliteDatabase.open(settings.data_dir)
         try:
             yield database
         finally:
@@ -135,7 +135,7 @@ def add_commands(commands: Any) -> None:
     move = actions.add_parser("copy", help=text, description=text)
     for name in ("from", "to"):
         move.add_argument(
-            f"--{name}", action=Text, required=True, dest=f"copy_{name}", metavar="DATABASE",
+            f"--{name}", action=TextOption, required=True, dest=f"copy_{name}", metavar="DATABASE",
             help="sqlite:DIR, a postgresql:// URL, or postgresql: for that of database_url",
         )  # fmt: skip
     for action, command in (

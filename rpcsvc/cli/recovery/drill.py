@@ -27,7 +27,7 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.operator_books import SqlOperatorBooks
@@ -149,7 +149,7 @@ def _within(settings: Settings, scratch: Path) -> Settings:
 
 async def _holds(settings: Settings, now: int) -> Json:
     """The contents of the backup before adoption. The database is migrated first."""
-    database = await Database.open(settings.data_dir)
+    database = await SqliteDatabase.open(settings.data_dir)
     try:
         books = SqlOperatorBooks(database)
         orders, newest = await books.extent()
@@ -170,7 +170,7 @@ async def _holds(settings: Settings, now: int) -> Json:
 
 async def _pending(scratch: Path) -> dict[str, int]:
     """Transfers that the first start will resume, by state."""
-    database = await Database.open(scratch)
+    database = await SqliteDatabase.open(scratch)
     try:
         found = await SqlOperatorBooks(database).transfers_by_state()
     finally:

@@ -33,7 +33,12 @@ from rpcsvc.settlement.onchain.journal.files import (
     read_place,
 )
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
+from rpcsvc.store.backends.sqlite.database import (
+    DATABASE_NAME,
+    DataDirInUse,
+    OwnerLock,
+    SqliteDatabase,
+)
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
 from rpcsvc.store.journal_replay import ReplayResult, forget_mark, open_journal
 
@@ -131,7 +136,7 @@ async def adopt(settings: Settings, *, without: bool = False) -> ReplayResult | 
 
     Raises UsageError.
     """
-    database = await Database.open(settings.data_dir)
+    database = await SqliteDatabase.open(settings.data_dir)
     try:
         if not ENGINES[settings.engine].signs:
             return None

@@ -36,7 +36,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
@@ -382,4 +382,4 @@ async def _abandon(ledger: SqlMoneroLedger, payment: MoneroPayment) -> None:
     Its journal line stays, so that a restored copy does not take the transfer for unsigned.
     """
     if not payment.state.is_over:
-        await ledger.put_payment(replace(payment, state=PaymentState.FAILED, height=None))
+        await ledger.put_payment(replace(payment, state=MoneroPaymentState.FAILED, height=None))

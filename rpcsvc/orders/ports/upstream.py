@@ -12,7 +12,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.store import Health, Ticket
-from rpcsvc.orders.ports.venue import BridgeRates
+from rpcsvc.orders.ports.venue import ExchangeRates
 
 
 class UpstreamRequest(NamedTuple):
@@ -155,7 +155,7 @@ class UpstreamPort(Protocol):
         """
         ...
 
-    async def bridge_rates(self) -> BridgeRates:
+    async def bridge_rates(self) -> ExchangeRates:
         """The bridge's rates."""
         ...
 

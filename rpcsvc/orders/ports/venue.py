@@ -138,7 +138,7 @@ class OrderRequest(NamedTuple):
     client: Client = SOCKET
     to_field: str = "to"
     least: int = 0
-    accept: Callable[[Quote], None] | None = None
+    accept: Callable[[VenueQuote], None] | None = None
     webhook: Webhook | None = None
     pays_gas: bool = False
 
@@ -152,7 +152,7 @@ class OrderRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class VenueQuote:
     """A price for one amount; units are of the deposit's and the payout's asset.
 
     ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order
@@ -195,7 +195,7 @@ class NewOrder(NamedTuple):
     """
 
     terms: Terms
-    quote: Quote
+    quote: VenueQuote
     admission: Admission | None = None
     relay: RelayRecord | None = None
     rates: RateBounds | None = None
@@ -218,7 +218,7 @@ class Market(NamedTuple):
     limits: Sequence[DirectionLimits]
 
 
-class BridgeRate(NamedTuple):
+class ExchangeRate(NamedTuple):
     """USDC per XMR at an exchange, and how long a transfer takes, in words."""
 
     exchange: str
@@ -226,11 +226,11 @@ class BridgeRate(NamedTuple):
     eta: str
 
 
-class BridgeRates(NamedTuple):
+class ExchangeRates(NamedTuple):
     """The market's rates, and what a bridge order is given now."""
 
-    market: Sequence[BridgeRate]
-    own: BridgeRate
+    market: Sequence[ExchangeRate]
+    own: ExchangeRate
 
 
 class Confirmations(NamedTuple):
@@ -263,7 +263,7 @@ class Venue(Protocol):
         """
         ...
 
-    async def quote(self, request: QuoteRequest) -> Quote:
+    async def quote(self, request: QuoteRequest) -> VenueQuote:
         """A price. Raises Unavailable, UnsupportedChain, RateLimited and the limits' errors."""
         ...
 
@@ -303,7 +303,7 @@ class Venue(Protocol):
         """The least that a bridge order takes, in deposit units. Raises errors.Unavailable."""
         ...
 
-    async def bridge_rates(self) -> BridgeRates:
+    async def bridge_rates(self) -> ExchangeRates:
         """The bridge's rates. Raises errors.ServiceError."""
         ...
 

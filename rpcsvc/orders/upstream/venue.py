@@ -22,14 +22,14 @@ from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     MONERO_NETWORK,
-    BridgeRates,
+    ExchangeRates,
     Market,
     NewOrder,
     OrderRequest,
-    Quote,
     QuoteRequest,
     Rate,
     VenueProfile,
+    VenueQuote,
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees
@@ -84,12 +84,12 @@ class UpstreamVenue:
         """Ask for a price: the upstream refuses what is outside its limits."""
         await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
-    async def quote(self, request: QuoteRequest) -> Quote:
+    async def quote(self, request: QuoteRequest) -> VenueQuote:
         """The upstream's price. Its fees are within it, and it checks its own limits."""
         quote, _ = await self._priced(request)
         return quote
 
-    async def _priced(self, request: QuoteRequest) -> tuple[Quote, Admission]:
+    async def _priced(self, request: QuoteRequest) -> tuple[VenueQuote, Admission]:
         """A quote, and the bounds within which an order at it can be made."""
         self._upstream.require_ready()
         self.profile.require_offered(request.chain)
@@ -165,7 +165,9 @@ class UpstreamVenue:
                 received=refund_address,
             )
 
-    def _reservation(self, request: OrderRequest, quote: Quote | None, client: str) -> Reservation:
+    def _reservation(
+        self, request: OrderRequest, quote: VenueQuote | None, client: str
+    ) -> Reservation:
         """What an order reserves while it is being made there: its worth in USDC units."""
         output = quote.expected_output if quote else 0
         return Reservation(
@@ -179,7 +181,7 @@ class UpstreamVenue:
     def _made(
         self,
         request: OrderRequest,
-        quote: Quote | None,
+        quote: VenueQuote | None,
         record: RelayRecord,
         created: Created,
         client: str,
@@ -238,7 +240,7 @@ class UpstreamVenue:
         """One unit: the order takes any deposit, and the upstream has a minimum of its own."""
         return _ANY_AMOUNT
 
-    async def bridge_rates(self) -> BridgeRates:
+    async def bridge_rates(self) -> ExchangeRates:
         """The upstream's."""
         return await self._upstream.bridge_rates()
 
@@ -274,7 +276,7 @@ def _worth(request: QuoteRequest, output: int) -> int:
     return output if request.amount.asset is XMR else request.amount.units
 
 
-def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> Quote:
+def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote:
     """The quote at an offer of the upstream; a bridge order has none."""
     if offer is None:
         offer, price = Offer(_ANY_AMOUNT, 0, _USUAL_SECONDS), _ANY_AMOUNT
@@ -283,7 +285,7 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> Quote:
         price = implied_rate(request.direction, swapped, offer.expected_output)
     rate, gas = Rate(price, as_of, "upstream"), offer.funding_gas
     gas_fee = mul_div_ceil(gas, ONE_XMR, price)
-    return Quote(
+    return VenueQuote(
         direction=request.direction,
         chain=request.chain,
         deposit=request.amount,
@@ -299,7 +301,9 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> Quote:
     )
 
 
-def _agreed(request: QuoteRequest, quote: Quote | None, created: Created, now: int) -> Quote:
+def _agreed(
+    request: QuoteRequest, quote: VenueQuote | None, created: Created, now: int
+) -> VenueQuote:
     """The quote with what the upstream has agreed to; all of it, where there was no quote."""
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:

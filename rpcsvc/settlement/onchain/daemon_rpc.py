@@ -105,7 +105,7 @@ class NodeError(RpcFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class DaemonEndpoint:
     """The address of a daemon. Messages show ``name``: a URL may hold a secret.
 
     ``username`` and ``password`` are for HTTP digest. ``serial``: one request at a time over one
@@ -146,7 +146,7 @@ class DaemonRpc:
     """
 
     def __init__(
-        self, endpoint: Endpoint, *, rpc_path: str = "", pause: Pause = asyncio.sleep
+        self, endpoint: DaemonEndpoint, *, rpc_path: str = "", pause: Pause = asyncio.sleep
     ) -> None:
         self.endpoint = endpoint
         self._rpc_path = rpc_path
@@ -366,7 +366,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _digest(at: Endpoint) -> tuple[DigestAuthMiddleware, ...]:
+def _digest(at: DaemonEndpoint) -> tuple[DigestAuthMiddleware, ...]:
     if at.username is None or at.password is None:
         return ()
     return (DigestAuthMiddleware(at.username, at.password),)

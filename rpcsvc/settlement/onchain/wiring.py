@@ -23,7 +23,7 @@ from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
@@ -366,9 +366,9 @@ def floors(settings: OnchainSettings) -> Mapping[Asset, int]:
 
 def _endpoint(
     name: str, url: str, username: str, password: SecretStr | None, *, serial: bool = False
-) -> Endpoint:
+) -> DaemonEndpoint:
     try:
-        return Endpoint(
+        return DaemonEndpoint(
             name, url, username or None, _revealed(password) if username else None, serial=serial
         )
     except ValueError as error:

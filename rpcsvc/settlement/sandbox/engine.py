@@ -68,7 +68,7 @@ BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
 STAGENET = "monero-stagenet"
 
 
-class ReplyLost(Exception):
+class SandboxReplyLost(Exception):
     """The simulated node gave no answer: the transfer may have been taken, or not."""
 
 
@@ -315,10 +315,10 @@ class SandboxEngine:
             return Verdict(Outcome.FAILED, "The network reverted the transaction.")
         if transfer.kind is TransferKind.PAYOUT:
             if await self._strikes(order_id, Fault.PAYOUT_UNKNOWN_LOST):
-                raise ReplyLost("fault payout_unknown_lost")
+                raise SandboxReplyLost("fault payout_unknown_lost")
             if await self._strikes(order_id, Fault.PAYOUT_UNKNOWN_SENT):
                 await self._ledger.broadcast(tx)
-                raise ReplyLost("fault payout_unknown_sent")
+                raise SandboxReplyLost("fault payout_unknown_sent")
         await self._ledger.broadcast(tx)
         return Verdict(Outcome.PENDING)
 

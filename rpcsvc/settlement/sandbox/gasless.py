@@ -21,7 +21,7 @@ from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Tx, TxKind, TxState
-from rpcsvc.settlement.sandbox.engine import ReplyLost, SandboxEngine
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxReplyLost
 
 # As Circle's test tokens call themselves.
 _NAME = "USDC"
@@ -101,7 +101,7 @@ class SimulatedAuthorizations:
             return _reverted()
         await self._ledger.broadcast(tx)
         if await self._strikes(record, Fault.FUNDING_UNKNOWN):
-            raise ReplyLost("fault funding_unknown")
+            raise SandboxReplyLost("fault funding_unknown")
         return Carried(Outcome.SETTLED, txid)
 
     def _unused(self, record: FundingRecord) -> Carried | None:

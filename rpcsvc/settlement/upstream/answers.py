@@ -289,7 +289,7 @@ class UpstreamChains(ParsedAnswer):
     chains: Annotated[tuple[UpstreamChain, ...], Field(max_length=_MOST_ITEMS)]
 
 
-class IntegratorFee(Part):
+class UpstreamIntegratorFee(Part):
     """integratorFee of spec 2.4. ``amount`` in atomic units."""
 
     percent: Number
@@ -311,7 +311,7 @@ class UpstreamQuote(ParsedAnswer):
     to_symbol: Text
     estimated_seconds: RoundedUp = Field(alias="estimatedTime")
     min_received: Units
-    integrator_fee: IntegratorFee | None = None
+    integrator_fee: UpstreamIntegratorFee | None = None
     funding_gas: Units = 0
 
 
@@ -389,7 +389,7 @@ class UpstreamTicket(ParsedAnswer):
     created_at: Time
 
 
-class BridgeRate(Part):
+class UpstreamBridgeRate(Part):
     """One exchange's rate, of the bridge rate list of spec 2.4."""
 
     exchange: Text
@@ -397,18 +397,18 @@ class BridgeRate(Part):
     eta: Text
 
 
-class ReferenceRate(Part):
+class UpstreamReferenceRate(Part):
     """The bridge's reference rate."""
 
     rate: Number
     eta: Text
 
 
-class BridgeRates(ParsedAnswer):
+class UpstreamBridgeRates(ParsedAnswer):
     """Bridge rate list of spec 2.4."""
 
-    rates: Annotated[tuple[BridgeRate, ...], Field(max_length=_MOST_ITEMS)]
-    wagyu_rate: ReferenceRate
+    rates: Annotated[tuple[UpstreamBridgeRate, ...], Field(max_length=_MOST_ITEMS)]
+    wagyu_rate: UpstreamReferenceRate
 
 
 class BridgeOrder(ParsedAnswer):

@@ -179,10 +179,12 @@ class Upstream:
             call, answers.UpstreamTicket.read, key=None, demand=Demand(Urgency.ROUTINE)
         )
 
-    async def bridge_rates(self) -> answers.BridgeRates:
+    async def bridge_rates(self) -> answers.UpstreamBridgeRates:
         """The bridge's rates."""
         demand = Demand(is_price=True)
-        return await self._read(self._call("bridge_rates"), answers.BridgeRates.read, demand)
+        return await self._read(
+            self._call("bridge_rates"), answers.UpstreamBridgeRates.read, demand
+        )
 
     async def bridge_deposit(
         self, to_address: str, *, key: str, resumed: bool = False

@@ -34,7 +34,7 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamResting,
     UpstreamStatus,
 )
-from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
+from rpcsvc.orders.ports.venue import ExchangeRate, ExchangeRates
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
 from rpcsvc.settlement.upstream import answers, funding, transport
 from rpcsvc.settlement.upstream.answers import UNKNOWN
@@ -169,15 +169,15 @@ class UpstreamEngine:
             found.allowed = _tradable(found.allowed, chain)
         return found
 
-    async def bridge_rates(self) -> BridgeRates:
+    async def bridge_rates(self) -> ExchangeRates:
         """The bridge's rates. Raises errors.ServiceError."""
         try:
             found = await self._upstream.bridge_rates()
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
-        market = [BridgeRate(each.exchange, each.rate, each.eta) for each in found.rates]
+        market = [ExchangeRate(each.exchange, each.rate, each.eta) for each in found.rates]
         own = found.wagyu_rate
-        return BridgeRates(market, BridgeRate("upstream", own.rate, own.eta))
+        return ExchangeRates(market, ExchangeRate("upstream", own.rate, own.eta))
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database, DatabaseUnusable
 
 EXTRA_MISSING: Final = (
@@ -24,4 +24,4 @@ async def open_database(data_dir: Path, url: str | None) -> Database:
         from rpcsvc.store.backends.postgresql import database as postgresql  # noqa: PLC0415
     except ImportError as error:
         raise DatabaseUnusable(EXTRA_MISSING) from error
-    return await postgresql.Database.open(url)
+    return await postgresql.PostgresqlDatabase.open(url)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
-from rpcsvc.store.backends.sqlite.database import Database as SqliteDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database
 from tests.postgres import new_database
 
@@ -24,7 +24,7 @@ async def _sqlite(folder: Path, _server: Callable[[], str]) -> AsyncIterator[Dat
 @asynccontextmanager
 async def _postgresql(_folder: Path, server: Callable[[], str]) -> AsyncIterator[Database]:
     async with new_database(server()) as url:
-        opened = await PostgresDatabase.open(url)
+        opened = await PostgresqlDatabase.open(url)
         yield opened
         await opened.close()
 

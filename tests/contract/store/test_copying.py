@@ -19,9 +19,14 @@ from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import counted
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.maintenance import check_server
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock, open_reader
+from rpcsvc.store.backends.sqlite.database import (
+    DATABASE_NAME,
+    OwnerLock,
+    SqliteDatabase,
+    open_reader,
+)
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.database import Statement, StoreConflict, Tables, insert
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -78,7 +83,7 @@ def content(data_dir: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     await fill(database)
     await database.close()
     seen: list[tuple[str, int, int]] = []
@@ -97,7 +102,7 @@ async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> 
     assert done[-1] == total
     assert await check_server(url) == []
 
-    there = await PostgresDatabase.open(url)
+    there = await PostgresqlDatabase.open(url)
     order = await SqlOrderStore(there, lambda: "key").order("ord_1")
     assert order is not None
     assert [deposit.key for deposit in order.deposits] == [KEY]
@@ -117,18 +122,18 @@ async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> 
     assert check_database(back) == []
     assert (back / DATABASE_NAME).stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in back.iterdir()) == [DATABASE_NAME, "rpcsvc.lock"]
-    again = await Database.open(back)
+    again = await SqliteDatabase.open(back)
     with pytest.raises(StoreConflict, match="stays"):
         await again.write([Statement("DELETE FROM orders")])
     await again.close()
 
 
 async def test_rows_made_after_a_copy_go_on_from_its_numbers(tmp_path: Path, url: str) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     await fill(database)
     await database.close()
     await to_server(tmp_path, url, silent)
-    there = await PostgresDatabase.open(url)
+    there = await PostgresqlDatabase.open(url)
     other = open_order(
         replace(terms(Direction.USDC_TO_XMR), order_id="ord_2", deposit_address="0xAnother")
     )
@@ -144,13 +149,13 @@ async def test_rows_made_after_a_copy_go_on_from_its_numbers(tmp_path: Path, url
 async def test_a_copy_is_refused_where_a_service_runs(tmp_path: Path, url: str) -> None:
     with pytest.raises(NotCopied, match="no database"):
         await to_server(tmp_path, url, silent)
-    await (await Database.open(tmp_path)).close()
+    await (await SqliteDatabase.open(tmp_path)).close()
     lock = OwnerLock(tmp_path)
     lock.acquire()
     with pytest.raises(NotCopied, match="Another process already serves"):
         await to_server(tmp_path, url, silent)
     lock.release()
-    there = await PostgresDatabase.open(url)
+    there = await PostgresqlDatabase.open(url)
     leases = SqlLeases(there)
     token = await leases.take(SETTLER, "a service", 3_600_000)
     assert token is not None
@@ -171,7 +176,7 @@ async def test_a_copy_is_refused_where_a_service_runs(tmp_path: Path, url: str) 
 async def test_a_copy_that_differs_leaves_nothing_behind(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = await Database.open(tmp_path)
+    database = await SqliteDatabase.open(tmp_path)
     await fill(database)
     await database.close()
     add = copying._Server.add

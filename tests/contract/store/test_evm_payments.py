@@ -20,15 +20,15 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmDeposit,
     EvmPayment,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     GasUse,
     Inclusion,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
     Sweep,
     SweepMethod,
     SweepState,
-    Unswept,
+    UnsweptAddress,
 )
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -59,9 +59,9 @@ async def ledger(database: Tables) -> SqlEvmPaymentLedger:
 
 
 def payment(
-    name: str = "t1", nonce: int = 0, purpose: Purpose = Purpose.TRANSFER, **changes: Any
+    name: str = "t1", nonce: int = 0, purpose: EvmPurpose = EvmPurpose.TRANSFER, **changes: Any
 ) -> EvmPayment:
-    order = PaymentOrder(name, purpose, USER, 7, "0xToken", b"\x00\xff", 60_000)
+    order = EvmPaymentOrder(name, purpose, USER, 7, "0xToken", b"\x00\xff", 60_000)
     first = replace(FIRST, txid=digest(f"{name}-1"))
     return replace(EvmPayment(NET, HOT, nonce, order, (first,), 1000), **changes)
 
@@ -70,7 +70,7 @@ def mined(item: EvmPayment, number: int = 9) -> EvmPayment:
     where = Inclusion(
         item.attempts[0].txid, BlockPoint(number, digest("b")), 50_000, 2**62, 1, 2, 7
     )
-    return replace(item, state=PaymentState.SETTLED, published_at=1500, inclusion=where)
+    return replace(item, state=EvmPaymentState.SETTLED, published_at=1500, inclusion=where)
 
 
 async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) -> None:
@@ -79,11 +79,13 @@ async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) 
     assert await ledger.payment("t1") == payment()
     assert await ledger.has_transaction(payment().latest.txid)
     assert await ledger.next_nonce(NET, HOT) == 1
-    out = replace(payment(), state=PaymentState.PUBLISHED, published_at=1500)
+    out = replace(payment(), state=EvmPaymentState.PUBLISHED, published_at=1500)
     await ledger.put_payment(out)
     await ledger.add_attempt(out, RAISED)
     raised = replace(out, attempts=(*out.attempts, RAISED))
-    assert await ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED) == [raised]
+    assert await ledger.payments_in(NET, EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED) == [
+        raised
+    ]
     settled = mined(raised)
     await ledger.put_payment(settled)
     assert await ledger.settled_above(NET, 8) == [settled]
@@ -102,13 +104,13 @@ async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: SqlEvmPaymentLedg
     with pytest.raises(StoreConflict, match="raises the fees"):
         await ledger.add_attempt(payment(), RAISED)
     with pytest.raises(StoreConflict, match="keeps what it is"):
-        await ledger.put_payment(replace(payment(), state=PaymentState.FAILED))
+        await ledger.put_payment(replace(payment(), state=EvmPaymentState.FAILED))
     assert await ledger.payment("t1") == mined(payment())
 
 
 async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) -> None:
-    assert await ledger.unswept(NET, 1) == [Unswept(1, OURS[0].address, 5, 1)]
-    signed = payment("sweep-1", purpose=Purpose.SWEEP)
+    assert await ledger.unswept(NET, 1) == [UnsweptAddress(1, OURS[0].address, 5, 1)]
+    signed = payment("sweep-1", purpose=EvmPurpose.SWEEP)
     await ledger.add_payment(signed, SWEEP)
     assert await ledger.sweeps_under_way(NET) == [SWEEP]
     assert await ledger.unswept(NET, 1) == []
@@ -119,7 +121,7 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
     await ledger.put_sweep(done)
     assert await ledger.unswept_of(NET, 1) == 0
     # The payment is reorged out and fails: the USDC counts as unswept again.
-    await ledger.put_payment(replace(signed, state=PaymentState.FAILED, published_at=1500))
+    await ledger.put_payment(replace(signed, state=EvmPaymentState.FAILED, published_at=1500))
     assert await ledger.unswept_of(NET, 1) == 5
     void = replace(SWEEP, state=SweepState.VOID)
     assert await ledger.void_sweeps(NET, 1) == [void]
@@ -128,14 +130,14 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
 
 
 async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPaymentLedger) -> None:
-    kind, most = Purpose.AUTHORIZATION, 60_000 * FIRST.max_fee
+    kind, most = EvmPurpose.AUTHORIZATION, 60_000 * FIRST.max_fee
     await ledger.add_payment(payment("a1", 0, kind))
     await ledger.add_payment(payment("a2", 1, kind, prepared_at=2000))
     await ledger.add_payment(payment("t1", 2))
-    waiting = GasUse(most, False, PaymentState.PREPARED)
+    waiting = GasUse(most, False, EvmPaymentState.PREPARED)
     assert await ledger.authorization_gas(NET, 1000) == [waiting, waiting]
     await ledger.put_payment(mined(payment("a1", 0, kind)))
-    cost = GasUse(50_000 * 2**62, False, PaymentState.SETTLED, 7)
+    cost = GasUse(50_000 * 2**62, False, EvmPaymentState.SETTLED, 7)
     assert await ledger.authorization_gas(NET, 1000) == [cost, waiting]
     assert await ledger.authorization_gas(NET, 2000) == [waiting]
     assert await ledger.authorization_gas("base", 0) == []
@@ -155,7 +157,7 @@ async def test_gas_is_paid_where_its_order_bears_it(
     key = AuthorizationKey(NET, "0xToken", HOT, given.nonce.hex())
     signed = SignedAuthorization(given, b"\7" * 65)
     record = FundingRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
-    await ledger.add_payment(payment("a1", 0, Purpose.AUTHORIZATION))
+    await ledger.add_payment(payment("a1", 0, EvmPurpose.AUTHORIZATION))
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [False]
     await SqlFundingStore(database).add(record, order.version)
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [True]
@@ -165,7 +167,7 @@ async def test_gas_is_paid_where_its_order_bears_it(
 async def test_what_was_signed_is_never_deleted(
     ledger: SqlEvmPaymentLedger, database: Tables, table: str
 ) -> None:
-    await ledger.add_payment(payment("sweep-1", purpose=Purpose.SWEEP), SWEEP)
+    await ledger.add_payment(payment("sweep-1", purpose=EvmPurpose.SWEEP), SWEEP)
     with pytest.raises(StoreConflict, match="stays"):
         await database.write([statement(f"DELETE FROM {table}")])
     assert await ledger.payment("sweep-1") is not None

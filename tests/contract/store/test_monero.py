@@ -13,9 +13,9 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
     MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
     Payee,
-    PaymentState,
-    Purpose,
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
@@ -41,7 +41,17 @@ def deposit(txid: str, minor: int = 1, height: int | None = None) -> DepositReco
 
 def payment(name: str, *images: str) -> MoneroPayment:
     return MoneroPayment(
-        name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
+        name,
+        MoneroPurpose.TRANSFER,
+        "4x",
+        XMR,
+        5,
+        f"txid-{name}",
+        "raw",
+        "meta",
+        "key",
+        images,
+        1000,
     )
 
 
@@ -112,25 +122,27 @@ async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(
 async def test_one_payment_is_unpublished_at_a_time(ledger: SqlMoneroLedger) -> None:
     first, second = payment("a", "i1"), payment("b", "i2")
     await ledger.add_payment(first)
-    relaying = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    relaying = replace(first, state=MoneroPaymentState.RELAYING, relayed_at=5)
     for state in (first, relaying):
         await ledger.put_payment(state)
         with pytest.raises(StoreConflict):
             await ledger.add_payment(second)
-    await ledger.put_payment(replace(relaying, state=PaymentState.PUBLISHED))
+    await ledger.put_payment(replace(relaying, state=MoneroPaymentState.PUBLISHED))
     await ledger.add_payment(second)
-    assert [item.payment_id for item in await ledger.payments_in(PaymentState.PREPARED)] == ["b"]
+    assert [item.payment_id for item in await ledger.payments_in(MoneroPaymentState.PREPARED)] == [
+        "b"
+    ]
 
 
 async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) -> None:
     first = payment("a", "i1", "i2")
     await ledger.add_payment(first)
-    await ledger.put_payment(replace(first, state=PaymentState.PUBLISHED, relayed_at=5))
+    await ledger.put_payment(replace(first, state=MoneroPaymentState.PUBLISHED, relayed_at=5))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("b", "i2"))
     assert await ledger.payment("b") is None
     assert await ledger.live_key_images(["i1", "i2", "i3"]) == {"i1", "i2"}
-    await ledger.put_payment(replace(first, state=PaymentState.FAILED, relayed_at=5))
+    await ledger.put_payment(replace(first, state=MoneroPaymentState.FAILED, relayed_at=5))
     assert await ledger.live_key_images(["i1", "i2"]) == set()
     await ledger.add_payment(payment("b", "i2"))
 
@@ -138,14 +150,14 @@ async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) 
 async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqlMoneroLedger) -> None:
     first = payment("a", "i1")
     await ledger.add_payment(first)
-    marked = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    marked = replace(first, state=MoneroPaymentState.RELAYING, relayed_at=5)
     await ledger.put_payment(marked)
     with pytest.raises(StoreConflict):
         await ledger.put_payment(replace(marked, relayed_at=6))
-    over = replace(marked, state=PaymentState.FAILED, conflict=Cursor(7, "h7"))
+    over = replace(marked, state=MoneroPaymentState.FAILED, conflict=Cursor(7, "h7"))
     await ledger.put_payment(over)
     with pytest.raises(StoreConflict):
-        await ledger.put_payment(replace(over, state=PaymentState.PUBLISHED))
+        await ledger.put_payment(replace(over, state=MoneroPaymentState.PUBLISHED))
     assert await ledger.payment("a") == over
 
 
@@ -182,11 +194,11 @@ async def test_a_transfer_is_paid_by_one_payment(
 ) -> None:
     first = batch("batch_1", "a", "b")
     await ledger.add_payment(first)
-    published = replace(first, state=PaymentState.PUBLISHED, relayed_at=5)
+    published = replace(first, state=MoneroPaymentState.PUBLISHED, relayed_at=5)
     await ledger.put_payment(published)
     with pytest.raises(StoreConflict):
         await ledger.add_payment(second)
-    await ledger.put_payment(replace(published, state=PaymentState.FAILED))
+    await ledger.put_payment(replace(published, state=MoneroPaymentState.FAILED))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(second)
 
@@ -194,7 +206,7 @@ async def test_a_transfer_is_paid_by_one_payment(
 async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqlMoneroLedger) -> None:
     alone = payment("a", "i1")
     await ledger.add_payment(alone)
-    await ledger.put_payment(replace(alone, state=PaymentState.PUBLISHED, relayed_at=5))
+    await ledger.put_payment(replace(alone, state=MoneroPaymentState.PUBLISHED, relayed_at=5))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(batch("batch_1", "a", "b"))
 
@@ -209,7 +221,7 @@ async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger)
     for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
         await ledger.add_payment(made)
         assert made not in await ledger.without_order()
-        out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
+        out = replace(made, state=MoneroPaymentState.PUBLISHED, relayed_at=5)
         await ledger.put_payment(out)
         assert out in await ledger.without_order()
 
@@ -219,7 +231,7 @@ async def test_payment_of_a_withdrawal_is_left_to_it(
 ) -> None:
     made = payment("wd_0001", "i1")
     await ledger.add_payment(made)
-    out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
+    out = replace(made, state=MoneroPaymentState.PUBLISHED, relayed_at=5)
     await ledger.put_payment(out)
     assert await ledger.without_order() == [out]
     item = Withdrawal("wd_0001", "monero", XMR_ASSET, made.address, made.units, 1, 1, 1)
@@ -233,7 +245,7 @@ async def test_settled_payments_are_found_by_height_or_without_one(
     for name, height in (("a", 5), ("b", 9)):
         item = payment(name, f"image-{name}")
         await ledger.add_payment(item)
-        done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height)
+        done = replace(item, state=MoneroPaymentState.SETTLED, relayed_at=5, height=height)
         await ledger.put_payment(done)
         await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
     assert [item.payment_id for item in await ledger.settled_above(5)] == ["b"]

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
-from rpcsvc.store.operator_books import Flow, SqlOperatorBooks, Unswept
+from rpcsvc.store.operator_books import Flow, SqlOperatorBooks, UnsweptTotal
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from tests.rows import statement
@@ -75,7 +75,7 @@ async def filled(database: Tables) -> Tables:
 
 async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
     books = SqlOperatorBooks(filled)
-    assert await books.unswept() == {"arbitrum": Unswept(7, 1, 11)}
+    assert await books.unswept() == {"arbitrum": UnsweptTotal(7, 1, 11)}
     assert await books.swept() == {"arbitrum": 5}
     assert await books.gas_fees() == {"arbitrum": {"transfer": 8 * PRICE}}
     assert await books.monero_fees() == {"transfer": 3, "upkeep": 3}

@@ -106,7 +106,7 @@ async def test_paused_payment_is_refused_and_its_line_void(
     await pause.pause("stop", 1)
     with pytest.raises(Unavailable, match="paused"):
         await ledger.add_payment(evm_payment("ord_1/payout/1", 10, "0x00", 0))
-    sweep = evm_payment("sweep_1", 10, "0x00", 0, purpose=evm.Purpose.SWEEP)
+    sweep = evm_payment("sweep_1", 10, "0x00", 0, purpose=evm.EvmPurpose.SWEEP)
     await ledger.add_payment(sweep)  # sweeps continue during a pause
     assert await ledger.payment("ord_1/payout/1") is None
     assert journal.mark.at.line == 4, "a header, the line, its void, and the sweep"

@@ -14,9 +14,9 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
-from rpcsvc.store.backends.postgresql.database import MOST_TRIES, Database
+from rpcsvc.store.backends.postgresql.database import MOST_TRIES, PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.maintenance import check_server
-from rpcsvc.store.backends.postgresql.reader import Reader
+from rpcsvc.store.backends.postgresql.reader import PostgresqlReader
 from rpcsvc.store.backends.postgresql.schema import statements, translated
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import (
@@ -55,14 +55,14 @@ async def url(postgres: Callable[[], str]) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def cut(url: str) -> AsyncIterator[tuple[Proxy, Database]]:
+async def cut(url: str) -> AsyncIterator[tuple[Proxy, PostgresqlDatabase]]:
     async with proxied(url) as (proxy, through):
-        database = await Database.open(through)
+        database = await PostgresqlDatabase.open(through)
         yield proxy, database
         await database.close()
 
 
-async def names(database: Database) -> list[str]:
+async def names(database: PostgresqlDatabase) -> list[str]:
     return [row["name"] for row in await database.fetch(ALL)]
 
 
@@ -74,7 +74,7 @@ async def test_reader_closes_what_is_opened_for_a_gone_caller(url: str) -> None:
         opened.append(await connect(url))
         return opened[-1]
 
-    reader = Reader(opening)
+    reader = PostgresqlReader(opening)
     caller = asyncio.create_task(reader.fetch(ALL))
     await asyncio.sleep(0)
     caller.cancel()
@@ -93,7 +93,7 @@ async def test_nothing_is_prepared_inside_a_transaction(
         return await get(self, query, *args, **more)
 
     monkeypatch.setattr(asyncpg.Connection, "_get_statement", noted)
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     begun.clear()
     await database.write([
         *add("first"),
@@ -111,7 +111,7 @@ async def test_nothing_is_prepared_inside_a_transaction(
 
 
 async def test_reads_of_one_turn_get_their_own_answers(url: str) -> None:
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     await database.write([each for n in range(50) for each in add(f"n{n:02}", n)])
     wanted = [f"n{n:02}" for n in range(60)] + ["n07", "n07"]
     rows = await asyncio.gather(*(database.fetch_one(ONE, name=name) for name in wanted))
@@ -130,7 +130,7 @@ async def test_reads_of_one_turn_get_their_own_answers(url: str) -> None:
 
 
 async def test_a_bad_read_takes_no_other_down(url: str) -> None:
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     await database.write(add("a"))
     good, bad, also = await asyncio.gather(
         database.fetch_together([Query(ALL), Query(ONE, {"name": "a"})]),
@@ -144,7 +144,7 @@ async def test_a_bad_read_takes_no_other_down(url: str) -> None:
 
 
 async def test_a_bad_write_takes_no_other_down(url: str) -> None:
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     await database.write(add("there"))
     stale = [*add("never"), Statement(RAISE, {"name": "nobody", "value": 5}, finds=True)]
     done = await asyncio.gather(
@@ -161,7 +161,7 @@ async def test_a_bad_write_takes_no_other_down(url: str) -> None:
 
 async def test_reads_together_are_of_one_moment(url: str) -> None:
     """A writer moves a unit back and forth between two rows; their sum never changes."""
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     await database.write([*add("a", 0), *add("b", 0)])
     move = "UPDATE sandbox_settings SET value = value + :by WHERE name = :name"
 
@@ -188,14 +188,18 @@ async def test_reads_together_are_of_one_moment(url: str) -> None:
 # --- a connection that is cut --------------------------------------------------------------------
 
 
-async def test_a_write_cut_before_its_commit_is_made_again(cut: tuple[Proxy, Database]) -> None:
+async def test_a_write_cut_before_its_commit_is_made_again(
+    cut: tuple[Proxy, PostgresqlDatabase],
+) -> None:
     proxy, database = cut
     proxy.cut_before = COMMIT
     await database.write(add("a"))
     assert (proxy.cuts, await names(database)) == (1, ["a"])
 
 
-async def test_a_commit_whose_answer_is_lost_is_looked_up(cut: tuple[Proxy, Database]) -> None:
+async def test_a_commit_whose_answer_is_lost_is_looked_up(
+    cut: tuple[Proxy, PostgresqlDatabase],
+) -> None:
     """Repeating the insert would fail as a conflict, and the caller would get that error."""
     proxy, database = cut
     proxy.cut_after = COMMIT
@@ -205,7 +209,9 @@ async def test_a_commit_whose_answer_is_lost_is_looked_up(cut: tuple[Proxy, Data
     assert await names(database) == ["a", "b", "c"]
 
 
-async def test_a_commit_is_looked_up_once_the_server_is_back(cut: tuple[Proxy, Database]) -> None:
+async def test_a_commit_is_looked_up_once_the_server_is_back(
+    cut: tuple[Proxy, PostgresqlDatabase],
+) -> None:
     proxy, database = cut
     proxy.cut_after, proxy.closes = COMMIT, True
     writing = asyncio.create_task(database.write(add("a")))
@@ -232,7 +238,7 @@ CREATE TRIGGER fails BEFORE INSERT ON sandbox_settings FOR EACH ROW EXECUTE FUNC
 @pytest.mark.parametrize("times", [MOST_TRIES - 1, MOST_TRIES])
 async def test_write_that_the_server_resolves_is_repeated(url: str, code: str, times: int) -> None:
     """Up to a bound; nothing of it is kept after that, and the next write goes on."""
-    raw, database = await asyncpg.connect(url), await Database.open(url)
+    raw, database = await asyncpg.connect(url), await PostgresqlDatabase.open(url)
     try:
         await raw.execute(_FAILING.format(times=times, code=code))
         if times < MOST_TRIES:
@@ -252,7 +258,7 @@ async def test_write_that_the_server_resolves_is_repeated(url: str, code: str, t
 
 async def test_write_in_a_deadlock_with_another_process_is_made_once(url: str) -> None:
     """Each waits for a row that the other has; the server ends one, which is made again."""
-    other, database = await asyncpg.connect(url), await Database.open(url)
+    other, database = await asyncpg.connect(url), await PostgresqlDatabase.open(url)
     raised = "UPDATE sandbox_settings SET value = value + 1 WHERE name = :name"
     theirs = raised.replace(":name", "$1")
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -279,7 +285,7 @@ async def test_write_in_a_deadlock_with_another_process_is_made_once(url: str) -
 
 
 async def test_a_deferred_constraint_is_a_conflict_and_not_unknown(url: str) -> None:
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     event = insert("effects", ("order_id", "kind", "subject"))
     with pytest.raises(StoreConflict, match="foreign key"):
         await database.write(
@@ -290,7 +296,7 @@ async def test_a_deferred_constraint_is_a_conflict_and_not_unknown(url: str) -> 
 
 
 async def test_without_its_server_the_database_is_unavailable(
-    cut: tuple[Proxy, Database],
+    cut: tuple[Proxy, PostgresqlDatabase],
 ) -> None:
     proxy, database = cut
     await database.write(add("a"))
@@ -312,7 +318,7 @@ async def test_without_its_server_the_database_is_unavailable(
 
 async def test_a_server_that_crashes_and_recovers_loses_no_write() -> None:
     with own_server(fsync="on") as server:
-        database = await Database.open(server.url)
+        database = await PostgresqlDatabase.open(server.url)
         written: list[str] = []
         stopping = asyncio.Event()
 
@@ -343,20 +349,20 @@ async def test_a_server_that_crashes_and_recovers_loses_no_write() -> None:
 
 
 async def test_processes_on_one_database_keep_each_others_commits(url: str) -> None:
-    first, second = await Database.open(url), await Database.open(url)
+    first, second = await PostgresqlDatabase.open(url), await PostgresqlDatabase.open(url)
     await first.write(add("a"))
     await second.write(add("b"))
-    third = await Database.open(url)
+    third = await PostgresqlDatabase.open(url)
     assert await names(first) == await names(third) == ["a", "b"]
     for database in (first, second, third):
         await database.close()
 
 
 async def test_commit_is_looked_up_though_others_have_started(
-    url: str, cut: tuple[Proxy, Database]
+    url: str, cut: tuple[Proxy, PostgresqlDatabase]
 ) -> None:
     proxy, database = cut
-    other = await Database.open(url)
+    other = await PostgresqlDatabase.open(url)
     proxy.cut_after = COMMIT
     await database.write(add("a"))
     assert await names(other) == ["a"]
@@ -365,7 +371,7 @@ async def test_commit_is_looked_up_though_others_have_started(
 
 async def test_an_unreachable_server_is_said_at_the_start() -> None:
     with pytest.raises(DatabaseUnusable, match="can't be reached") as caught:
-        await Database.open("postgresql://rpcsvc:hush@127.0.0.1:1/rpcsvc")
+        await PostgresqlDatabase.open("postgresql://rpcsvc:hush@127.0.0.1:1/rpcsvc")
     assert "hush" not in str(caught.value)
 
 
@@ -374,15 +380,15 @@ async def test_a_database_of_another_program_is_refused(url: str) -> None:
     try:
         await connection.execute("UPDATE rpcsvc_schema SET application = 7")
         with pytest.raises(UnknownSchema, match="another program"):
-            await Database.open(url)
+            await PostgresqlDatabase.open(url)
         await connection.execute("UPDATE rpcsvc_schema SET application = $1", 0x72706373)
         await connection.execute("UPDATE rpcsvc_schema SET version = $1", NEWEST + 1)
         with pytest.raises(UnknownSchema, match=f"version {NEWEST + 1}"):
-            await Database.open(url)
+            await PostgresqlDatabase.open(url)
         assert "so the books were not checked" in (await check_server(url))[0]
         await connection.execute("ALTER TABLE rpcsvc_schema RENAME TO other")
         with pytest.raises(UnknownSchema, match="another program"):
-            await Database.open(url)
+            await PostgresqlDatabase.open(url)
         await connection.execute("ALTER TABLE other RENAME TO rpcsvc_schema")
     finally:
         await connection.execute(f"UPDATE rpcsvc_schema SET version = {NEWEST}")
@@ -391,7 +397,7 @@ async def test_a_database_of_another_program_is_refused(url: str) -> None:
 
 async def test_processes_that_start_together_migrate_once(postgres: Callable[[], str]) -> None:
     async with new_database(postgres(), empty=True) as url:
-        opened = await asyncio.gather(*(Database.open(url) for _ in range(4)))
+        opened = await asyncio.gather(*(PostgresqlDatabase.open(url) for _ in range(4)))
         await opened[0].write(add("a"))
         for each in opened:
             assert await names(each) == ["a"]

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.backends.postgresql.database import Database
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import DatabaseUnusable
 from tests.postgres import new_database, own_server
 
@@ -96,7 +96,7 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def is_let_in(url: str) -> bool:
     """Whether the database accepts a connection with this URL."""
     try:
-        database = await Database.open(url)
+        database = await PostgresqlDatabase.open(url)
     except REFUSED:
         return False
     found = await database.fetch("SELECT 1 AS one")

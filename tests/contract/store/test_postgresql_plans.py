@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import rpcsvc.store
 from rpcsvc.orders.unfunded import Admission
-from rpcsvc.store.backends.postgresql.database import Database
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import compiled
 from rpcsvc.store.orders import SqlOrderStore
 from tests.postgres import new_database, own_server
@@ -107,7 +107,7 @@ async def connection() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A connection to a database with so many orders."""
     with own_server() as server:
         async with new_database(server.url) as url:
-            database = await Database.open(url)
+            database = await PostgresqlDatabase.open(url)
             await Keeper(SqlOrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
             await database.close()
             opened = await asyncpg.connect(url)

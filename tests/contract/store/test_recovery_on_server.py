@@ -13,7 +13,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.lease import SETTLER
 from rpcsvc.store.backends.copying import to_server
-from rpcsvc.store.backends.postgresql.database import Database
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.leases import SqlLeases
 from tests.operator_cli import Cli
 from tests.postgres import new_database
@@ -65,7 +65,7 @@ async def test_payout_is_closed_while_nobody_settles(cli: Cli, order: Order, url
 
 
 async def test_nothing_is_closed_while_a_replica_settles(cli: Cli, order: Order, url: str) -> None:
-    database = await Database.open(url)
+    database = await PostgresqlDatabase.open(url)
     try:
         assert await SqlLeases(database).take(SETTLER, "replica one", LONG_MS)
     finally:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.orders.idempotency import Claim, Idempotency
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import created, fresh, response
@@ -20,12 +20,12 @@ CALLS, REPLICAS = 200, 3
 
 async def test_one_key_at_three_replicas_makes_one_order(database: Tables) -> None:
     """All calls are answered with the bytes of the first commit, and make no further orders."""
-    if not isinstance(database, PostgresDatabase):
+    if not isinstance(database, PostgresqlDatabase):
         pytest.skip("one process at a time writes an SQLite file")
     async with AsyncExitStack() as opened:
         databases = [database]
         for _ in range(REPLICAS - 1):
-            other = await PostgresDatabase.open(database.url)
+            other = await PostgresqlDatabase.open(database.url)
             opened.push_async_callback(other.close)
             databases.append(other)
         stores = [SqlOrderStore(each, lambda: "key") for each in databases]

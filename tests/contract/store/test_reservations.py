@@ -14,7 +14,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, ReservationChange, StaleWrite
 from rpcsvc.orders.reservations import UPSTREAM, reservations_of
 from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
@@ -111,9 +111,9 @@ async def test_orders_at_once_never_break_a_bound(
 async def test_replicas_never_promise_the_same_money_twice(
     keeper: Keeper, database: Tables
 ) -> None:
-    if not isinstance(database, PostgresDatabase):
+    if not isinstance(database, PostgresqlDatabase):
         pytest.skip("one process at a time writes an SQLite file")
-    other = await PostgresDatabase.open(database.url)
+    other = await PostgresqlDatabase.open(database.url)
     try:
         keepers = [keeper, Keeper(SqlOrderStore(other, lambda: "key"))]
         admission = Admission(ONE, ((TOTAL, 7 * NEEDED),), orders_today=20)
@@ -131,9 +131,9 @@ async def test_replicas_never_promise_the_same_money_twice(
 
 async def test_replicas_that_reserve_at_once_add_up(keeper: Keeper, database: Tables) -> None:
     """Groups of orders add to the sums of two wallets and two clients, in different orders."""
-    if not isinstance(database, PostgresDatabase):
+    if not isinstance(database, PostgresqlDatabase):
         pytest.skip("one process at a time writes an SQLite file")
-    other = await PostgresDatabase.open(database.url)
+    other = await PostgresqlDatabase.open(database.url)
     both = list(Direction)
     try:
         keepers = [keeper, Keeper(SqlOrderStore(other, lambda: "key"))]

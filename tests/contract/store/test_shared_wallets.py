@@ -20,7 +20,7 @@ from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState
 from rpcsvc.orders.reservations import counted, reservations_of
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
 from rpcsvc.settings_onchain import read_chains
-from rpcsvc.store.backends.postgresql.database import Database as PostgresDatabase
+from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import Database, StoreConflict, Tables
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.shared_wallets import SqlSharedWallets
@@ -134,10 +134,10 @@ class Replicas:
 @asynccontextmanager
 async def another(database: Database) -> AsyncIterator[Database]:
     """The database as another process opens it; with SQLite no other may."""
-    if not isinstance(database, PostgresDatabase):
+    if not isinstance(database, PostgresqlDatabase):
         yield database
         return
-    opened = await PostgresDatabase.open(database.url)
+    opened = await PostgresqlDatabase.open(database.url)
     try:
         yield opened
     finally:

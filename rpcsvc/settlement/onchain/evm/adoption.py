@@ -20,9 +20,9 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
     EvmPaymentLedger,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
 )
 from rpcsvc.settlement.onchain.evm.node import Block, Receipt
 from rpcsvc.settlement.onchain.unrecorded import (
@@ -155,21 +155,21 @@ class EvmAdoption:
         await self._ledger.add_attempt(known, _above(known.latest, attempt))
 
     async def _require_free_nonce(self, nonce: int) -> None:
-        for item in await self._ledger.payments_in(self._network.name, *PaymentState):
+        for item in await self._ledger.payments_in(self._network.name, *EvmPaymentState):
             if (item.sender.lower(), item.nonce) == (self._hot.lower(), nonce):
                 raise NotAdopted(
                     f"Its nonce {nonce} is on record for {item.payment_id}: look at that one first."
                 )
 
     def _payment(self, transfer: Transfer, fields: SignedFields, attempt: Attempt) -> EvmPayment:
-        order = PaymentOrder(
-            transfer.transfer_id, Purpose.TRANSFER, transfer.address, transfer.units,
+        order = EvmPaymentOrder(
+            transfer.transfer_id, EvmPurpose.TRANSFER, transfer.address, transfer.units,
             evm_checksum(fields.to), fields.data, fields.gas,
         )  # fmt: skip
         made = EvmPayment(
             self._network.name, self._hot, fields.nonce, order, (attempt,), attempt.made_at
         )
-        return replace(made, state=PaymentState.PUBLISHED, published_at=attempt.made_at)
+        return replace(made, state=EvmPaymentState.PUBLISHED, published_at=attempt.made_at)
 
 
 def _prepared(payment: EvmPayment) -> PreparedTransfer:

@@ -36,10 +36,10 @@ from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
 from rpcsvc.settlement.onchain.evm.ledger import (
     EvmPaymentLedger,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     GasUse,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
@@ -56,8 +56,8 @@ _NAMED_BYTES: Final = 16
 _MOST_GAS: Final = 1_000_000
 _DAY_MS: Final = 86_400_000
 _WEI: Final = 10**18
-_FAILED: Final = PaymentState.FAILED
-_FINAL: Final = frozenset({PaymentState.SETTLED, PaymentState.FAILED})
+_FAILED: Final = EvmPaymentState.FAILED
+_FINAL: Final = frozenset({EvmPaymentState.SETTLED, EvmPaymentState.FAILED})
 
 
 # --- the budget for gas --------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class EvmAuthorizations:
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
-    async def _simulated(self, record: FundingRecord) -> PaymentOrder:
+    async def _simulated(self, record: FundingRecord) -> EvmPaymentOrder:
         """The call, which the node has tried out just now.
 
         Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
@@ -379,9 +379,11 @@ class EvmAuthorizations:
         await self._connection.client.call(tried)
         gas = await self._payments.estimate(data, _MOST_GAS)
         name = payment_id(record)
-        return PaymentOrder(name, Purpose.AUTHORIZATION, given.to, given.units, token, data, gas)
+        return EvmPaymentOrder(
+            name, EvmPurpose.AUTHORIZATION, given.to, given.units, token, data, gas
+        )
 
-    async def _cost(self, order: PaymentOrder) -> CallCost:
+    async def _cost(self, order: EvmPaymentOrder) -> CallCost:
         """The most that the call may cost. Raises Unavailable where nothing can be sent now."""
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")

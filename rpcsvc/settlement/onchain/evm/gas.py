@@ -19,7 +19,12 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.ledger import LARGEST_STORED, EvmPayment, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.evm.ledger import (
+    LARGEST_STORED,
+    EvmPayment,
+    EvmPaymentOrder,
+    EvmPurpose,
+)
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
 
 log = structlog.get_logger(__name__)
@@ -128,7 +133,7 @@ class L1Fee:
         self._connection = connection
         self._network = connection.network
 
-    async def of(self, order: PaymentOrder) -> int:
+    async def of(self, order: EvmPaymentOrder) -> int:
         """Wei that a call may cost for its bytes, with margin. Raises RpcFailure.
 
         Raises Unavailable when the oracle gives no fee: it is never taken to be 0.
@@ -200,7 +205,7 @@ class EvmGas:
         call = EvmCall(to, data, self._hot_wallet, gas=most)
         return with_margin(await self._connection.client.estimate_gas(call))
 
-    async def first_price(self, order: PaymentOrder) -> GasPrice:
+    async def first_price(self, order: EvmPaymentOrder) -> GasPrice:
         """The price of a new transaction. Raises Unavailable when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(order)
         moment = await self._connection.client.fees()
@@ -212,7 +217,7 @@ class EvmGas:
             raise Unavailable(f"Gas on {self._network.name} is too dear for a payment right now.")
         return price
 
-    async def l1_fee(self, order: PaymentOrder) -> int:
+    async def l1_fee(self, order: EvmPaymentOrder) -> int:
         """Wei that a call may cost for its data on L1. Raises Unavailable while it is not known."""
         return await self._l1.of(order)
 
@@ -225,7 +230,7 @@ class EvmGas:
         )  # fmt: skip
 
     async def needed(
-        self, order: PaymentOrder, price: GasPrice, waiting: Sequence[EvmPayment]
+        self, order: EvmPaymentOrder, price: GasPrice, waiting: Sequence[EvmPayment]
     ) -> int:
         """Wei that the hot wallet may need for a new call, besides those that wait to be mined.
 
@@ -261,7 +266,7 @@ class EvmGas:
         """Note what the L1 takes for a payout. What was known before is not good for ever."""
         data = usdc.transfer(_NOBODY, _MUCH)
         token = self._network.token
-        usual = PaymentOrder("look", Purpose.TRANSFER, _NOBODY, _MUCH, token, data, self._gas)
+        usual = EvmPaymentOrder("look", EvmPurpose.TRANSFER, _NOBODY, _MUCH, token, data, self._gas)
         try:
             self._l1_fee = await self._l1.of(usual)
             self.problem = None

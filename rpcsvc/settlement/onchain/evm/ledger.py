@@ -205,7 +205,7 @@ class CursorMove:
 LARGEST_STORED: Final = 2**63 - 1
 
 
-class PaymentState(StrEnum):
+class EvmPaymentState(StrEnum):
     """How far a payment is.
 
     PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
@@ -221,10 +221,10 @@ class PaymentState(StrEnum):
     @property
     def is_over(self) -> bool:
         """Whether its bytes must not be published."""
-        return self is PaymentState.FAILED
+        return self is EvmPaymentState.FAILED
 
 
-class Purpose(StrEnum):
+class EvmPurpose(StrEnum):
     """TRANSFER: of an order. SWEEP: brings deposits home. AUTHORIZATION: moves a payer's USDC to
     the address of an order, as its owner has signed.
     """
@@ -277,14 +277,14 @@ class Inclusion:
 
 
 @dataclass(frozen=True, slots=True)
-class PaymentOrder:
+class EvmPaymentOrder:
     """A call to be sent. ``recipient`` gets ``units``; ``contract`` is called with ``data``.
 
     ``gas`` is the most gas that it may use. No ether is sent along.
     """
 
     payment_id: str
-    purpose: Purpose
+    purpose: EvmPurpose
     recipient: str
     units: int
     contract: str
@@ -301,7 +301,7 @@ class GasUse(NamedTuple):
 
     wei: int
     is_paid: bool
-    state: PaymentState
+    state: EvmPaymentState
     l1_fee: int | None = None
 
 
@@ -312,10 +312,10 @@ class EvmPayment:
     network: str
     sender: str
     nonce: int
-    order: PaymentOrder
+    order: EvmPaymentOrder
     attempts: tuple[Attempt, ...]
     prepared_at: int
-    state: PaymentState = PaymentState.PREPARED
+    state: EvmPaymentState = EvmPaymentState.PREPARED
     published_at: int | None = None
     inclusion: Inclusion | None = None
     conflict: BlockPoint | None = None
@@ -377,7 +377,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
-class Unswept:
+class UnsweptAddress:
     """Confirmed deposits of an address, less what sweeps took. ``serial``: its next sweep's."""
 
     address_index: int
@@ -414,7 +414,7 @@ class EvmPaymentLedger(Protocol):
         """One payment."""
         ...
 
-    async def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
+    async def payments_in(self, network: str, *states: EvmPaymentState) -> list[EvmPayment]:
         """A network's payments in these states, lowest nonce first."""
         ...
 
@@ -447,7 +447,7 @@ class EvmPaymentLedger(Protocol):
         """Gas of each authorization whose payment was prepared since."""
         ...
 
-    async def unswept(self, network: str, least: int) -> list[Unswept]:
+    async def unswept(self, network: str, least: int) -> list[UnsweptAddress]:
         """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
         ...
 

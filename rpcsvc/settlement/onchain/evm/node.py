@@ -21,8 +21,8 @@ from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.usdc import keccak256
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    DaemonEndpoint,
     DaemonRpc,
-    Endpoint,
     JsonObject,
     Model,
     NodeError,
@@ -216,7 +216,7 @@ class EvmCall:
     gas: int | None = None
 
 
-class Submission(StrEnum):
+class EvmSubmission(StrEnum):
     """What a node said to a raw transaction.
 
     Only ACCEPTED and KNOWN say that it has it. Of the others none proves that the transaction is
@@ -234,10 +234,10 @@ class Submission(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionResult:
+class EvmSubmissionResult:
     """A node's answer to a raw transaction; ``text`` is the node's own, for the log."""
 
-    submission: Submission
+    submission: EvmSubmission
     txid: str
     text: str = ""
 
@@ -278,7 +278,7 @@ _TOO_MANY: Final = re.compile(r"limit|range|too many|too large|more than|exceed|
 class EvmClient:
     """Asks one EVM node. Use as ``async with``. Everything raises RpcFailure."""
 
-    def __init__(self, endpoint: Endpoint, *, pause: Pause = asyncio.sleep) -> None:
+    def __init__(self, endpoint: DaemonEndpoint, *, pause: Pause = asyncio.sleep) -> None:
         self.rpc = DaemonRpc(endpoint, pause=pause)
 
     async def __aenter__(self) -> Self:
@@ -389,16 +389,16 @@ class EvmClient:
 
     # --- transactions --------------------------------------------------------------------------
 
-    async def submit(self, raw: bytes) -> SubmissionResult:
+    async def submit(self, raw: bytes) -> EvmSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
         txid = "0x" + keccak256(raw).hex()
         try:
             answer = await self.rpc.act("eth_sendRawTransaction", ["0x" + raw.hex()])
         except NodeError as error:
-            return SubmissionResult(_submission(error.text), txid, error.text)
+            return EvmSubmissionResult(_submission(error.text), txid, error.text)
         if not isinstance(answer, str) or answer.lower() != txid:
             raise self._bad("eth_sendRawTransaction", f"is not the transaction id {txid}")
-        return SubmissionResult(Submission.ACCEPTED, txid)
+        return EvmSubmissionResult(EvmSubmission.ACCEPTED, txid)
 
     async def transaction(self, txid: str) -> EvmTransaction | None:
         """A transaction in the pool or the chain; None when unknown."""
@@ -483,8 +483,8 @@ def _too_many_logs(error: NodeError | TooLarge) -> bool:
 
 # JSON-RPC has no codes for these; the words are those of Geth, Nethermind, Erigon, Besu, Reth,
 # Nitro and Anvil. The first that fits decides.
-_SUBMISSION_WORDS: Final[Mapping[Submission, tuple[str, ...]]] = {
-    Submission.KNOWN: (
+_SUBMISSION_WORDS: Final[Mapping[EvmSubmission, tuple[str, ...]]] = {
+    EvmSubmission.KNOWN: (
         "already known",
         "already imported",
         "alreadyknown",
@@ -492,14 +492,14 @@ _SUBMISSION_WORDS: Final[Mapping[Submission, tuple[str, ...]]] = {
         "already exists",
         "already in",
     ),
-    Submission.NONCE_TOO_LOW: ("nonce too low", "nonce is too low", "oldnonce", "old nonce"),
-    Submission.NONCE_TOO_HIGH: ("nonce too high", "nonce is too high", "nonce gap", "noncegap"),
-    Submission.REPLACEMENT_UNDERPRICED: (
+    EvmSubmission.NONCE_TOO_LOW: ("nonce too low", "nonce is too low", "oldnonce", "old nonce"),
+    EvmSubmission.NONCE_TOO_HIGH: ("nonce too high", "nonce is too high", "nonce gap", "noncegap"),
+    EvmSubmission.REPLACEMENT_UNDERPRICED: (
         "replacement transaction underpriced",
         "replacementnotallowed",
         "could not replace",
     ),
-    Submission.UNDERPRICED: (
+    EvmSubmission.UNDERPRICED: (
         "underpriced",
         "feetoolow",
         "fee too low",
@@ -507,13 +507,13 @@ _SUBMISSION_WORDS: Final[Mapping[Submission, tuple[str, ...]]] = {
         "less than block base fee",
         "below configured minimum",
     ),
-    Submission.INSUFFICIENT_FUNDS: ("insufficient funds", "insufficientfunds", "upfront cost"),
+    EvmSubmission.INSUFFICIENT_FUNDS: ("insufficient funds", "insufficientfunds", "upfront cost"),
 }
 
 
-def _submission(text: str) -> Submission:
+def _submission(text: str) -> EvmSubmission:
     said = text.lower()
     for submission, words in _SUBMISSION_WORDS.items():
         if any(word in said for word in words):
             return submission
-    return Submission.REFUSED
+    return EvmSubmission.REFUSED

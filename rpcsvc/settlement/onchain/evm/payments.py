@@ -43,10 +43,10 @@ from rpcsvc.settlement.onchain.evm.keys import EvmSigner
 from rpcsvc.settlement.onchain.evm.ledger import (
     EvmPayment,
     EvmPaymentLedger,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     EvmReceipt,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
     Sweep,
 )
 from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
@@ -122,7 +122,7 @@ class EvmChecks:
         self._hot_wallet = hot_wallet
         self._is_ours = is_ours
 
-    async def order_of(self, transfer: Transfer, owed: int) -> PaymentOrder:
+    async def order_of(self, transfer: Transfer, owed: int) -> EvmPaymentOrder:
         """The call that pays it. ``owed``: units that are signed for others and not mined yet.
 
         Raises TransferRejected for a destination that can't be paid; Unavailable while the token
@@ -139,8 +139,8 @@ class EvmChecks:
         if await self._connection.balance(self._hot_wallet) < owed + transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         data = usdc.transfer(recipient, transfer.units)
-        return PaymentOrder(
-            transfer.transfer_id, Purpose.TRANSFER, recipient, transfer.units,
+        return EvmPaymentOrder(
+            transfer.transfer_id, EvmPurpose.TRANSFER, recipient, transfer.units,
             self._network.token, data, await self._gas_for(data),
         )  # fmt: skip
 
@@ -261,7 +261,7 @@ class EvmNonces:
         if pending >= own:
             return 0
         waiting = await self._payments.payments_in(
-            self._network, PaymentState.PREPARED, PaymentState.PUBLISHED
+            self._network, EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED
         )
         held = {item.nonce for item in waiting if item.sender == self._sender}
         return own - pending - sum(pending <= nonce < own for nonce in held)
@@ -384,7 +384,7 @@ class EvmPayments:
         """
         return await self._gas.estimate(self._network.token, data, most)
 
-    async def _sign(self, order: PaymentOrder) -> EvmPayment:
+    async def _sign(self, order: EvmPaymentOrder) -> EvmPayment:
         """Sign with the next nonce, which is used up only once that is on record."""
         if waiting := await self._finish_earlier():
             raise Unavailable(
@@ -400,13 +400,13 @@ class EvmPayments:
             self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
         )
 
-    async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
+    async def _require_ether(self, order: EvmPaymentOrder, price: GasPrice) -> None:
         """Raise Unavailable unless the hot wallet has the ether for a payment.
 
         Payments that wait to be mined count as spent. Only payouts and refunds may use the reserve.
         """
         needed = await self._gas.needed(order, price, await self._publisher.unmined())
-        if order.purpose is not Purpose.TRANSFER or is_withdrawal(order.payment_id):
+        if order.purpose is not EvmPurpose.TRANSFER or is_withdrawal(order.payment_id):
             needed += self._network.gas_reserve
         if await self._connection.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
@@ -419,7 +419,7 @@ class EvmPayments:
         A payout is published by the order layer alone, which holds it back while payouts are
         paused.
         """
-        for earlier in await self._publisher.own(PaymentState.PREPARED):
+        for earlier in await self._publisher.own(EvmPaymentState.PREPARED):
             if not _is_payout(earlier):
                 await self._publisher.advance(earlier.payment_id)
             elif (await self._publisher.verdict(earlier)).outcome is Outcome.ABSENT:
@@ -434,13 +434,13 @@ class EvmPayments:
         async with self._payout_slot():
             return await self._publisher.advance(payment.payment_id)
 
-    async def cost(self, order: PaymentOrder) -> CallCost:
+    async def cost(self, order: EvmPaymentOrder) -> CallCost:
         """The most that a call may cost. Raises Unavailable: gas too dear, or ether lacking."""
         price = await self._gas.first_price(order)
         await self._require_ether(order, price)
         return CallCost(order.gas * price.max_fee, await self._gas.l1_fee(order))
 
-    async def send(self, order: PaymentOrder, sweep: Sweep | None = None) -> Verdict:
+    async def send(self, order: EvmPaymentOrder, sweep: Sweep | None = None) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self._writer:
             payment = await self._sign(order)
@@ -469,7 +469,7 @@ class EvmPayments:
         top = await self._connection.check()
         async with self._writer:
             await self._finish_earlier()
-        published = await self._publisher.own(PaymentState.PUBLISHED)
+        published = await self._publisher.own(EvmPaymentState.PUBLISHED)
         self._upkeep.forget_all_but({payment.payment_id for payment in published})
         for payment in published:
             # One at a time: a payout does not wait for all of them.
@@ -539,7 +539,7 @@ class EvmPayments:
         payment = await self._known(transfer)
         mined = payment.inclusion
         if (
-            payment.state is not PaymentState.SETTLED
+            payment.state is not EvmPaymentState.SETTLED
             or mined is None
             or mined.log_position is None
             or mined.log_index is None
@@ -553,7 +553,7 @@ class EvmPayments:
 
 
 def _is_payout(payment: EvmPayment) -> bool:
-    return payment.order.purpose is Purpose.TRANSFER
+    return payment.order.purpose is EvmPurpose.TRANSFER
 
 
 def _prepared(payment: EvmPayment) -> PreparedTransfer:

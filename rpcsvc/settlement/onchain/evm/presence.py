@@ -19,9 +19,9 @@ from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
+    EvmPaymentState,
+    EvmPurpose,
     Inclusion,
-    PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.evm.node import Block, EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
@@ -32,7 +32,7 @@ _RETRY_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Spender:
+class NonceSpender:
     """The transaction that has spent a nonce, and its block."""
 
     made: EvmTransaction
@@ -49,7 +49,7 @@ class Spender:
         """
         order, to = payment.order, self.made.to or ""
         same = (to.lower(), self.made.data) == (order.contract.lower(), order.data)
-        return same and order.purpose is Purpose.TRANSFER
+        return same and order.purpose is EvmPurpose.TRANSFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,11 @@ class SpentNonces:
 
     def __init__(self, connection: EvmConnection) -> None:
         self._connection = connection
-        self._found: dict[str, Spender | NotFound] = {}
+        self._found: dict[str, NonceSpender | NotFound] = {}
 
-    async def find(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
+    async def find(
+        self, payment: EvmPayment, by: BlockPoint, top: Block
+    ) -> NonceSpender | NotFound:
         """What has spent the nonce in the block ``by``, or before it. Raises RpcFailure.
 
         A node that can't tell of the past raises nothing: that is NotFound.
@@ -79,7 +81,7 @@ class SpentNonces:
         known = self._found.get(payment.payment_id)
         if isinstance(known, NotFound) and abs(top.number - known.at) < self._retry_blocks():
             return known
-        if isinstance(known, Spender) and await self._connection.has(known.block):
+        if isinstance(known, NonceSpender) and await self._connection.has(known.block):
             return known
         found = await self._search(payment, by, top)
         self._found[payment.payment_id] = found
@@ -92,7 +94,9 @@ class SpentNonces:
     def _retry_blocks(self) -> int:
         return max(1, round(_RETRY_SECONDS / self._connection.network.block_seconds))
 
-    async def _search(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
+    async def _search(
+        self, payment: EvmPayment, by: BlockPoint, top: Block
+    ) -> NonceSpender | NotFound:
         try:
             found = await self._in_body(payment, by.number)
             if found is None:
@@ -106,12 +110,12 @@ class SpentNonces:
             return NotFound(top.number, "the node shows no block with a transaction that did it")
         return found
 
-    async def _in_body(self, payment: EvmPayment, number: int) -> Spender | None:
+    async def _in_body(self, payment: EvmPayment, number: int) -> NonceSpender | None:
         sent = await self._connection.client.sent_in(number, payment.sender)
         made = None if sent is None else sent.sent.get(payment.nonce)
         if sent is None or made is None:
             return None
-        return Spender(made, BlockPoint(sent.block.number, sent.block.hash))
+        return NonceSpender(made, BlockPoint(sent.block.number, sent.block.hash))
 
     async def _first_block_with(self, payment: EvmPayment, high: int) -> int:
         """The first block by which the nonce is spent, no later than ``high``.
@@ -196,7 +200,7 @@ class EvmPresence:
             return self._mined_in_vain(payment, receipt, depth)
         event = self._event(payment, receipt)
         mined = _inclusion(receipt, event)
-        if event is None and payment.order.purpose is Purpose.TRANSFER:
+        if event is None and payment.order.purpose is EvmPurpose.TRANSFER:
             reason = f"{receipt.txid} was mined, yet the token shows no such transfer in it"
             return _judged(payment, Outcome.UNKNOWN, reason, mined)
         needed = self._network.settled_after
@@ -204,7 +208,7 @@ class EvmPresence:
             reason = f"{depth} of {needed} confirmations"
             return _judged(payment, Outcome.PENDING, reason, mined)
         after = _seen(payment, mined)
-        return Judgement(Verdict(Outcome.SETTLED), replace(after, state=PaymentState.SETTLED))
+        return Judgement(Verdict(Outcome.SETTLED), replace(after, state=EvmPaymentState.SETTLED))
 
     def _mined_in_vain(self, payment: EvmPayment, receipt: Receipt, depth: int) -> Judgement:
         """The nonce is spent and nothing was moved; in this chain, so it has to be deep."""
@@ -216,9 +220,9 @@ class EvmPresence:
         if depth < needed:
             reason = f"{why}, {depth} of {needed} confirmations ago"
             # One that was settled is looked at again only while it is on record in no block.
-            at = None if payment.state is PaymentState.SETTLED else mined
+            at = None if payment.state is EvmPaymentState.SETTLED else mined
             return _judged(payment, Outcome.PENDING, reason, at)
-        after = replace(_seen(payment, mined), state=PaymentState.FAILED)
+        after = replace(_seen(payment, mined), state=EvmPaymentState.FAILED)
         return Judgement(Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago"), after)
 
     def _event(self, payment: EvmPayment, receipt: Receipt) -> Log | None:
@@ -255,13 +259,13 @@ class EvmPresence:
         receipt may be one that this node has thrown away, or has not got into its index yet.
         """
         found = await self._spent.find(payment, since, top)
-        if isinstance(found, Spender):
+        if isinstance(found, NonceSpender):
             since = found.block
         if not await self._connection.has(since):
             return _judged(payment, Outcome.UNKNOWN, "the chain is being reorganised")
         depth = max(top.number - since.number + 1, 0)
         after = replace(_seen(payment, None), conflict=since)
-        if not isinstance(found, Spender):
+        if not isinstance(found, NonceSpender):
             why = f"nonce {payment.nonce} of the hot wallet is spent, and {found.why}"
             return self._open(after, why, depth)
         if found.is_attempt_of(payment):
@@ -274,7 +278,7 @@ class EvmPresence:
             return self._open(_published(after), why, depth)
         return self._displaced(after, found, depth)
 
-    async def _was_in_vain(self, found: Spender) -> bool:
+    async def _was_in_vain(self, found: NonceSpender) -> bool:
         """Whether its receipt says that it failed. No receipt says nothing."""
         receipt = await self._connection.client.receipt(found.made.txid)
         return receipt is not None and not receipt.ok
@@ -285,7 +289,7 @@ class EvmPresence:
             self._report(after, why)
         return Judgement(Verdict(Outcome.UNKNOWN, why), after)
 
-    def _displaced(self, after: EvmPayment, found: Spender, depth: int) -> Judgement:
+    def _displaced(self, after: EvmPayment, found: NonceSpender, depth: int) -> Judgement:
         """Another transaction has its nonce: none of its own can be mined while that one is."""
         needed = self._network.failed_after
         txid = found.made.txid
@@ -295,7 +299,7 @@ class EvmPresence:
             verdict = Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} blocks ago")
             return Judgement(verdict, after)
         verdict = Verdict(Outcome.FAILED, f"{why}, {depth} blocks ago")
-        return Judgement(verdict, replace(after, state=PaymentState.FAILED))
+        return Judgement(verdict, replace(after, state=EvmPaymentState.FAILED))
 
     def _report(self, payment: EvmPayment, problem: str | None) -> None:
         """Ask the operator for another node: this one can't prove more."""
@@ -318,14 +322,14 @@ def _is_paid(payment: EvmPayment) -> bool:
 
     A settled sweep that a reorganisation took may fail: nobody was paid by it.
     """
-    return payment.state is PaymentState.SETTLED and payment.order.purpose is Purpose.TRANSFER
+    return payment.state is EvmPaymentState.SETTLED and payment.order.purpose is EvmPurpose.TRANSFER
 
 
 def _published(payment: EvmPayment) -> EvmPayment:
     """A node has, or had it."""
-    if payment.state is not PaymentState.PREPARED:
+    if payment.state is not EvmPaymentState.PREPARED:
         return payment
-    return replace(payment, state=PaymentState.PUBLISHED)
+    return replace(payment, state=EvmPaymentState.PUBLISHED)
 
 
 def _seen(payment: EvmPayment, mined: Inclusion | None) -> EvmPayment:
@@ -347,7 +351,7 @@ def _inclusion(receipt: Receipt, event: Log | None) -> Inclusion:
 async def require_unminable(connection: EvmConnection, payment: EvmPayment) -> None:
     """Raises NotAdopted when it may be mined yet; RpcFailure, ChainUnusable."""
     # What is settled is never called failed: ask of it as of one that is not.
-    asked = replace(payment, state=PaymentState.PUBLISHED, inclusion=None)
+    asked = replace(payment, state=EvmPaymentState.PUBLISHED, inclusion=None)
     presence = EvmPresence(connection, Conditions(connection.network.name))
     verdict = (await presence.judge(asked)).verdict
     if verdict.outcome is Outcome.FAILED:

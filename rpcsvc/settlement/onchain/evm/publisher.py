@@ -24,23 +24,23 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
-    PaymentOrder,
-    PaymentState,
+    EvmPaymentOrder,
+    EvmPaymentState,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, Submission, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, EvmSubmission, Tag
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 
 log = structlog.get_logger(__name__)
 
-_LIVE: Final = (PaymentState.PREPARED, PaymentState.PUBLISHED)
-_TAKEN: Final = (Submission.ACCEPTED, Submission.KNOWN)
+_LIVE: Final = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
+_TAKEN: Final = (EvmSubmission.ACCEPTED, EvmSubmission.KNOWN)
 # Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
 # is in words that say nothing to us, and some nodes have their own for fees.
 _MORE_MAY_HELP: Final = (
-    Submission.KNOWN,
-    Submission.REPLACEMENT_UNDERPRICED,
-    Submission.UNDERPRICED,
-    Submission.REFUSED,
+    EvmSubmission.KNOWN,
+    EvmSubmission.REPLACEMENT_UNDERPRICED,
+    EvmSubmission.UNDERPRICED,
+    EvmSubmission.REFUSED,
 )
 
 
@@ -49,7 +49,7 @@ class NodeReply:
     """A node's reply to a transaction; it proves nothing. ``submission`` None: none came."""
 
     text: str
-    submission: Submission | None = None
+    submission: EvmSubmission | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -82,7 +82,7 @@ class EvmPublisher:
         # Held from reading a payment to recording how far it is: look-ups run beside the writer.
         self._recording = asyncio.Lock()
 
-    def attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
+    def attempt(self, order: EvmPaymentOrder, nonce: int, price: GasPrice) -> Attempt:
         """Sign; nothing is recorded or sent."""
         plan = TransactionPlan(
             chain_id=self._network.chain_id, nonce=nonce, to=order.contract, gas=order.gas,
@@ -99,7 +99,7 @@ class EvmPublisher:
             raise LookupError(f"no payment is recorded for {payment_id}")
         return payment
 
-    async def own(self, *states: PaymentState) -> list[EvmPayment]:
+    async def own(self, *states: EvmPaymentState) -> list[EvmPayment]:
         """This hot wallet's payments in these states, lowest nonce first."""
         found = await self._ledger.payments_in(self._network.name, *states)
         return [item for item in found if item.sender == self._signer.address]
@@ -150,19 +150,19 @@ class EvmPublisher:
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
         """Mined while the token is paused, it would fail for good."""
-        return self._connection.paused and payment.state is PaymentState.PREPARED
+        return self._connection.paused and payment.state is EvmPaymentState.PREPARED
 
     async def _mark_published(self, payment: EvmPayment) -> None:
         """Record that a node may have it. Raises StoreConflict when it is over by now."""
         async with self._recording:
             known, now = await self.recorded(payment.payment_id), self._clock.now_ms()
             await self._ledger.put_payment(
-                replace(known, state=PaymentState.PUBLISHED, published_at=now)
+                replace(known, state=EvmPaymentState.PUBLISHED, published_at=now)
             )
 
     async def hand_over(self, payment: EvmPayment) -> NodeReply:
         """Submit the latest attempt; the node's reply."""
-        if payment.state is PaymentState.PREPARED:
+        if payment.state is EvmPaymentState.PREPARED:
             await self._mark_published(payment)
         try:
             answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
@@ -375,5 +375,5 @@ def _has_no_event(payment: EvmPayment) -> bool:
 
 def _is_waiting(payment: EvmPayment) -> bool:
     """Whether it is published, and no transaction with its nonce has been mined."""
-    is_published = payment.state is PaymentState.PUBLISHED
+    is_published = payment.state is EvmPaymentState.PUBLISHED
     return is_published and payment.inclusion is None and payment.conflict is None

@@ -274,7 +274,7 @@ class PendingBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _PendingCall:
     txid: Annotated[Hash, named("hash")]
     data: Annotated[Data, named("input")]
 
@@ -378,7 +378,7 @@ def pending_payments(block: PendingBlock, token: str) -> Iterator[PendingPayment
     """
     calls = [item for item in block.transactions if _target(item) == token.lower()]
     for item in calls[:_MOST_CALLS]:
-        call = read_answer(_Call, block.node, _METHOD, item)
+        call = read_answer(_PendingCall, block.node, _METHOD, item)
         paying = read_paying_call(call.data)
         # Anyone may move nothing from anyone to anyone.
         if paying is not None and 0 < paying.units <= LARGEST_DEPOSIT:

@@ -23,13 +23,13 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
     Sweep,
     SweepMethod,
     SweepState,
-    Unswept,
+    UnsweptAddress,
 )
 from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
@@ -49,7 +49,7 @@ class _Postponed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _SweepStep:
     """A call of the token that brings an address's deposits nearer."""
 
     method: SweepMethod
@@ -123,11 +123,11 @@ class EvmSweeps:
                 return
             room -= 1
 
-    async def _send(self, due: Unswept, step: _Step) -> bool:
+    async def _send(self, due: UnsweptAddress, step: _SweepStep) -> bool:
         """Commit and publish; False when the hot wallet can't pay the gas now."""
         name = f"sweep-{self._network.name}-{due.address_index}-{due.serial}"
-        order = PaymentOrder(
-            name, Purpose.SWEEP, self._payments.hot_wallet, step.units, self._network.token,
+        order = EvmPaymentOrder(
+            name, EvmPurpose.SWEEP, self._payments.hot_wallet, step.units, self._network.token,
             step.data, step.gas,
         )  # fmt: skip
         sweep = Sweep(
@@ -148,7 +148,7 @@ class EvmSweeps:
 
     # --- what to send --------------------------------------------------------------------------
 
-    async def _step(self, due: Unswept) -> _Step | None:
+    async def _step(self, due: UnsweptAddress) -> _SweepStep | None:
         """The next call for an address; None when there is none to make. Raises _Postponed."""
         signer = self._keys.signer(due.address_index)
         if signer.address != due.address:
@@ -170,8 +170,8 @@ class EvmSweeps:
         return None
 
     async def _receive(
-        self, due: Unswept, units: int, held: int, signer: EvmSigner
-    ) -> _Step | None:
+        self, due: UnsweptAddress, units: int, held: int, signer: EvmSigner
+    ) -> _SweepStep | None:
         nonce = self._authorization_nonce(due)
         authorization = usdc.Authorization(
             due.address, self._payments.hot_wallet, units, 0, _NEVER, nonce
@@ -186,9 +186,11 @@ class EvmSweeps:
                 return None
             log.info("evm_sweep_refused", address=due.address, reason=str(refusal))
             return await self._second_choice(due, units, signer)
-        return _Step(SweepMethod.RECEIVE, units, data, gas, nonce.hex())
+        return _SweepStep(SweepMethod.RECEIVE, units, data, gas, nonce.hex())
 
-    async def _second_choice(self, due: Unswept, units: int, signer: EvmSigner) -> _Step | None:
+    async def _second_choice(
+        self, due: UnsweptAddress, units: int, signer: EvmSigner
+    ) -> _SweepStep | None:
         """Neither paused, nor blacklisted, nor used: the token does not take the first choice."""
         if not await self._can_move():
             return None
@@ -202,9 +204,9 @@ class EvmSweeps:
             raise _Postponed(
                 f"the token lets {due.address} be swept neither way: {refusal.text}"
             ) from refusal
-        return _Step(method, units, data, gas)
+        return _SweepStep(method, units, data, gas)
 
-    async def _permit(self, due: Unswept, units: int, signer: EvmSigner) -> bytes:
+    async def _permit(self, due: UnsweptAddress, units: int, signer: EvmSigner) -> bytes:
         nonce = usdc.read_uint(await self._ask(usdc.nonces(due.address)))
         permit = usdc.Permit(due.address, self._payments.hot_wallet, units, nonce, _NEVER)
         signature = signer.sign_digest(usdc.permit_digest(self._connection.domain, permit))
@@ -220,7 +222,7 @@ class EvmSweeps:
     async def _ask(self, data: bytes, at: BlockRef = Tag.LATEST) -> bytes:
         return await self._connection.client.call(EvmCall(self._network.token, data), at)
 
-    def _authorization_nonce(self, due: Unswept) -> bytes:
+    def _authorization_nonce(self, due: UnsweptAddress) -> bytes:
         """The same again for the same sweep: a database from a backup finds it used."""
         return usdc.keccak256(
             b"sweep"
@@ -232,7 +234,7 @@ class EvmSweeps:
 
     # --- how it ended --------------------------------------------------------------------------
 
-    async def _redo_void_sweeps(self, due: Unswept) -> bool:
+    async def _redo_void_sweeps(self, due: UnsweptAddress) -> bool:
         """Record void sweeps whose authorization is used; whether there is one.
 
         A reorganisation has replaced the block in which the payment failed, and it was mined anew.
@@ -246,7 +248,7 @@ class EvmSweeps:
                 found = True
         return found
 
-    async def _already(self, due: Unswept, held: int) -> None:
+    async def _already(self, due: UnsweptAddress, held: int) -> None:
         """The authorization was used by a payment that is not on record: the balance says of what.
 
         So after a restored backup, or when the same keys are used elsewhere.
@@ -268,12 +270,15 @@ class EvmSweeps:
         from before the sweep.
         """
         payment = await self._ledger.payment(sweep.payment_id or "")
-        if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
+        if payment is None or payment.state not in (
+            EvmPaymentState.SETTLED,
+            EvmPaymentState.FAILED,
+        ):
             return False
         block = _ended_in(payment)
         if block is None or block.number > top:
             return False
-        settled = payment.state is PaymentState.SETTLED
+        settled = payment.state is EvmPaymentState.SETTLED
         taken = await (self._taken(sweep, top) if settled else self._taken_anyway(sweep, top))
         is_done = taken > 0 or (settled and sweep.method is SweepMethod.PERMIT)
         state = SweepState.DONE if is_done else SweepState.VOID

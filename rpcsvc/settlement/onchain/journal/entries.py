@@ -234,7 +234,7 @@ def _monero_entry(body: Mapping[str, Any]) -> MoneroEntry:
     at = body["at"]
     payment = monero.MoneroPayment(
         payment_id=body["payment"],
-        purpose=monero.Purpose(body["purpose"]),
+        purpose=monero.MoneroPurpose(body["purpose"]),
         address=body["address"],
         units=body["units"],
         fee=body["fee"],
@@ -245,7 +245,7 @@ def _monero_entry(body: Mapping[str, Any]) -> MoneroEntry:
         tx_key=body["key"],
         key_images=tuple(body["key_images"]),
         prepared_at=at,
-        state=monero.PaymentState.PUBLISHED,
+        state=monero.MoneroPaymentState.PUBLISHED,
         relayed_at=at,
         batch=tuple(monero.Payee(*each) for each in body["batch"]),
     )
@@ -268,13 +268,13 @@ def _evm_body(entry: EvmEntry) -> dict[str, Any]:
 
 
 def _evm_entry(body: Mapping[str, Any]) -> EvmEntry:
-    order = evm.PaymentOrder(
-        body["payment"], evm.Purpose(body["purpose"]), body["recipient"], body["units"],
+    order = evm.EvmPaymentOrder(
+        body["payment"], evm.EvmPurpose(body["purpose"]), body["recipient"], body["units"],
         body["contract"], bytes.fromhex(body["data"]), body["gas"],
     )  # fmt: skip
     at, attempts = body["at"], tuple(evm.Attempt(*each) for each in body["attempts"])
     made = evm.EvmPayment(body["network"], body["sender"], body["nonce"], order, attempts, at)
-    payment = replace(made, state=evm.PaymentState.PUBLISHED, published_at=at)
+    payment = replace(made, state=evm.EvmPaymentState.PUBLISHED, published_at=at)
     return EvmEntry(payment, _sweep(body))
 
 

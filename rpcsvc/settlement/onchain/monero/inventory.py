@@ -16,7 +16,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, MoneroPaymentOrder, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import (
@@ -157,7 +157,7 @@ class MoneroInventory:
         await self._payments.finish_upkeep()
         return True
 
-    def _split(self) -> PaymentOrder | None:
+    def _split(self) -> MoneroPaymentOrder | None:
         """Cut the largest output into as many as are missing, none under the configured size.
 
         Locked outputs count: they come back by themselves. A few missing are not worth a fee.
@@ -174,7 +174,7 @@ class MoneroInventory:
         share = room // (parts + 1)
         return self._order(share * parts, parts, (largest.index.minor,))
 
-    def _consolidation(self) -> PaymentOrder | None:
+    def _consolidation(self) -> MoneroPaymentOrder | None:
         """Put the smallest together when there are too many."""
         options = self._options
         # Only where an address has nothing large: there the wallet can't choose that instead.
@@ -192,10 +192,10 @@ class MoneroInventory:
         units = _sum(inputs) - self._fee_of(_BASE_WEIGHT + _INPUT_WEIGHT * len(inputs))
         return self._order(units, 1, tuple(indices)) if units > 0 else None
 
-    def _order(self, units: int, parts: int, indices: tuple[int, ...]) -> PaymentOrder:
-        return PaymentOrder(
+    def _order(self, units: int, parts: int, indices: tuple[int, ...]) -> MoneroPaymentOrder:
+        return MoneroPaymentOrder(
             payment_id=f"upkeep-{self._clock.now_ms()}",
-            purpose=Purpose.UPKEEP,
+            purpose=MoneroPurpose.UPKEEP,
             address=self._connection.primary_address,
             units=units,
             parts=parts,

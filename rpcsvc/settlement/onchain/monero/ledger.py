@@ -137,7 +137,7 @@ class DepositRecord:
     watched: bool = True
 
 
-class PaymentState(StrEnum):
+class MoneroPaymentState(StrEnum):
     """How far a payment is.
 
     PREPARED: signed and committed, nothing published. RELAYING: handed to the wallet, or may have
@@ -153,10 +153,10 @@ class PaymentState(StrEnum):
     @property
     def is_over(self) -> bool:
         """Whether its bytes must not be published."""
-        return self is PaymentState.FAILED
+        return self is MoneroPaymentState.FAILED
 
 
-class Purpose(StrEnum):
+class MoneroPurpose(StrEnum):
     """TRANSFER: of an order. UPKEEP: from the wallet to itself."""
 
     TRANSFER = "transfer"
@@ -183,7 +183,7 @@ class MoneroPayment:
     """
 
     payment_id: str
-    purpose: Purpose
+    purpose: MoneroPurpose
     address: str
     units: int
     fee: int
@@ -193,7 +193,7 @@ class MoneroPayment:
     tx_key: str = field(repr=False)
     key_images: tuple[str, ...]
     prepared_at: int
-    state: PaymentState = PaymentState.PREPARED
+    state: MoneroPaymentState = MoneroPaymentState.PREPARED
     relayed_at: int | None = None
     height: int | None = None
     conflict: Cursor | None = None
@@ -215,14 +215,14 @@ class MoneroPayment:
 
 
 @dataclass(frozen=True, slots=True)
-class PaymentOrder:
+class MoneroPaymentOrder:
     """A payment to be made. ``from_indices``: spend only outputs of these subaddresses.
 
     ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
     """
 
     payment_id: str
-    purpose: Purpose
+    purpose: MoneroPurpose
     address: str
     units: int
     parts: int = 1
@@ -324,7 +324,7 @@ class MoneroLedger(Protocol):
         """The payment of a transfer, alone or with others."""
         ...
 
-    async def payments_in(self, *states: PaymentState) -> list[MoneroPayment]:
+    async def payments_in(self, *states: MoneroPaymentState) -> list[MoneroPayment]:
         """All payments in these states, oldest first."""
         ...
 

@@ -19,8 +19,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     FLAG,
     TEXT,
     BadAnswer,
+    DaemonEndpoint,
     DaemonRpc,
-    Endpoint,
     Flag,
     JsonObject,
     Model,
@@ -54,7 +54,9 @@ def _key_images(value: Any) -> tuple[str, ...]:
     if not isinstance(value, str):
         raise ValueError("it is no string")  # noqa: TRY004 - pydantic wants a ValueError
     try:
-        return tuple(each.image for each in _BODY.validate_python(parse_json(value.encode())).vin)
+        return tuple(
+            each.image for each in _INPUTS_BODY.validate_python(parse_json(value.encode())).vin
+        )
     except ValidationError:
         raise ValueError("an input is without key image") from None
 
@@ -122,7 +124,7 @@ class Spent(IntEnum):
     IN_POOL = 2
 
 
-class Submission(StrEnum):
+class MoneroSubmission(StrEnum):
     """monerod's answer to a raw transaction. None of them proves what the network will do.
 
     ACCEPTED: new, in its pool, relayed. KNOWN: it has it already, in the pool or mined, or took it
@@ -144,10 +146,10 @@ class Submission(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionResult:
+class MoneroSubmissionResult:
     """monerod's answer to a raw transaction: its meaning, and its flags and words for the log."""
 
-    submission: Submission
+    submission: MoneroSubmission
     flags: tuple[str, ...]
     reason: str
 
@@ -188,11 +190,11 @@ class _Input:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _InputsBody:
     vin: tuple[_Input, ...] = ()
 
 
-_BODY: Final = TypeAdapter(_Body)
+_INPUTS_BODY: Final = TypeAdapter(_InputsBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ class MonerodClient:
 
     BUSY_CODE: Final = -9
 
-    def __init__(self, endpoint: Endpoint, *, pause: Pause = asyncio.sleep) -> None:
+    def __init__(self, endpoint: DaemonEndpoint, *, pause: Pause = asyncio.sleep) -> None:
         self.rpc = DaemonRpc(endpoint, rpc_path=_RPC_PATH, pause=pause)
 
     async def __aenter__(self) -> Self:
@@ -331,7 +333,7 @@ class MonerodClient:
 
     # --- acting --------------------------------------------------------------------------------
 
-    async def submit(self, raw: str) -> SubmissionResult:
+    async def submit(self, raw: str) -> MoneroSubmissionResult:
         """Publish a signed transaction. Repeating it is safe."""
         path = "/send_raw_transaction"
         answer = await self.rpc.act_path(path, {"tx_as_hex": raw})
@@ -342,7 +344,7 @@ class MonerodClient:
             if flag in answer and self._field(FLAG, path, answer, flag)
         )
         reason = self._field(TEXT, path, {"reason": ""} | answer, "reason") or status
-        return SubmissionResult(_submission(status, flags), flags, reason)
+        return MoneroSubmissionResult(_submission(status, flags), flags, reason)
 
     async def relay(self, txids: Sequence[str]) -> None:
         """Send transactions of the pool to the peers, once more if they were. Not restricted."""
@@ -380,17 +382,17 @@ class MonerodClient:
         return BadAnswer(self.rpc.endpoint.name, method, f"the answer {problem}")
 
 
-def _submission(status: str, flags: tuple[str, ...]) -> Submission:
+def _submission(status: str, flags: tuple[str, ...]) -> MoneroSubmission:
     if status == "OK":
-        return Submission.KNOWN if "not_relayed" in flags else Submission.ACCEPTED
+        return MoneroSubmission.KNOWN if "not_relayed" in flags else MoneroSubmission.ACCEPTED
     if status == "BUSY":
-        return Submission.BUSY
+        return MoneroSubmission.BUSY
     # A transaction may earn several flags; that of the input already spent says the most.
     if "double_spend" in flags:
-        return Submission.DOUBLE_SPEND
+        return MoneroSubmission.DOUBLE_SPEND
     if any(flag in _INVALID_FLAGS for flag in flags):
-        return Submission.INVALID
-    return Submission.FEE_TOO_LOW if "fee_too_low" in flags else Submission.REFUSED
+        return MoneroSubmission.INVALID
+    return MoneroSubmission.FEE_TOO_LOW if "fee_too_low" in flags else MoneroSubmission.REFUSED
 
 
 def _batches(items: Sequence[str]) -> Iterable[list[str]]:

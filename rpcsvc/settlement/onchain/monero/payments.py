@@ -27,11 +27,11 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
     MoneroPayment,
+    MoneroPaymentOrder,
+    MoneroPaymentState,
+    MoneroPurpose,
     MoneroReceipt,
     Payee,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 _LONG_MS: Final = 10 * 60 * 1000
 _UNMINED_MS: Final = 60 * 60 * 1000
-_UNPUBLISHED = (PaymentState.PREPARED, PaymentState.RELAYING)
+_UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 # Not about this payment, but about the wallet as such.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 _SHORT_OF_MONEY = (
@@ -110,7 +110,7 @@ class MoneroPayments:
             paid = tuple(item.transfer_id for item in payment.payees)
             await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
 
-    async def prepare_upkeep(self, order: PaymentOrder) -> MoneroPayment:
+    async def prepare_upkeep(self, order: MoneroPaymentOrder) -> MoneroPayment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
         async with self._writer:
             payment = await self._sign(order)
@@ -134,7 +134,9 @@ class MoneroPayments:
     async def _sign_together(self, transfers: Sequence[Transfer]) -> MoneroPayment:
         """One payment for as many as it may have; for the first alone if that can't be made."""
         first = transfers[0]
-        alone = PaymentOrder(first.transfer_id, Purpose.TRANSFER, first.address, first.units)
+        alone = MoneroPaymentOrder(
+            first.transfer_id, MoneroPurpose.TRANSFER, first.address, first.units
+        )
         payees = _payees(transfers)
         if len(payees) == 1:
             return await self._sign(alone)
@@ -142,7 +144,7 @@ class MoneroPayments:
         return await self._sign(together, alone)
 
     async def _sign(
-        self, order: PaymentOrder, otherwise: PaymentOrder | None = None
+        self, order: MoneroPaymentOrder, otherwise: MoneroPaymentOrder | None = None
     ) -> MoneroPayment:
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
@@ -157,7 +159,7 @@ class MoneroPayments:
             order, signed = otherwise, await self._unspent(otherwise)
         return _payment(order, signed, self._clock.now_ms())
 
-    async def _unspent(self, order: PaymentOrder) -> PreparedPayment:
+    async def _unspent(self, order: MoneroPaymentOrder) -> PreparedPayment:
         """Have it signed with money that no other payment may spend."""
         signed = await self._signed(order)
         if taken := await self._ledger.live_key_images(signed.key_images):
@@ -198,7 +200,7 @@ class MoneroPayments:
             return True
         return await self._connection.wallet.index_of(address) is not None
 
-    async def _signed(self, order: PaymentOrder) -> PreparedPayment:
+    async def _signed(self, order: MoneroPaymentOrder) -> PreparedPayment:
         try:
             return await self._connection.wallet.prepare(
                 _destinations(order),
@@ -220,7 +222,7 @@ class MoneroPayments:
         for image in sorted(images):
             await self._connection.wallet.freeze(image)
 
-    async def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
+    async def _check(self, order: MoneroPaymentOrder, signed: PreparedPayment) -> None:
         """The last check before it is committed. Raises Unavailable: it was not published."""
         if signed.amount != order.units:
             raise Unavailable("The wallet signed another amount than asked for.")
@@ -257,9 +259,11 @@ class MoneroPayments:
 
     async def _hand_over(self, payment: MoneroPayment) -> str:
         """Through the wallet the first time, to the node ever after; what they said."""
-        if payment.state is PaymentState.PREPARED:
+        if payment.state is MoneroPaymentState.PREPARED:
             await self._connection.check_wallet()
-            marked = replace(payment, state=PaymentState.RELAYING, relayed_at=self._clock.now_ms())
+            marked = replace(
+                payment, state=MoneroPaymentState.RELAYING, relayed_at=self._clock.now_ms()
+            )
             await self._ledger.put_payment(marked)
             said = await self._relay(marked)
             if said is None:
@@ -301,8 +305,8 @@ class MoneroPayments:
         And those that the payment journal brought back, of orders that the database has not.
         """
         async with self._writer:
-            live = await self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
-            own = [item for item in live if item.purpose is Purpose.UPKEEP]
+            live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
+            own = [item for item in live if item.purpose is MoneroPurpose.UPKEEP]
             outcomes = [
                 (await self.advance(item.payment_id)).outcome
                 for item in (*own, *await self._ledger.without_order())
@@ -315,14 +319,14 @@ class MoneroPayments:
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
                 return _reported(item, "is signed and the network does not take it")
-        for item in await self._ledger.payments_in(PaymentState.PUBLISHED):
+        for item in await self._ledger.payments_in(MoneroPaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
                 return _reported(item, "was published and is not mined for long") + _ending(item)
         return None
 
-    async def under_way(self) -> frozenset[tuple[str, PaymentState]]:
+    async def under_way(self) -> frozenset[tuple[str, MoneroPaymentState]]:
         """The id and state of each unsettled payment: a change may change the spendable outputs."""
-        live = await self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
+        live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
 
     async def is_busy(self) -> bool:
@@ -332,7 +336,7 @@ class MoneroPayments:
     async def receipt(self, transfer: Transfer) -> MoneroReceipt:
         """The proof of a settled payout; made once, then kept. Raises Unavailable before that."""
         payment = await self._known(transfer)
-        if payment.state is not PaymentState.SETTLED or payment.height is None:
+        if payment.state is not MoneroPaymentState.SETTLED or payment.height is None:
             raise Unavailable("The payment is not settled yet: there is no receipt for it.")
         payee = payment.payee(transfer.transfer_id)
         if payee.proof is None:
@@ -355,7 +359,7 @@ class MoneroPayments:
 
 def _ending(payment: MoneroPayment) -> str:
     """The operator's command for one that its node refuses for good."""
-    if payment.purpose is not Purpose.TRANSFER:
+    if payment.purpose is not MoneroPurpose.TRANSFER:
         return ""
     name = payment.payees[0].transfer_id
     return f"; if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
@@ -380,7 +384,7 @@ def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
     return tuple(by_address.values())[:MOST_DESTINATIONS]
 
 
-def _destinations(order: PaymentOrder) -> list[Destination]:
+def _destinations(order: MoneroPaymentOrder) -> list[Destination]:
     if order.batch:
         return [Destination(item.address, item.units) for item in order.batch]
     share, rest = divmod(order.units, order.parts)
@@ -388,7 +392,7 @@ def _destinations(order: PaymentOrder) -> list[Destination]:
     return [Destination(order.address, amount) for amount in amounts]
 
 
-def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> MoneroPayment:
+def _payment(order: MoneroPaymentOrder, signed: PreparedPayment, now: int) -> MoneroPayment:
     return MoneroPayment(
         payment_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
         purpose=order.purpose,

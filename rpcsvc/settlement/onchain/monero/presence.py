@@ -24,15 +24,15 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
     MoneroPayment,
-    PaymentState,
-    Purpose,
+    MoneroPaymentState,
+    MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import (
+    MoneroSubmission,
     NodeInfo,
     NodeTransaction,
     PoolTransaction,
     Spent,
-    Submission,
 )
 from rpcsvc.settlement.onchain.monero.wallet import list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
@@ -48,7 +48,7 @@ _MARGIN: Final = 720
 
 
 @dataclass(frozen=True, slots=True)
-class Spender:
+class InputSpender:
     """A mined transaction that has spent an input of a payment, and its block."""
 
     txid: str
@@ -65,10 +65,12 @@ class SpentInputs:
     def __init__(self, connection: MoneroConnection, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
-        self._found: dict[str, Spender] = {}
+        self._found: dict[str, InputSpender] = {}
         self._in_vain: dict[str, str] = {}
 
-    async def find(self, payment: MoneroPayment, since: Cursor, top: NodeInfo) -> Spender | None:
+    async def find(
+        self, payment: MoneroPayment, since: Cursor, top: NodeInfo
+    ) -> InputSpender | None:
         """The payment's spender in the block ``since`` or before; None when nothing shows it."""
         name = payment.payment_id
         known = self._found.pop(name, None)
@@ -88,14 +90,14 @@ class SpentInputs:
 
     async def _search(
         self, payment: MoneroPayment, since: Cursor, known: list[str] | None
-    ) -> Spender | None:
+    ) -> InputSpender | None:
         txids = known or await self._sent(payment, since)
         for txid, made in (await self._connection.node.bodies(txids)).items():
             if made.height is None or txid == payment.txid:
                 continue
             if not set(payment.key_images).isdisjoint(made.key_images):
                 header = await self._connection.node.header_at(made.height)
-                return Spender(txid, Cursor(made.height, header.hash)) if header else None
+                return InputSpender(txid, Cursor(made.height, header.hash)) if header else None
         return None
 
     async def _sent(self, payment: MoneroPayment, since: Cursor) -> list[str]:
@@ -141,7 +143,7 @@ class MoneroPresence:
     ) -> Verdict:
         depth = 0 if found.height is None else info.height - found.height
         is_settled = depth >= self._options.settled_after
-        state = PaymentState.SETTLED if is_settled else PaymentState.PUBLISHED
+        state = MoneroPaymentState.SETTLED if is_settled else MoneroPaymentState.PUBLISHED
         await self._put(payment, replace(payment, state=state, height=found.height, conflict=None))
         if is_settled:
             return Verdict(Outcome.SETTLED)
@@ -172,7 +174,7 @@ class MoneroPresence:
         if depth < needed:
             await self._put(payment, after)
             return Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} confirmations ago")
-        await self._put(payment, replace(after, state=PaymentState.FAILED))
+        await self._put(payment, replace(after, state=MoneroPaymentState.FAILED))
         return Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago")
 
     async def _conflict_since(self, payment: MoneroPayment, info: NodeInfo) -> Cursor:
@@ -190,7 +192,7 @@ class MoneroPresence:
 
 
 # A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
-_IN_VAIN = (Submission.INVALID, Submission.REFUSED)
+_IN_VAIN = (MoneroSubmission.INVALID, MoneroSubmission.REFUSED)
 
 
 class MoneroPayoutEnd:
@@ -282,7 +284,7 @@ class MoneroPayoutEnd:
         if not is_whole:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
         out = (
-            *await self._ledger.payments_in(PaymentState.PUBLISHED),
+            *await self._ledger.payments_in(MoneroPaymentState.PUBLISHED),
             *await self._ledger.settled_above(info.height),
         )
         for other in out:
@@ -330,7 +332,7 @@ class MoneroReorgRecovery:
             return  # the pool of a busy network is megabytes
         waiting += [
             item
-            for item in await self._ledger.payments_in(PaymentState.PUBLISHED)
+            for item in await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
             if item.height is None
         ]
         await self._reoffer({item.txid: item for item in waiting}, info.height)
@@ -444,19 +446,19 @@ class MoneroReorgRecovery:
         What such a one spends, or hides among, may be gone for good. Nobody is owed it, and if it
         is mined all the same, nothing has left the wallet.
         """
-        published = await self._ledger.payments_in(PaymentState.PUBLISHED)
+        published = await self._ledger.payments_in(MoneroPaymentState.PUBLISHED)
         settled = await self._ledger.settled_above(info.height)
         away = {
             item.txid: item
             for item in (*published, *settled)
-            if item.purpose is Purpose.UPKEEP and item.height is None
+            if item.purpose is MoneroPurpose.UPKEEP and item.height is None
         }
         found = await self._connection.node.transactions(list(away))
         self._missing_since = _since(self._missing_since, away.keys() - found.keys(), info.height)
         for txid, since in self._missing_since.items():
             if info.height - since >= self._options.failed_after:
                 log.warning("monero_upkeep_abandoned", payment_id=away[txid].payment_id)
-                await self._ledger.put_payment(replace(away[txid], state=PaymentState.FAILED))
+                await self._ledger.put_payment(replace(away[txid], state=MoneroPaymentState.FAILED))
 
     async def _thaw_unused(self) -> None:
         """Money held back in the wallet for a payment that can never be made is free again."""

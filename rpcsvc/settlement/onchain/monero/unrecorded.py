@@ -30,9 +30,9 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     NETWORK,
     MoneroLedger,
     MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
     Payee,
-    PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
@@ -212,7 +212,7 @@ class StartupReconciliation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundTransaction:
     """A transaction, as wallet and node have it."""
 
     sent: WalletTransfer
@@ -283,7 +283,7 @@ class MoneroAdoption:
 
     # --- what node and wallet say --------------------------------------------------------------
 
-    async def _find(self, txid: str, key: str | None) -> _Found:
+    async def _find(self, txid: str, key: str | None) -> _FoundTransaction:
         await self._connection.check_node()
         await self._connection.check_wallet()
         await self._wallet.refresh()
@@ -298,7 +298,7 @@ class MoneroAdoption:
                 f"The Monero node has pruned {txid}: ask one that keeps whole transactions"
                 " (onchain.monerod_url)."
             )
-        return _Found(listed[0], found, key or await self._own_key(txid))
+        return _FoundTransaction(listed[0], found, key or await self._own_key(txid))
 
     async def _own_key(self, txid: str) -> str:
         try:
@@ -311,7 +311,7 @@ class MoneroAdoption:
                 " with --tx-key, from the receipt of the payout or from where it was made."
             ) from error
 
-    async def _received(self, found: _Found, address: str) -> int:
+    async def _received(self, found: _FoundTransaction, address: str) -> int:
         """Piconero that the transaction paid to an address, by its key."""
         try:
             check = await self._wallet.check_key(found.sent.txid, found.key, address)
@@ -324,7 +324,7 @@ class MoneroAdoption:
         return check.received
 
     async def _also_paid(
-        self, found: _Found, wanted: OpenTransfer, others: Sequence[OpenTransfer]
+        self, found: _FoundTransaction, wanted: OpenTransfer, others: Sequence[OpenTransfer]
     ) -> list[OpenTransfer]:
         """Open transfers that the transaction pays besides: the service pays several at once."""
         left = found.sent.amount - wanted.transfer.units
@@ -342,14 +342,14 @@ class MoneroAdoption:
         return also
 
 
-def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> MoneroPayment:
+def _payment(found: _FoundTransaction, paid: Sequence[OpenTransfer]) -> MoneroPayment:
     """The record as the service makes one, at the step after publication."""
     transfers = [item.transfer for item in paid]
     at, txid = found.sent.timestamp * 1000, found.sent.txid
     alone = len(transfers) == 1
     return MoneroPayment(
         payment_id=transfers[0].transfer_id if alone else f"batch-{txid}",
-        purpose=Purpose.TRANSFER,
+        purpose=MoneroPurpose.TRANSFER,
         address=transfers[0].address,
         units=sum(item.units for item in transfers),
         fee=found.sent.fee,
@@ -360,7 +360,7 @@ def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> MoneroPayment:
         tx_key=found.key,
         key_images=tuple(sorted(found.bytes.key_images)),
         prepared_at=at,
-        state=PaymentState.PUBLISHED,
+        state=MoneroPaymentState.PUBLISHED,
         relayed_at=at,
         height=found.bytes.height,
         batch=()

@@ -15,8 +15,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TEXT,
     WHOLE,
     BadAnswer,
+    DaemonEndpoint,
     DaemonRpc,
-    Endpoint,
     JsonObject,
     Model,
     NodeError,
@@ -72,7 +72,7 @@ class _Made:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _ListedAddress:
     address_index: Whole
     address: Text
 
@@ -87,7 +87,7 @@ class WalletClient:
     """
 
     def __init__(
-        self, endpoint: Endpoint, *, account: int = 0, pause: Pause = asyncio.sleep
+        self, endpoint: DaemonEndpoint, *, account: int = 0, pause: Pause = asyncio.sleep
     ) -> None:
         if not endpoint.serial:
             raise ValueError(f"{endpoint.name}: a wallet's endpoint must be serial")
@@ -200,7 +200,7 @@ class WalletClient:
         """Addresses that were made before. The wallet raises NodeError beyond the newest."""
         params = {"account_index": self.account, "address_index": list(indices)}
         answer = await self._read("get_address", params)
-        listed = self._model(list[_Listed], "get_address", answer.get("addresses", []))
+        listed = self._model(list[_ListedAddress], "get_address", answer.get("addresses", []))
         return [
             Subaddress(SubaddressIndex(self.account, item.address_index), item.address)
             for item in listed

@@ -25,7 +25,7 @@ from rpcsvc.store.backends.postgresql.connection import (
     is_down,
     unavailable,
 )
-from rpcsvc.store.backends.postgresql.reader import Reader, compiled
+from rpcsvc.store.backends.postgresql.reader import PostgresqlReader, compiled
 from rpcsvc.store.backends.postgresql.schema import migrate
 from rpcsvc.store.database import (
     CommitObserver,
@@ -74,7 +74,7 @@ class _Session(NamedTuple):
         return found
 
 
-class Database:
+class PostgresqlDatabase:
     """An open database. Use ``open`` and ``close``."""
 
     lease_ms: int | None = LEASE_MS
@@ -86,12 +86,12 @@ class Database:
         self._number = 0
         self._failure: str | None = None
         self._closing = False
-        self._reader = Reader(self._connect_reader)
+        self._reader = PostgresqlReader(self._connect_reader)
         self._group = GroupCommit(self._transact)
         self._probing = asyncio.create_task(self._probe(), name="database probe")
 
     @classmethod
-    async def open(cls, url: str) -> Database:
+    async def open(cls, url: str) -> PostgresqlDatabase:
         """Open (and make or migrate) the database of a URL.
 
         Raises DatabaseUnusable and schema.UnknownSchema.

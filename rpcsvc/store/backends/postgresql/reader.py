@@ -35,7 +35,7 @@ CALL: Final = "call_"
 Values = tuple[Any, ...]
 
 
-class Compiled(NamedTuple):
+class PostgresqlQuery(NamedTuple):
     """SQL with ``$1``, the values that it takes in order, and which of them are lists.
 
     ``batches``: ``batched`` can make many calls of it one query.
@@ -54,7 +54,7 @@ class Compiled(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def compiled(sql: str) -> Compiled:
+def compiled(sql: str) -> PostgresqlQuery:
     """The SQL for PostgreSQL: a name that occurs twice becomes one parameter."""
     names: list[str] = []
     lists = set()
@@ -71,7 +71,7 @@ def compiled(sql: str) -> Compiled:
 
     text = _PLACE.sub(mark, sql)
     batches = bool(names) and not lists and _BOUNDED.search(sql) is None
-    return Compiled(text, tuple(names), frozenset(lists), batches)
+    return PostgresqlQuery(text, tuple(names), frozenset(lists), batches)
 
 
 @lru_cache(maxsize=1024)
@@ -98,7 +98,7 @@ class _Read(NamedTuple):
     done: asyncio.Future[list[list[Row]]]
 
 
-class Reader:
+class PostgresqlReader:
     """Reads over a few connections, which ``connect`` makes."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
@@ -202,7 +202,7 @@ async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[
     forms = [[(compiled(sql), values) for sql, values in read.queries] for read in batch]
     places = [[(form, tuple(form.bind(values))) for form, values in read] for read in forms]
     hashed = [[(form.text, _key(form, values)) for form, values in read] for read in places]
-    calls: dict[str, tuple[Compiled, dict[Values, Values]]] = {}
+    calls: dict[str, tuple[PostgresqlQuery, dict[Values, Values]]] = {}
     for read, keys in zip(places, hashed, strict=True):
         for (form, values), (text, key) in zip(read, keys, strict=True):
             calls.setdefault(text, (form, {}))[1][key] = values
@@ -216,7 +216,7 @@ async def _answers(connection: Connection, batch: Sequence[_Read]) -> list[list[
     return [[found[text][key] for text, key in keys] for keys in hashed]
 
 
-def _key(form: Compiled, values: Values) -> Values:
+def _key(form: PostgresqlQuery, values: Values) -> Values:
     """Values as a dictionary key."""
     if not form.lists:
         return values
@@ -224,7 +224,7 @@ def _key(form: Compiled, values: Values) -> Values:
 
 
 async def _fetch(
-    connection: Connection, form: Compiled, calls: dict[Values, Values]
+    connection: Connection, form: PostgresqlQuery, calls: dict[Values, Values]
 ) -> dict[Values, list[Row]]:
     """The rows for each of these values."""
     if len(calls) == 1 or not form.batches:
@@ -241,7 +241,7 @@ async def _fetch(
 _TYPES: dict[str, tuple[str, ...]] = {}
 
 
-async def _prepared(connection: Connection, form: Compiled) -> str:
+async def _prepared(connection: Connection, form: PostgresqlQuery) -> str:
     """Prepare the batched query; the server names the types of its parameters."""
     types = _TYPES.get(form.text)
     if types is None:

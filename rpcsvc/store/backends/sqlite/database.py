@@ -27,8 +27,8 @@ from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema, require_usable
 from rpcsvc.store.backends.sqlite.reader import (
     UNAVAILABLE,
-    Compiled,
-    Reader,
+    SqliteQuery,
+    SqliteReader,
     compiled,
     inserts,
     report,
@@ -65,7 +65,7 @@ _DAMAGED = (
 class BoundRows(NamedTuple):
     """The rows of one statement in a group, their values in order."""
 
-    form: Compiled
+    form: SqliteQuery
     finds: bool
     values: list[Sequence[Any]]
 
@@ -151,7 +151,7 @@ class GroupConnection(sqlite3.Connection):
             raise StaleWrite
 
 
-class Database(Reader):
+class SqliteDatabase(SqliteReader):
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
 
     # A lease never ends: the holder of the owner lock is alone.
@@ -178,7 +178,7 @@ class Database(Reader):
         self._group = GroupCommit(self._transact)
 
     @classmethod
-    async def open(cls, data_dir: Path) -> Database:
+    async def open(cls, data_dir: Path) -> SqliteDatabase:
         """Open (and make or migrate) the database of ``data_dir``.
 
         Raises DatabaseUnusable and schema.UnknownSchema.
@@ -196,7 +196,7 @@ class Database(Reader):
             raise DatabaseUnusable(f"the database {path} can't be opened: {error}") from error
 
     @classmethod
-    async def _open(cls, path: Path) -> Database:
+    async def _open(cls, path: Path) -> SqliteDatabase:
         _prepare_file(path)
         made: list[GroupConnection] = []
 
@@ -369,7 +369,7 @@ def _prepare_file(path: Path) -> None:
 _PROBE = f"PRAGMA user_version = {NEWEST}"
 
 
-class Snapshot(Reader):
+class Snapshot(SqliteReader):
     """One read transaction, as Tables for stores and ledgers.
 
     While it is open, the log of the running service can't restart: keep it short.

@@ -25,7 +25,7 @@ _INSERT: Final = re.compile(
 )
 
 
-class Compiled(NamedTuple):
+class SqliteQuery(NamedTuple):
     """SQL with ``?``, and the order of its values.
 
     ``insert``: the parts of an INSERT of given values: before its row, the row, and after it.
@@ -37,12 +37,12 @@ class Compiled(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def compiled(sql: str) -> Compiled:
+def compiled(sql: str) -> SqliteQuery:
     """The SQL for SQLite. ``bind`` raises KeyError if a value is missing."""
     places = [(found["name"], found["many"] is not None) for found in _PLACE.finditer(sql)]
     text = _PLACE.sub(_mark, sql)
     found = _INSERT.fullmatch(text)
-    return Compiled(
+    return SqliteQuery(
         text,
         _binder(places),
         None if found is None else (found["head"], found["row"], found["tail"]),
@@ -91,7 +91,7 @@ UNAVAILABLE: Final = (
 )
 
 
-class Reader:
+class SqliteReader:
     """Reads over a connection in autocommit mode, within one read transaction.
 
     Taking the locks of WAL mode for each read would cost as much as the read itself.
