@@ -282,8 +282,7 @@ async def _compose(
     streams = Room(max(1, limits.connections // 2), max(1, limits.connections_per_address // 4))
     waits = Waits(store, streams=streams)
     processor.on_commit(waits.observe)
-    if venue.gasless is not None:
-        venue.gasless.on_outcome(waits.wake)
+    venue.gasless.on_outcome(waits.wake)
     service = Service(
         operations=AGENT_OPERATIONS,
         venue=venue,

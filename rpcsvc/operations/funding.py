@@ -47,8 +47,6 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     """
     order = await find_order(service, params.order_id)
     gasless = service.venue.gasless
-    if gasless is None:
-        raise _not_fundable(order, "Orders of this service can't be paid by a signed payment")
     if order.terms.deposit_asset is not USDC:
         raise _not_fundable(order, "The order waits for XMR, and only USDC is paid by signing")
     payment = None if params.payment is None else read_payment(params.payment)

@@ -215,12 +215,12 @@ async def _wait_for_change(service: Service, params: StatusParams, call: Call) -
     await service.waits.history(order.order_id, since, params.wait_sec, call.client)
 
 
-async def is_being_paid(gasless: GaslessFunding | None, order_id: str) -> bool:
+async def is_being_paid(gasless: GaslessFunding, order_id: str) -> bool:
     """Whether a signed payment of the order is under way.
 
     Read the order afterwards: if the payment just ended, the order then has its deposit.
     """
-    return gasless is not None and await gasless.unresolved(order_id) is not None
+    return await gasless.unresolved(order_id) is not None
 
 
 async def find_funding(service: Service, order_id: str) -> tuple[Order, bool]:

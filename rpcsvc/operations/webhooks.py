@@ -50,7 +50,7 @@ _STATES: Final = ("pending", "dead", "delivered")
 async def event_body(
     store: OrderStore,
     views: ViewContext,
-    gasless: GaslessFunding | None,
+    gasless: GaslessFunding,
     order_id: str,
     sequence: int,
 ) -> bytes:

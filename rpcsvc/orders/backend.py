@@ -177,10 +177,10 @@ def wallets_backend(
     rates: RateSource,
     clock: Clock,
     outlet: Outlet,
-    gasless: Gasless | None = None,
+    gasless: Gasless,
 ) -> Backend:
     """The backend of an engine with wallets."""
-    profile = replace(profile, takes_signatures=lambda: gasless is not None)
+    profile = replace(profile, takes_signatures=lambda: True)
 
     async def open_(core: Core) -> Settlement:
         await settler.wallets.start()
@@ -201,9 +201,7 @@ def wallets_backend(
     return Backend(profile, settler.wallets, clock, open_, join, settler.stock.counting)
 
 
-def _funding(core: Core, gasless: Gasless | None) -> GaslessFunding | None:
-    if gasless is None:
-        return None
+def _funding(core: Core, gasless: Gasless) -> GaslessFunding:
     limit = ClientLimit(core.policy.unfunded.address_authorizations_a_day, core.secret)
     return GaslessFunding(
         core.store, gasless.store, gasless.wallets, core.clock, limit, gasless.poll_ms, core.lease
@@ -229,7 +227,7 @@ async def _settling(
     settler: Settler,
     rates: RateSource,
     outlet: Outlet,
-    gasless: Gasless | None,
+    gasless: Gasless,
 ) -> Settlement:
     wallets, stock = settler.wallets, settler.stock
     store, processor, clock, policy = core.store, core.processor, core.clock, core.policy
@@ -268,7 +266,7 @@ async def _settling(
         ),
         quarantine,
         runners=(effects,),
-        loops=(*settler.loops, withdrawals.run, *((funding.run,) if funding else ())),
+        loops=(*settler.loops, withdrawals.run, funding.run),
     )
     intake = Intake(wallets, inventory, watcher.progress)
     venue = LocalVenue(core, profile, intake, published, worker.wake, funding)
@@ -298,7 +296,7 @@ def upstream_backend(
 
 
 async def _upstream(
-    core: Core, profile: VenueProfile, upstream: UpstreamPort, funding: GaslessFunding | None
+    core: Core, profile: VenueProfile, upstream: UpstreamPort, funding: GaslessFunding
 ) -> Settlement:
     store, clock, policy, lease = core.store, core.clock, core.policy, core.lease
     follower = Follower(store, core.processor, upstream, clock)
@@ -318,7 +316,7 @@ async def _upstream(
 
 
 def _upstream_settler(
-    core: Core, relay: Relay, follower: Follower, funding: GaslessFunding | None
+    core: Core, relay: Relay, follower: Follower, funding: GaslessFunding
 ) -> Worker:
     store, clock, quarantine = core.store, core.clock, Quarantine()
     unwatched = ScanProgress((), clock)
@@ -331,7 +329,7 @@ def _upstream_settler(
             Deadlines(store, core.processor, unwatched, quarantine, clock).keep,
         ),
         quarantine,
-        loops=(relay.run, follower.run, *((funding.run,) if funding else ())),
+        loops=(relay.run, follower.run, funding.run),
     )
 
 

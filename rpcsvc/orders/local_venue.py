@@ -86,7 +86,7 @@ class LocalVenue:
         intake: Intake,
         rates: PublishedRates,
         wake: Callable[[], None],
-        gasless: GaslessFunding | None = None,
+        gasless: GaslessFunding,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = core.policy.price_lock
@@ -234,8 +234,8 @@ class LocalVenue:
         """The gas, in USDC units, of a signed payment that the order is to bear; 0: none."""
         if not request.pays_gas:
             return 0
-        if self.gasless is None or request.amount.asset is not USDC:
-            raise ValueError("only USDC is paid by signing, and only where that is offered")
+        if request.amount.asset is not USDC:
+            raise ValueError("only USDC is paid by signing")
         return self.gasless.fee(network_of(USDC, request.chain))
 
     # --- orders ---
@@ -275,8 +275,7 @@ class LocalVenue:
 
     async def cancel(self, order: Order) -> Order:
         """End an order that waits for its first deposit. One that expired meanwhile stays so."""
-        if self.gasless is not None:
-            await self.gasless.require_none_under_way(order)
+        await self.gasless.require_none_under_way(order)
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:

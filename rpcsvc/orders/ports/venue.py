@@ -246,8 +246,8 @@ class Venue(Protocol):
     profile: VenueProfile
     # How long (ms) a quote keeps its rate; None where the venue does not say.
     price_lock: int | None
-    # Funds orders by signed authorizations; None where the venue can't.
-    gasless: GaslessFunding | None
+    # Funds orders by signed authorizations, while the profile says ``is_gasless``.
+    gasless: GaslessFunding
 
     async def market(self, client: Client) -> Market | None:
         """The rate and the limits; None while no rate is known for all amounts."""

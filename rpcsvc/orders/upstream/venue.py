@@ -57,7 +57,7 @@ class UpstreamVenue:
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
-        gasless: GaslessFunding | None,
+        gasless: GaslessFunding,
     ) -> None:
         self.profile = profile
         self.price_lock: int | None = None
@@ -211,8 +211,7 @@ class UpstreamVenue:
 
         An order whose answer is lost is read again by the follower.
         """
-        if self.gasless is not None:
-            await self.gasless.require_none_under_way(order)
+        await self.gasless.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
         if found is None:
