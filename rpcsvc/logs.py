@@ -47,7 +47,7 @@ def configure_logging(log_format: str, level: str) -> None:
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
 
 
-def tell_person(log_format: str, text: str) -> None:
+def print_greeting(log_format: str, text: str) -> None:
     """Write a text for people below the log, if a person reads it on a terminal."""
     if log_format != "json" and sys.stderr.isatty():
         _Stderr().write(text)

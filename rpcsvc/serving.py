@@ -54,7 +54,7 @@ from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes
-from rpcsvc.logs import tell_person
+from rpcsvc.logs import print_greeting
 from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
@@ -103,7 +103,7 @@ async def serve(settings: Settings) -> None:
             async with _traces(up) as traces, _working(up, stop), listening(up, traces=traces):
                 _settle_garbage_collector()
                 greeting = _greeting(up, Path(sys.argv[0]).as_posix())
-                tell_person(settings.log.format, greeting)
+                print_greeting(settings.log.format, greeting)
                 manager.notify(READY, f"STATUS=Serving {settings.effective_site_url}")
                 await stop.wait()
                 manager.notify(STOPPING)

@@ -248,7 +248,7 @@ class _Work:
         self.differences += monero_differences(self.books, since, facts)
         self.annotated += monero_annotated(self.books, facts)
         self.notes += self._unattributed(MONERO, facts.arrivals, self.books.monero_primary, since)
-        if not facts.is_whole:
+        if not facts.is_complete:
             self.notes.append(
                 "the XMR wallet has more outputs than one answer can list: what is held back"
                 " (frozen) in it at deposit addresses counts as missing"

@@ -182,7 +182,7 @@ class MoneroReader:
         memory = await self._kept()
         arrivals, sent = await self._listed(memory, head.height)
         arrivals += await self._waiting()
-        balance, is_whole = await self._balance()
+        balance, is_complete = await self._balance()
         stale = await self._is_stale(books.watched.get(MONERO))
         await self._require_same(head)
         payments = books.payments_on(MONERO)
@@ -200,7 +200,7 @@ class MoneroReader:
             departures=tuple(departures),
             payments=seen,
             balance=balance,
-            is_whole=is_whole,
+            is_complete=is_complete,
             stale=stale,
         )
 
@@ -252,9 +252,9 @@ class MoneroReader:
             "strict": True,
         }
         balance = (await self._ask_wallet(_Balance, "get_balance", params)).balance
-        listed, is_whole = await list_unspent(self._wallet)
+        listed, is_complete = await list_unspent(self._wallet)
         held_back = sum(item.amount for item in listed if item.frozen and not item.spent)
-        return balance + held_back, is_whole
+        return balance + held_back, is_complete
 
     async def _outward(self, item: _Sent) -> Departure:
         """A transaction that is not on record, without what it paid to the wallet itself."""

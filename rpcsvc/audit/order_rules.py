@@ -329,7 +329,7 @@ def _on_chain(
         pending.append(f"{transfer.transfer_id} is {transfer.state}")
     is_mined = found is not None and found.block is not None
     if is_mined and paid != due and (paid or settled):
-        kind = "paid_on_chain" if _counts(transfer) else "paid_though_given_up"
+        kind = "paid_on_chain" if _counts(transfer) else "paid_though_abandoned"
         yield _amounts(kind, transfer, due, paid, unit)
 
 

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlencode
 from rpcsvc import verify
 from rpcsvc.client.errors import RateLimited, Refused, Unreachable, Unverified, refusal
 from rpcsvc.client.messages import (
-    ForeignAnswer,
     Json,
+    UnreadableAnswer,
     call_of,
     headers_of,
     read_answer,
@@ -185,7 +185,7 @@ class Calls:
         )
         try:
             return read_result(reply.body)
-        except ForeignAnswer as error:
+        except UnreadableAnswer as error:
             raise not_this_service(self.transport.name, RPC_PATH, reply.status) from error
 
     async def sleep(self, seconds: float) -> None:
@@ -228,7 +228,7 @@ class Calls:
                 envelope = read_answer(reply.body, call.operation, request_id, self._network)
             else:
                 envelope = read_envelope(reply.body)
-        except ForeignAnswer as error:
+        except UnreadableAnswer as error:
             what = RPC_PATH if self._over_rpc else "agent API"
             raise not_this_service(self.transport.name, what, reply.status) from error
         await self._verify(sent, reply)

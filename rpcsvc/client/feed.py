@@ -12,7 +12,7 @@ from typing import Final
 
 from rpcsvc.client.calls import API_ROOT, Calls, in_path
 from rpcsvc.client.errors import Unreachable, refusal
-from rpcsvc.client.messages import ForeignAnswer, Json, read_envelope
+from rpcsvc.client.messages import Json, UnreadableAnswer, read_envelope
 from rpcsvc.client.models import Event
 from rpcsvc.client.transport import ServiceRequest, Stream
 
@@ -101,7 +101,7 @@ async def _refuse(response: Stream) -> None:
     """Raise Refused if the service refused, else _NoStream: long polls may get through."""
     try:
         envelope = read_envelope(await response.read(_LARGEST_REFUSAL))
-    except ForeignAnswer as error:
+    except UnreadableAnswer as error:
         raise _NoStream from error
     if envelope["ok"] or (envelope.get("error") or {}).get("retryable"):
         raise _NoStream

@@ -21,7 +21,7 @@ _RETRY: Final = {
 }
 
 
-class ForeignAnswer(Exception):
+class UnreadableAnswer(Exception):
     """The answer does not come from this service."""
 
 
@@ -29,7 +29,7 @@ def read_answer(body: bytes, operation: str, request_id: str | None, network: st
     """The envelope in the body of a response, also when the call was refused as a message.
 
     ``network`` is the service's, None where it is not known: a refused message does not tell it.
-    Raises ForeignAnswer.
+    Raises UnreadableAnswer.
     """
     try:
         answer = json.loads(body, parse_constant=_refuse)
@@ -38,21 +38,21 @@ def read_answer(body: bytes, operation: str, request_id: str | None, network: st
             return _carried_out(answer["result"])
         return _refused(answer["error"], operation, request_id, network)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ForeignAnswer from error
+        raise UnreadableAnswer from error
 
 
 def read_envelope(body: bytes) -> Json:
-    """The envelope in the body of a response of the agent API. Raises ForeignAnswer."""
+    """The envelope in the body of a response of the agent API. Raises UnreadableAnswer."""
     try:
         return _carried_out(json.loads(body, parse_constant=_refuse))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ForeignAnswer from error
+        raise UnreadableAnswer from error
 
 
 def read_result(body: bytes) -> Json:
     """The result in the body of a response; of a refused message ``{"error": {code, message}}``.
 
-    Raises ForeignAnswer.
+    Raises UnreadableAnswer.
     """
     try:
         answer = json.loads(body, parse_constant=_refuse)
@@ -62,7 +62,7 @@ def read_result(body: bytes) -> Json:
         data = answer["error"]["data"]
         return {"error": {"code": str(data["code"]), "message": str(data["message"])}}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ForeignAnswer from error
+        raise UnreadableAnswer from error
 
 
 def _refuse(constant: str) -> None:

@@ -29,7 +29,7 @@ from rpcsvc.client.transport import Transport
 
 CHAINS: Final = x402.CHAINS
 # Events at which an order may be over, or need its owner.
-_TURNS: Final = frozenset({"completed", "terminal_failure", "refunding"})
+_DECISIVE: Final = frozenset({"completed", "terminal_failure", "refunding"})
 _SANDBOX: Final = "sandbox"
 
 
@@ -160,7 +160,7 @@ class SwapClient:
         """Wait until the order is over or ``action_required`` is set; returns its status."""
         async with aclosing(self.events(order_id)) as events:
             async for event in events:
-                if event.state in _TURNS:
+                if event.state in _DECISIVE:
                     status = await self.status(order_id)
                     if status.is_over or status.action_required is not None:
                         return status

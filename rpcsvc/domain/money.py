@@ -77,12 +77,12 @@ class Money:
 
 
 def reported_limits(
-    details: Mapping[str, Any], tell: Callable[[str, Asset], str]
+    details: Mapping[str, Any], write: Callable[[str, Asset], str]
 ) -> dict[str, Any]:
     """Details of a refusal with its limits in another unit: ``as_units`` or ``as_decimal``."""
     asset = next((a for a in (XMR, USDC) if a.symbol == details.get("asset")), None)
     return {
-        name: tell(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
+        name: write(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
         for name, value in details.items()
     }
 

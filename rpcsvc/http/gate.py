@@ -86,7 +86,7 @@ class RateLimiter:
         # (_WINDOW_NS), so that nothing is rounded.
         self._ticks_per_second = _NS_PER_SECOND * per_minute
         self._burst = _WINDOW_NS * per_minute
-        self._whole_again: OrderedDict[str, int] = OrderedDict()
+        self._full_at: OrderedDict[str, int] = OrderedDict()
 
     def take(self, client: str, cost: int = 1) -> RateLimitDecision:
         """Spend ``cost`` requests of ``client``'s budget, or refuse and spend nothing.
@@ -94,7 +94,7 @@ class RateLimiter:
         A cost above the whole budget is refused however long the client waits.
         """
         now = int(self._now() * _NS_PER_SECOND) * self._limit
-        clients = self._whole_again
+        clients = self._full_at
         debt = max(clients.get(client, 0) - now, 0)
         spent = debt + cost * _WINDOW_NS
         missing = spent - self._burst

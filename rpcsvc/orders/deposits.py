@@ -1,8 +1,8 @@
 """Reconciles deposits: what the chain shows against what the order has on record.
 
 Each pass turns the differences into events, so a restart, a missed block or a reorg need no code of
-their own. It costs per changed deposit, not per open order, and takes ``TURN`` deposits of an order
-at most: anyone may send an order thousands of tiny ones.
+their own. It costs per changed deposit, not per open order, and takes ``DEPOSITS_PER_PASS`` of an
+order at most: anyone may send an order thousands of tiny ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 TRIES = 3
 # So many deposits of an order are recorded in one pass.
-TURN = 20
+DEPOSITS_PER_PASS = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
@@ -143,15 +143,15 @@ class DepositWatcher:
         Returns how many events that took, and what was recorded: the rest is for the next pass.
         """
         count, recorded = 0, []
-        turns: Counter[str] = Counter()
+        handled: Counter[str] = Counter()
         for order_id, sighting in shown:
-            if turns[order_id] >= TURN:
+            if handled[order_id] >= DEPOSITS_PER_PASS:
                 continue
             step = (sighting.key, confirming)
             with self.quarantine.isolate(order_id, step):
                 events = await self._record_one(order_id, sighting, confirming=confirming)
                 count += events
-                turns[order_id] += events > 0
+                handled[order_id] += events > 0
             if not self.quarantine.is_broken(order_id, step):
                 recorded.append((order_id, sighting))
         return count, recorded

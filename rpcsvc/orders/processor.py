@@ -168,7 +168,7 @@ class OrderProcessor:
                     # Under the lock: the next event may call for the same effect once more.
                     await self._store.commit(Change(done=finished))
                 raise
-        self._tell(steps)
+        self._notify(steps)
         return steps[0].after
 
     async def record(
@@ -190,7 +190,7 @@ class OrderProcessor:
             for order_id in sorted(events):  # everyone in the same order: nobody waits in a circle
                 await held.enter_async_context(self._locks.hold(order_id))
             steps = await self._commit(events, commit, check=check)
-        self._tell(steps)
+        self._notify(steps)
 
     async def _step(self, order_id: str, event: Event) -> _AppliedEvent:
         """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
@@ -239,7 +239,7 @@ class OrderProcessor:
                 log.info("order_reread", order_ids=list(events))
         return steps
 
-    def _tell(self, steps: Sequence[_AppliedEvent]) -> None:
+    def _notify(self, steps: Sequence[_AppliedEvent]) -> None:
         for step in steps:
             for sink in self._sinks:
                 sink(step.after.order_id, step.change.effects)

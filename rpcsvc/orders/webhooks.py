@@ -151,7 +151,7 @@ class Deliverer:
             return
         if verdict.state == "dead":
             log.warning(
-                "webhook_given_up",
+                "webhook_abandoned",
                 order_id=order_id,
                 sequence=sequence,
                 receiver=delivery.webhook.receiver,

@@ -364,7 +364,7 @@ class Withdrawals:
             reason = f"not signed within {SIGN_WITHIN_MS // 60_000} minutes: {waited}"
             cancelled = stepped(item, TransferState.CANCELLED, now, reason=reason)
             if await self._store.cancel(item, cancelled):
-                self._tell(cancelled)
+                self._notify(cancelled)
                 return
         wait = self._waits.get(item.withdrawal_id)
         if wait is None or not 0 < wait.until - now <= RETRY_MS:
@@ -410,13 +410,13 @@ class Withdrawals:
         limit.reschedule(None)  # what is being committed is waited for, however long it takes
         after = signed(item, prepared.txid, prepared.raw, self._clock.now_ms())
         await self._store.change(item, after, commit)
-        self._tell(after)
+        self._notify(after)
 
     async def _put(self, before: Withdrawal, after: Withdrawal) -> None:
         await self._store.change(before, after)
-        self._tell(after)
+        self._notify(after)
 
-    def _tell(self, item: Withdrawal) -> None:
+    def _notify(self, item: Withdrawal) -> None:
         if item.state.is_final:
             self._waits.pop(item.withdrawal_id, None)
         log.info(f"withdrawal_{item.state.value}", withdrawal_id=item.withdrawal_id,

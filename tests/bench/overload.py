@@ -65,7 +65,7 @@ class Overload:
         for _ in range(2):  # start, middle, end
             await self._load(seconds / 2, CONNECTIONS / (2 * carried), asked)
             memory.append(self._megabytes())
-        self._tell(carried, asked, seconds, memory)
+        self._print(carried, asked, seconds, memory)
 
     async def _load(self, seconds: float, interval: float, seen: _Seen | None = None) -> _Seen:
         seen = seen or _Seen()
@@ -132,7 +132,7 @@ class Overload:
     def _megabytes(self) -> float:
         return self._server.resident_bytes() / 1e6
 
-    def _tell(self, carried: float, seen: _Seen, seconds: float, memory: list[float]) -> None:
+    def _print(self, carried: float, seen: _Seen, seconds: float, memory: list[float]) -> None:
         self._report.problems += [f"overload: {what}" for what in seen.wrong]
         ordered = sorted(seen.status)
         p99 = ordered[int(0.99 * len(ordered))] * 1000 if ordered else 0.0

@@ -107,7 +107,7 @@ class Watching:
                     await _require_watched(watcher)
         finally:
             driver.pin(driver.cores().driver)
-        self._tell(*watchers)
+        self._print(*watchers)
 
     async def _watcher(self, opened: AsyncExitStack, stack: Exchange, count: int) -> Watcher:
         self._say(f"making {count:,} open orders with the engine onchain")
@@ -145,7 +145,7 @@ class Watching:
             await self._controls.send_from(token.owner, token.address, _MINT + words)
         await stack.mine()
 
-    def _tell(self, few: Watcher, many: Watcher) -> None:
+    def _print(self, few: Watcher, many: Watcher) -> None:
         counts = f"{self._size.many:,} open orders over {self._size.few:,}"
         for watcher in (few, many):
             for figures in (watcher.cpu, watcher.wall, watcher.calls):

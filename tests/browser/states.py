@@ -26,7 +26,7 @@ from tests.contract.paying import header, offered, signed
 from tests.contract.serving import MONERO, Served, serving
 
 # The block time of a chain that practically stands still.
-_STANDSTILL_MS = 3_600_000
+_NO_BLOCKS_MS = 3_600_000
 
 
 class Staged(NamedTuple):
@@ -79,7 +79,7 @@ async def _ended_badly(served: Served) -> dict[str, Ordered]:
 @asynccontextmanager
 async def moving_states(data_dir: Path) -> AsyncIterator[Staged]:
     """Orders while money moves: here the confirmation of USDC takes very long."""
-    async with serving(data_dir, sandbox__usdc_block_ms=_STANDSTILL_MS) as served:
+    async with serving(data_dir, sandbox__usdc_block_ms=_NO_BLOCKS_MS) as served:
         orders = {
             "detected": await make_order(served, U2X),
             "executing": await make_order(served, X2U, refundAddress=MONERO),

@@ -146,7 +146,7 @@ async def test_page_of_each_state_is_accessible(
             await check_screens(browser, served, order.path, name)
 
 
-async def test_removed_deposit_is_told_at_the_top(browser: Browser, tmp_path: Path) -> None:
+async def test_removed_deposit_is_shown_at_the_top(browser: Browser, tmp_path: Path) -> None:
     async with (
         serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served,
         reading(browser, served.url) as page,

@@ -176,7 +176,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "code", "field"), WRONG)
-async def test_what_is_wrong_is_named_and_what_is_supported_is_told(
+async def test_wrong_value_is_named_with_the_supported_ones(
     served: Served, change: dict[str, Any], code: str, field: str
 ) -> None:
     answer = await post(served, "/orders", {**ORDER, **change})
@@ -233,7 +233,7 @@ async def test_every_error_has_the_bffs_shape(
     assert answer.headers["vary"] == "origin"
 
 
-async def test_limits_on_the_rate_are_told_in_the_bffs_shape(tmp_path: Path) -> None:
+async def test_rate_limits_have_the_bff_shape(tmp_path: Path) -> None:
     async with serving(
         tmp_path, rate_limit__enabled=True, rate_limit__orders_per_minute=1
     ) as served:

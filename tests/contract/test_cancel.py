@@ -160,7 +160,7 @@ async def test_a_sidecar_cancels_at_its_upstream(tmp_path: Path) -> None:
         assert (await cancel(sidecar, owned))["data"] == answer["data"]
 
 
-async def test_a_sidecar_tells_that_its_upstream_saw_a_deposit(tmp_path: Path) -> None:
+async def test_sidecar_reports_a_deposit_that_its_upstream_saw(tmp_path: Path) -> None:
     async with (
         serving(tmp_path / "central") as central,
         beside(central, tmp_path / "sidecar") as sidecar,

@@ -89,7 +89,7 @@ async def test_page_codes_the_bare_address_of_usdc(served: Served) -> None:
     assert text.index("<details") < warning < link < text.index("</details>")
 
 
-async def test_reason_is_told_in_the_words_of_the_catalogue(served: Served) -> None:
+async def test_reason_has_the_words_of_the_catalogue(served: Served) -> None:
     order = await make_order(served, X2U)
     session = {"sessionId": order.session_id}
     assert (await served.post(f"/agent/swap/cancel/{order.order_id}", session)).status == 200
@@ -137,7 +137,7 @@ async def test_order_answers_name_the_page(
     assert (await page(served, f"/orders/{made['orderId']}"))[0] == 200
 
 
-async def test_page_never_tells_the_session(served: Served) -> None:
+async def test_page_never_shows_the_session(served: Served) -> None:
     order = await awaiting_refund_address(served)
     _, text = await page(served, order.path)
     assert order.session_id not in text
@@ -359,7 +359,7 @@ async def test_page_says_that_a_deposit_has_left_the_chain(tmp_path: Path) -> No
         assert says not in (await page(served, order.path))[1]
 
 
-async def test_page_tells_swapping_parts_from_paying_out(tmp_path: Path) -> None:
+async def test_page_distinguishes_swapping_parts_from_paying_out(tmp_path: Path) -> None:
     async with serving(tmp_path, sandbox__usdc_block_ms=3_600_000) as served:
         parts = {"fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 60_000}}
         made = (await bff.post(served, "/orders", {**bff.ORDER, **parts})).body
@@ -376,7 +376,7 @@ async def test_page_tells_swapping_parts_from_paying_out(tmp_path: Path) -> None
         assert f"<h1>{SAY('checkout.heading_executing_swap')}</h1>" in text
 
 
-async def test_page_is_shown_while_no_node_tells_confirmations(
+async def test_page_is_shown_without_known_confirmations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(_venue: object, _order: object) -> None:

@@ -170,7 +170,7 @@ def test_sync_client_refuses_what_needs_an_event_loop() -> None:
         finished(asyncio.sleep(0))
 
 
-def test_slow_answer_is_given_up_on_as_a_whole() -> None:
+def test_slow_answer_times_out_as_a_whole() -> None:
     """Each byte arrives within the read timeout, and the answer never ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         transport = BlockingTransport(endpoint_of(f"http://127.0.0.1:{listener.getsockname()[1]}"))
@@ -239,9 +239,7 @@ async def test_lost_create_is_repeated_and_makes_one_order(
     assert len({each.headers["x-request-id"] for each in sent}) == 3
 
 
-async def test_create_without_an_answer_can_be_taken_up_again(
-    served: Served, line: FaultyLine
-) -> None:
+async def test_create_without_an_answer_can_be_resumed(served: Served, line: FaultyLine) -> None:
     swap = Swap(**WANTED)
     async with client_of(line.url) as client:
         quote = await client.quote(swap)

@@ -499,7 +499,7 @@ async def test_a_document_is_not_written_to(site: Served) -> None:
         assert set(response.headers["allow"].replace(" ", "").split(",")) == {"GET", "HEAD"}
 
 
-async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path) -> None:
+async def test_document_error_reveals_no_cause(tmp_path: Path) -> None:
     sources = StubSources()
 
     def broken() -> dict[str, Any]:

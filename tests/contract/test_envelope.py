@@ -93,7 +93,7 @@ async def test_a_failure_is_an_envelope_and_an_error_envelope_at_once(
     assert {**first, "requestId": ""} == {**second, "requestId": ""}
 
 
-async def test_each_row_of_the_state_table_is_told_by_the_status(served: Served) -> None:
+async def test_status_reports_each_row_of_the_state_table(served: Served) -> None:
     order_id = await ordered(served)
     waiting = await until(served, order_id, "waiting_for_funding")
     assert waiting["data"]["order"]["onDeadline"] == "expire"
@@ -145,7 +145,7 @@ async def test_suggested_calls_can_be_sent_over_both_transports(
             assert answer["ok"] or (call["operation"], answer["error"]["code"]) in unless
 
 
-async def test_the_source_of_the_session_is_told(served: Served) -> None:
+async def test_answer_names_the_source_of_the_session(served: Served) -> None:
     given, _ = await over_both(served, "swap.create", {**SWAP, "sessionId": SESSION})
     made, _ = await over_both(served, "swap.create", SWAP)
     plan, _ = await over_both(served, "swap.plan", SWAP)
@@ -199,7 +199,7 @@ async def test_a_protocol_fault_of_json_rpc_has_its_request_id_too(served: Serve
         assert answer.headers["x-request-id"] == "mine"
 
 
-async def test_all_that_is_wrong_is_told_at_once_whatever_its_kind(served: Served) -> None:
+async def test_answer_lists_problems_of_every_kind_at_once(served: Served) -> None:
     wrong = {
         "direction": "sideways", "chain": "nowhere", "amount": "1,5", "to": "0x1", "extra": 1
     }  # fmt: skip

@@ -51,7 +51,7 @@ async def until(served: Served, waiting: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_stream_tells_a_whole_swap_and_ends(served: Served) -> None:
+async def test_stream_sends_every_event_of_a_swap_and_ends(served: Served) -> None:
     order_id = await ordered(served)
     stream = await opened(served, order_id)
     reading = asyncio.create_task(read(stream))
@@ -67,7 +67,7 @@ async def test_stream_tells_a_whole_swap_and_ends(served: Served) -> None:
     await until(served, 0)
 
 
-async def test_stream_resumes_after_the_last_event_until_all_is_told(
+async def test_stream_resumes_after_the_last_event_to_the_end(
     served: Served,
 ) -> None:
     order_id = await ordered(served)

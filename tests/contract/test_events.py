@@ -33,7 +33,7 @@ def test_every_event_of_the_machine_has_a_public_name() -> None:
     assert len(set(TYPE_OF.values())) == len(TYPE_OF)
 
 
-async def test_events_tell_a_whole_swap_once_and_in_order(served: Served) -> None:
+async def test_events_of_a_swap_come_once_and_in_order(served: Served) -> None:
     order_id = await ordered(served)
     await served.post("/sandbox/fund", {"orderId": order_id})
     seen = await followed(served, order_id, "transfer.settled")

@@ -26,7 +26,7 @@ async def page(served: Served, path: str, **headers: str) -> tuple[int, str]:
     return response.status, html.unescape(await response.text())
 
 
-async def test_home_page_tells_what_can_be_swapped_now(served: Served) -> None:
+async def test_home_page_shows_what_can_be_swapped_now(served: Served) -> None:
     status, text = await page(served, "/")
     assert (status, SAY("home.open") in text) == (200, True)
     assert "1 XMR = 165 USDC" in text
@@ -46,7 +46,7 @@ async def test_home_page_draws_the_rates_of_the_last_day(served: Served) -> None
     assert '<path d="M920 152h0M947 8h0"/>' in text
 
 
-async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:
+async def test_home_page_shows_when_no_orders_are_taken(served: Served) -> None:
     await fault(served, "rates_down")
     status, text = await page(served, "/")
     assert (status, SAY("home.closed") in text) == (200, True)
@@ -54,7 +54,7 @@ async def test_home_page_tells_when_no_orders_are_taken(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/status"])
-async def test_page_tells_which_networks_are_down(
+async def test_page_shows_which_networks_are_down(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     await fault(served, "engine_down")
@@ -107,7 +107,7 @@ async def test_status_page_says_what_health_says(served: Served) -> None:
     assert answer["checks"]["rates"]["detail"] in text
 
 
-async def test_status_page_tells_outsiders_no_details(served: Served) -> None:
+async def test_status_page_shows_outsiders_no_details(served: Served) -> None:
     await fault(served, "rates_down")
     answer = await (await served.client.get("/health")).json()
     _, text = await page(served, "/status", x_forwarded_for="192.0.2.7")

@@ -132,8 +132,11 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     order_id = await new_order(served)
     offer = await offered(served, order_id)
     other = await offered(served, await new_order(served))
-    for foreign in (other, {**offer, "accepts": [{**offer["accepts"][0], "amount": "149999999"}]}):
-        answer = await fund(served, order_id, **header(await signed(foreign)))
+    for other_one in (
+        other,
+        {**offer, "accepts": [{**offer["accepts"][0], "amount": "149999999"}]},
+    ):
+        answer = await fund(served, order_id, **header(await signed(other_one)))
         assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
         told = read_required(answer.body["error"]["details"]["paymentRequired"])
         assert told.error == "invalid_payment_requirements"
@@ -429,12 +432,12 @@ async def test_order_with_a_payment_under_way_is_not_cancelled(
     assert (answer.status, answer.body["error"]["code"]) == (409, "order_not_cancellable")
 
 
-async def test_nobody_is_told_to_pay_beside_a_signed_payment(
+async def test_status_asks_for_no_deposit_beside_a_signed_payment(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_id = await new_order(served)
     offer = await offered(served, order_id)
-    before = await told_to_pay(served, order_id)
+    before = await asked_to_pay(served, order_id)
     assert before["actions"][:2] == ["ask_user_to_fund", "fund_by_signature"]
     assert before["address"] in before["page"]
 
@@ -444,7 +447,7 @@ async def test_nobody_is_told_to_pay_beside_a_signed_payment(
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedAuthorizations, "carry_out", lost)
         await fund(served, order_id, **header(await signed(offer)))
-        during = await told_to_pay(served, order_id)
+        during = await asked_to_pay(served, order_id)
         assert during["actions"] == ["await_signed_payment", "poll_status"]
         assert (during["funding"], during["due"]) == (None, None)
         assert not during["is_attested"]
@@ -461,21 +464,21 @@ async def test_nobody_is_told_to_pay_beside_a_signed_payment(
         await served.post("/sandbox/fund", some)
         path = f"/agent/swap/status/{order_id}?waitSec=20&sinceCursor=1"
         assert (await served.http("GET", path)).body["data"]["deposits"]
-        partly = await told_to_pay(served, order_id)
+        partly = await asked_to_pay(served, order_id)
         assert (partly["funding"], partly["actions"][0]) == (None, "await_signed_payment")
 
 
 async def test_failed_payment_has_the_order_ask_again(served: Served) -> None:
     order_id = await new_order(served)
-    before = await told_to_pay(served, order_id)
+    before = await asked_to_pay(served, order_id)
     await served.rpc("sandbox.fault", {"fault": "funding_fails", "orderId": order_id})
     await fund(served, order_id, **header(await signed(await offered(served, order_id))))
-    after = await told_to_pay(served, order_id)
+    after = await asked_to_pay(served, order_id)
     assert {**after, "page": ""} == {**before, "page": ""}
     assert before["address"] in after["page"]
 
 
-async def told_to_pay(served: Served, order_id: str) -> Json:
+async def asked_to_pay(served: Served, order_id: str) -> Json:
     """The part of the status answer about paying, and the page."""
     status = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
     page = await (await served.client.get(f"/orders/{order_id}?refresh=off")).text()

@@ -51,7 +51,7 @@ async def test_rpc_with_an_expectation_is_answered_alike(served: Served) -> None
     assert seen[0] == seen[1]
 
 
-async def test_who_is_refused_is_told_which_header_to_send(tmp_path: Path) -> None:
+async def test_refusal_names_the_header_to_send(tmp_path: Path) -> None:
     """A 401 must have a challenge (RFC 9110, section 15.5.2)."""
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
         over_rpc = await served.raw(b"{}")
@@ -81,8 +81,8 @@ async def test_without_a_token_rpc_answers_local_clients_only(tmp_path: Path) ->
         local = await served.rpc("swap.plan", {})
         assert local.status == 200
     async with serving(tmp_path / "public", trusted_proxies="127.0.0.0/8") as served:
-        foreign = await served.client.post("/rpc", json={}, headers=PROXIED)
-        assert foreign.status == 401
+        other_one = await served.client.post("/rpc", json={}, headers=PROXIED)
+        assert other_one.status == 401
         public = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=PROXIED)
         assert public.status == 200
 
@@ -295,7 +295,7 @@ async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Pat
         ("GET", "/llms.txt", None),
     ],
 )
-async def test_a_refused_caller_is_told_once_when_to_come_back(
+async def test_refused_caller_gets_one_retry_after(
     tmp_path: Path, method: str, path: str, body: bytes | None
 ) -> None:
     """Most clients join two Retry-After headers to "60, 60", which is no number."""

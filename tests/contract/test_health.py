@@ -82,7 +82,7 @@ async def test_check_that_stops_no_order_degrades_health_not_readiness(
 
 
 @pytest.mark.parametrize(
-    ("environ", "headers", "is_told"),
+    ("environ", "headers", "is_reported"),
     [
         ({}, {}, True),
         ({}, {"x-forwarded-for": "203.0.113.9"}, False),
@@ -92,11 +92,11 @@ async def test_check_that_stops_no_order_degrades_health_not_readiness(
     ],
 )
 async def test_the_reasons_are_for_whoever_may_call_rpc(
-    tmp_path: Path, environ: dict[str, str], headers: dict[str, str], is_told: bool
+    tmp_path: Path, environ: dict[str, str], headers: dict[str, str], is_reported: bool
 ) -> None:
     async with serving(tmp_path, environ) as served:
         await served.post("/sandbox/fault", {"fault": "engine_down"})
         response = await served.client.get("/health", headers=headers)
         engine: dict[str, Any] = (await response.json())["checks"]["engine"]
         assert engine["status"] == "degraded"
-        assert ("detail" in engine) is is_told
+        assert ("detail" in engine) is is_reported

@@ -87,14 +87,14 @@ async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Wal
     assert over_rpc.body["result"]["error"] == error
 
 
-async def test_capabilities_tell_what_can_be_paid_for_now(served: Served, hold: Wallet) -> None:
+async def test_capabilities_state_what_can_be_paid_for_now(served: Served, hold: Wallet) -> None:
     hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
     answer = await served.http("GET", "/agent/capabilities")
     row = next(r for r in answer.body["data"]["limits"] if r["direction"] == "x2u")
     assert row["maxNow"] == "0.4"
 
 
-async def test_capabilities_tell_no_limit_of_simulated_wallets(tmp_path: Path) -> None:
+async def test_capabilities_state_no_limit_of_simulated_wallets(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         answer = await served.http("GET", "/agent/capabilities")
     assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {None}

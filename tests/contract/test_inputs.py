@@ -133,7 +133,7 @@ async def test_a_number_that_is_no_whole_one_is_no_chain(served: Served, chain: 
     ]
 
 
-async def test_an_amount_outside_the_limits_is_told_the_limits(served: Served) -> None:
+async def test_amount_outside_the_limits_gets_the_limits(served: Served) -> None:
     below = await served.post("/agent/swap/execute", {**SWAP, "amount": "0.01"})
     assert below.body["error"]["code"] == "amount_below_minimum"
     assert below.body["error"]["details"]["minimum"] == "0.060606060607"
@@ -153,7 +153,7 @@ async def test_an_unknown_property_is_named_with_the_nearest_known_one(served: S
     assert query.status == 400
 
 
-async def test_all_problems_of_a_call_are_told_at_once(served: Served) -> None:
+async def test_answer_lists_all_problems_of_a_call_at_once(served: Served) -> None:
     wrong = {"direction": "sideways", "chain": "nowhere", "amount": "1,5"}
     answer = await served.post("/agent/swap/execute", wrong)
     assert answer.body["missingInputs"] == ["to"]

@@ -285,9 +285,7 @@ async def test_id_null_is_answered_and_a_missing_id_is_not() -> None:
         ({"params": None}, '"params" is null'),
     ],
 )
-async def test_a_request_with_a_wrong_member_is_told_which(
-    members: dict[str, Any], word: str
-) -> None:
+async def test_wrong_member_of_a_request_is_named(members: dict[str, Any], word: str) -> None:
     response = await reply(request(**members))
 
     assert outline(response) == (-32600, None)
@@ -296,7 +294,7 @@ async def test_a_request_with_a_wrong_member_is_told_which(
 
 
 @pytest.mark.parametrize("missing", ["jsonrpc", "method"])
-async def test_a_request_without_a_required_member_is_told_which(missing: str) -> None:
+async def test_missing_member_of_a_request_is_named(missing: str) -> None:
     message = request()
     del message[missing]
 
@@ -363,7 +361,7 @@ async def test_unknown_members_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("call_id", "hint"), [("abc", "abc"), ("", ""), (7, None), (None, None), (1.5, None)]
 )
-async def test_a_method_is_told_the_id_if_it_is_a_string(call_id: Any, hint: str | None) -> None:
+async def test_method_gets_the_request_id_if_it_is_a_string(call_id: Any, hint: str | None) -> None:
     caller = Caller()
 
     await reply(request(id=call_id, params={"a": 1}), caller)
@@ -371,7 +369,7 @@ async def test_a_method_is_told_the_id_if_it_is_a_string(call_id: Any, hint: str
     assert caller.calls == [("echo", hint, {"a": 1})]
 
 
-async def test_an_unknown_method_is_told_the_nearest_names() -> None:
+async def test_unknown_method_gets_the_nearest_names() -> None:
     response = await reply(request("substract", id="s-1"))
 
     assert outline(response) == (-32601, "s-1")
@@ -385,7 +383,7 @@ async def test_an_unknown_method_is_told_the_nearest_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "\x00\x01", "rpc.?!", "__init__", "x" * 60_000])
-async def test_a_method_like_no_other_is_told_all_of_them_in_few_words(name: str) -> None:
+async def test_method_without_near_names_gets_the_short_list(name: str) -> None:
     status, body = await answer(json.dumps(request(name)))
 
     assert status == 200

@@ -34,7 +34,7 @@ async def listed(served: Served) -> dict[str, Any]:
 # --- revisions ---
 
 
-async def test_discover_tells_revisions_and_capabilities(served: Served) -> None:
+async def test_discover_lists_revisions_and_capabilities(served: Served) -> None:
     answer = await stateless(served, "server/discover")
     result = answer.body["result"]
     assert answer.status == 200
@@ -80,7 +80,7 @@ async def test_meta_without_a_required_key_is_refused(served: Served, missing: s
     assert missing in answer.body["error"]["message"]
 
 
-async def test_unserved_revision_is_told_those_that_are(served: Served) -> None:
+async def test_unserved_revision_gets_the_served_ones(served: Served) -> None:
     answer = await stateless(
         served, "server/discover", {"_meta": meta("2030-01-01")}, mcp_protocol_version="2030-01-01"
     )
@@ -281,7 +281,7 @@ async def test_another_session_key_or_digest_makes_another_order(served: Served)
         assert part in key, part
 
 
-async def test_create_without_a_session_is_told_to_make_one(served: Served) -> None:
+async def test_create_without_a_session_asks_for_one(served: Served) -> None:
     arguments = {**swap(), "idempotency-key": str(uuid.uuid4())}
     del arguments["sessionId"]
     result = await call(served, "create_swap", arguments)
@@ -327,7 +327,7 @@ async def test_tools_of_an_order_lead_to_its_app(served: Served) -> None:
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-async def test_app_is_told_the_code_to_pay_by(served: Served, direction: str) -> None:
+async def test_app_gets_the_payment_uri(served: Served, direction: str) -> None:
     shows = {"_meta": meta(extensions={APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}})}
     made = await call(served, "create_swap", swap(direction), **shows)
     funding = made["structuredContent"]["data"]["fundingInstructions"]

@@ -199,7 +199,7 @@ async def test_plain_http_through_a_proxy_is_a_declared_refusal(tmp_path: Path) 
             assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
 
 
-async def test_budgets_are_told_and_their_end_is_a_declared_refusal(tmp_path: Path) -> None:
+async def test_budgets_and_their_refusal_are_declared(tmp_path: Path) -> None:
     limits: dict[str, Any] = {
         "rate_limit__enabled": True,
         "rate_limit__orders_per_minute": 1,

@@ -206,7 +206,7 @@ async def test_order_that_must_not_be_paid_is_hidden_and_frees_its_key(
 
 
 @pytest.mark.parametrize("path", ["/orders", "/bridge/deposit"])
-async def test_front_ends_are_told_of_no_order_that_has_expired(
+async def test_front_ends_get_no_order_that_has_expired(
     api: V1Api, tmp_path: Path, path: str
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -372,10 +372,10 @@ async def test_report_of_another_order_under_this_id_is_rejected(
         api.statuses = type(api.statuses)(["completed"])
         with logs_of("rpcsvc.settlement.upstream.calls") as lines:
 
-            async def was_told() -> bool:
+            async def was_reported() -> bool:
                 return bool(lines)
 
-            assert await until(was_told)
+            assert await until(was_reported)
         assert lines[0]["event"] == "upstream_call_failed"
         assert lines[0]["reason"].endswith(f"{field} is not that of the order.")
         assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
@@ -416,7 +416,9 @@ async def test_undocumented_progress_word_is_not_passed_on(api: V1Api, tmp_path:
 @pytest.mark.parametrize(
     ("said", "field"), [("refunded", "refundTxHash"), ("failed", "errorMessage"), ("expired", None)]
 )
-async def test_every_end_is_told(api: V1Api, tmp_path: Path, said: str, field: str | None) -> None:
+async def test_every_terminal_status_is_reported(
+    api: V1Api, tmp_path: Path, said: str, field: str | None
+) -> None:
     async with service(api.server.url, tmp_path) as served:
         order_id = (await create(served))["data"]["order"]["orderId"]
         api.statuses = type(api.statuses)([said])

@@ -90,7 +90,7 @@ async def test_an_amount_above_the_share_is_refused_with_the_most(tmp_path: Path
             assert (await order(served, swap, most, ATTACKER)).status == 200
 
 
-async def test_capabilities_tell_what_the_caller_can_order_now(tmp_path: Path) -> None:
+async def test_capabilities_state_what_the_caller_can_order_now(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path) as served:
         headers = {"x-forwarded-for": ATTACKER, "x-forwarded-proto": "https"}
         reported = await served.http("GET", "/agent/capabilities", headers=headers)

@@ -48,10 +48,10 @@ async def test_list_is_stable_while_orders_are_made(served: Served) -> None:
 
 
 async def test_list_needs_the_session_and_its_own_cursor(served: Served) -> None:
-    foreign = (await ordered(served, sessionId=OTHER))["order"]["orderId"]
+    other_one = (await ordered(served, sessionId=OTHER))["order"]["orderId"]
     assert (await listed(served))["missingInputs"] == ["sessionId"]
     assert (await listed(served, sessionId=SESSION))["data"]["orders"] == []
-    refused = await listed(served, sessionId=SESSION, after=foreign)
+    refused = await listed(served, sessionId=SESSION, after=other_one)
     assert refused["error"]["code"] == "order_not_found"
     for limit in ("0", "101", "many", "1.5"):
         refused = await listed(served, sessionId=SESSION, limit=limit)

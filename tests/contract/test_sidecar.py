@@ -113,7 +113,7 @@ async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
     assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
 
 
-async def test_what_the_upstream_refuses_is_told_in_its_words(sidecar: Served) -> None:
+async def test_refusal_of_the_upstream_is_quoted(sidecar: Served) -> None:
     small = {**SWAPS["x2u"], "amount": "0.00001"}
     answer = (await sidecar.rpc("swap.execute", small)).body["result"]
     error = answer["error"]

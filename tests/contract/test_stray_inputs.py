@@ -49,9 +49,7 @@ async def test_a_post_of_the_bff_refuses_a_query_by_name(served: Served, path: s
 
 @pytest.mark.parametrize("name", ["idempotency-key", "Idempotency-Key", "idempotencyKey"])
 @pytest.mark.parametrize("path", CREATING)
-async def test_a_key_in_the_query_is_told_that_it_is_a_header(
-    served: Served, path: str, name: str
-) -> None:
+async def test_key_in_the_query_gets_its_header(served: Served, path: str, name: str) -> None:
     answer = await served.http("POST", f"{path}?{name}=k", json=SWAP)
 
     assert "the header idempotency-key" in problem(answer.body)["message"]
@@ -64,7 +62,7 @@ async def test_header_name_in_the_query_is_reported_as_a_header(served: Served) 
         assert f"the header {name}" in answer.body["error"]["message"]
 
 
-async def test_every_name_in_the_query_is_told_up_to_a_bound(served: Served) -> None:
+async def test_names_in_the_query_are_listed_up_to_a_bound(served: Served) -> None:
     two = await served.http("POST", "/agent/swap/plan?a=1&b=2&a=3", json={})
     assert [found["field"] for found in two.body["validationErrors"]] == ["a", "b"]
     many = "&".join(f"x{number}=1" for number in range(500))
@@ -99,7 +97,7 @@ async def test_json_rpc_reads_no_query_either(served: Served) -> None:
 
 @pytest.mark.parametrize("name", KEY_NAMES)
 @pytest.mark.parametrize("path", CREATING)
-async def test_a_key_in_a_header_of_another_name_is_told_the_name(
+async def test_key_in_a_wrong_header_gets_the_right_name(
     served: Served, path: str, name: str
 ) -> None:
     for more in ({}, {"idempotency-key": "k-0123456789abcd"}):

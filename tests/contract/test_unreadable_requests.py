@@ -260,13 +260,13 @@ async def test_whatever_is_refused_at_rpc_is_refused_as_json_rpc(
     assert reported["error"]["code"] == -32600
 
 
-async def test_a_client_that_waits_to_be_told_to_go_on_is_told(served: Served) -> None:
+async def test_client_that_waits_for_100_continue_gets_it(served: Served) -> None:
     go_on, got = await answers(served, post(b"expect: 100-continue", b"connection: close"))
 
     assert (go_on.status, go_on.headers, got.status) == (100, {}, 200)
 
 
-async def test_a_fault_on_the_way_out_tells_nothing_of_itself(
+async def test_error_while_answering_reveals_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> None:

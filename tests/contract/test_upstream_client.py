@@ -398,7 +398,7 @@ async def test_a_retry_after_of_no_meaning_is_no_pause(world: World, value: str)
     assert world.time.pauses == [125]
 
 
-async def test_a_retry_after_beyond_patience_is_passed_on_at_once(world: World) -> None:
+async def test_retry_after_beyond_the_timeout_is_passed_on_at_once(world: World) -> None:
     with pytest.raises(UpstreamRefused) as caught:
         await world.read(bff_error("rate_limited", 429, **{"Retry-After": "999999999999"}))
 

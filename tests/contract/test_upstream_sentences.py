@@ -227,10 +227,10 @@ async def test_a_bridge_order_that_goes_the_other_way_is_not_believed(
     api.statuses = deque(["failed"])
     with logs_of("rpcsvc.settlement.upstream.calls") as lines:
 
-        async def was_told() -> bool:
+        async def was_reported() -> bool:
             return bool(lines)
 
-        assert await until(was_told)
+        assert await until(was_reported)
     assert lines[0]["reason"].endswith("type is not that of the order.")
     order = (await call(served, "GET", f"/bridge/order/{made['orderId']}")).body
     assert order["status"] == "awaiting_deposit"
@@ -284,7 +284,7 @@ async def test_untrusted_bridge_address_is_never_shown(
         ("rate limit exceeded", 429, "unavailable"),
     ],
 )
-async def test_an_error_of_the_upstreams_bridge_is_told_in_our_words(
+async def test_upstream_bridge_error_has_our_wording(
     api: V1Api, served: Served, text: str, status: int, code: str
 ) -> None:
     api.lose.append(does.answer({"error": text}, status=status))

@@ -34,9 +34,7 @@ def problem(answer: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "spelling", ["idempotencyKey", "idempotency_key", "Idempotency-Key", "x-idempotency-key"]
 )
-async def test_a_misspelt_idempotency_key_is_told_where_the_key_goes(
-    served: Served, spelling: str
-) -> None:
+async def test_misspelt_idempotency_key_gets_its_place(served: Served, spelling: str) -> None:
     params = {**SWAP, spelling: "mine"}
     over_rpc = (await served.rpc("swap.create", params)).body["result"]
     over_http = (await served.post("/agent/swap/create", params)).body
@@ -80,7 +78,7 @@ async def test_a_property_that_is_called_like_a_type_is_named_whole(served: Serv
 # --- types and bounds ------------------------------------------------------------------------
 
 
-async def test_all_that_is_wrong_within_a_property_is_told_at_once(served: Served) -> None:
+async def test_answer_lists_all_problems_of_a_property_at_once(served: Served) -> None:
     wrong = {"chunkSizeUsd": 249, "intervalMs": 60_001, "disabled": "no"}
     answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": wrong})
     reported = {p["field"]: p for p in answer.body["error"]["details"]["problems"]}
@@ -94,9 +92,7 @@ async def test_all_that_is_wrong_within_a_property_is_told_at_once(served: Serve
 
 
 @pytest.mark.parametrize("config", [[], "fast", 1, True])
-async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
-    served: Served, config: Any
-) -> None:
+async def test_property_that_is_no_object_reveals_no_code(served: Served, config: Any) -> None:
     answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": config})
     reported = problem(answer.body)["message"]
     assert "twapConfig must be an object" in reported
@@ -110,7 +106,7 @@ async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
      ("x" * 8001, "at most 8000 characters", {"maximumLength": 8000})],
     ids=["empty", "long"],
 )  # fmt: skip
-async def test_a_text_of_another_length_is_told_how_long_it_may_be(
+async def test_text_of_wrong_length_gets_the_allowed_length(
     served: Served, message: str, expected: str, allowed: Any
 ) -> None:
     reported = problem((await served.post(TICKETS, {"message": message})).body)
@@ -164,7 +160,7 @@ async def test_what_may_be_null_has_to_be_sent_as_null(served: Served) -> None:
         (U2X, MONERO[:-1], "Monero address"),
     ],
 )
-async def test_a_refused_destination_is_told_what_is_allowed(
+async def test_refused_destination_gets_what_is_allowed(
     served: Served, swap: dict[str, Any], to: str, allowed: str
 ) -> None:
     for answer in (
@@ -176,7 +172,7 @@ async def test_a_refused_destination_is_told_what_is_allowed(
         assert problem(answer)["allowed"] == answer["error"]["details"]["allowed"]
 
 
-async def test_a_refused_destination_is_told_so_over_the_bff_too(served: Served) -> None:
+async def test_bff_names_a_refused_destination(served: Served) -> None:
     for order in ({**ORDER, "toAddress": MONERO}, {**ORDER_BACK, "toAddress": EVM}):
         answer = await bff.post(served, "/orders", order)
         assert answer.body["error"]["code"] == "invalid_destination"
@@ -192,7 +188,7 @@ async def test_deposit_address_of_the_service_is_refused_with_allowed(
     assert answer.body["error"]["details"]["allowed"] == ["the user's own address"]
 
 
-async def test_an_amount_that_no_order_can_have_is_told_a_limit(served: Served) -> None:
+async def test_impossible_amount_gets_a_limit(served: Served) -> None:
     for path, call in (("/quote", TO_USDC), ("/orders", ORDER)):
         answer = await bff.post(served, path, {**call, "fromAmount": "9" * 30})
         assert answer.body["error"]["code"] == "amount_above_maximum"
@@ -257,7 +253,7 @@ async def test_a_bridge_order_is_looked_at_where_it_can_be_seen(served: Served) 
         assert (await bff.call(served, "GET", path)).body["id"] == order_id
 
 
-async def test_what_is_not_there_is_told_where_everything_is_listed(served: Served) -> None:
+async def test_unknown_path_gets_the_list_of_documents(served: Served) -> None:
     for path in ("/api/v1/nothing", "/bff/v1/nothing", "/nothing"):
         answer = await (await served.client.get(path)).json()
         assert answer["error"]["code"] == "unknown_method"

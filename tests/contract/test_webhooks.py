@@ -107,7 +107,7 @@ def check_v1a(received: Received, public: str) -> None:
     VerifyKey(raw).verify(signed, base64.b64decode(signature))
 
 
-async def test_webhooks_tell_a_whole_swap_in_order(pair: tuple[Served, Receiver]) -> None:
+async def test_webhooks_send_every_event_of_a_swap_in_order(pair: tuple[Served, Receiver]) -> None:
     served, receiver = pair
     owned = await made(served, {"url": receiver.url, "secret": SECRET})
     await served.post("/sandbox/fund", {"orderId": owned["orderId"]})

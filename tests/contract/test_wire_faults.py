@@ -127,7 +127,7 @@ async def test_a_body_that_never_arrives_is_not_waited_for(
         assert status == expected
 
 
-async def test_the_other_methods_are_told_which_one_is_allowed(served: Served) -> None:
+async def test_other_http_methods_get_the_allowed_one(served: Served) -> None:
     for method in ("HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "GET"):
         for path in ("/rpc", PLAN):
             response = await served.client.request(method, path)
@@ -140,14 +140,14 @@ async def test_the_other_methods_are_told_which_one_is_allowed(served: Served) -
     [("GET", "/livez"), ("GET", "/no/such"), ("GET", "/openapi.json"), ("POST", "/rpc"),
      ("POST", CREATE), ("PUT", "/health")],
 )  # fmt: skip
-async def test_no_response_tells_the_versions_that_answer(
+async def test_no_response_reveals_software_versions(
     served: Served, method: str, path: str
 ) -> None:
     answer = await served.client.request(method, path, data=b"{", headers=JSON)
     assert answer.headers["server"] == "rpcsvc"
 
 
-async def test_a_fault_of_the_service_tells_nothing_of_itself(
+async def test_internal_error_reveals_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:

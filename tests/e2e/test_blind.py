@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
 
 
 @contextmanager
-def out_of_sight(box: Sandbox, network: str) -> Iterator[None]:
+def without_scans(box: Sandbox, network: str) -> Iterator[None]:
     """The node of one network is down; deposits of the others are still reported."""
     engine = box.up.backend.engine
     sees = engine.observe
@@ -45,7 +45,7 @@ async def test_a_part_that_came_in_time_while_its_node_was_down_counts(
     order = await box.order(direction)
     await order.fund(HALF[direction])
     await box.settle()
-    with out_of_sight(box, NETWORK[direction]):
+    with without_scans(box, NETWORK[direction]):
         await order.fund(HALF[direction])
         await box.jump(2 * HOUR_MS)
         assert (await order.status())["state"] == "deposit_detected"
@@ -62,7 +62,7 @@ async def test_order_paid_while_its_node_was_down_does_not_expire(
 ) -> None:
     paid, unpaid = await box.order(direction), await box.order(direction)
     elsewhere = await box.order(OTHER[direction])
-    with out_of_sight(box, NETWORK[direction]):
+    with without_scans(box, NETWORK[direction]):
         await paid.fund()
         await box.jump(2 * HOUR_MS)
         assert (await paid.status())["state"] == "waiting_for_funding"
@@ -85,7 +85,7 @@ async def test_first_tick_decides_nothing_before_the_scan(
         clock = box.clock
     clock.now += 2 * HOUR_MS
     async with sandbox(tmp_path, clock) as box:
-        with out_of_sight(box, "monero"):
+        with without_scans(box, "monero"):
             await box.catch_up()
         await box.settle()
         answer = await box.call("swap.status", orderId=order.order_id)

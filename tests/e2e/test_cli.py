@@ -328,7 +328,7 @@ def _names() -> list[str]:
     return [flag.removeprefix("--") for flag in SWAP[::2]]
 
 
-async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, shared: Server) -> None:
+async def test_taken_port_is_reported_in_one_line(cli: Cli, shared: Server) -> None:
     done = await cli.process("serve", "--port", str(shared.port))
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
@@ -353,7 +353,7 @@ async def test_a_check_and_a_backup_work_beside_a_running_server(cli: Cli, tmp_p
     assert rows == [(made["data"]["order"]["orderId"],)]
 
 
-async def test_a_damaged_database_is_told_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
+async def test_damaged_database_is_reported_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
     cli.data_dir.mkdir(mode=0o700)
     (cli.data_dir / "rpcsvc.db").write_bytes(b"this is no database" * 100)
     check = await cli.run("db", "check")

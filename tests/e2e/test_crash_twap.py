@@ -121,7 +121,7 @@ async def stored(data_dir: Path, order_id: str) -> Order:
     return order
 
 
-def foretold(order: Order) -> int:
+def predicted(order: Order) -> int:
     """The output computed from the chunks' sizes, the price path and the fill times alone."""
     terms, total = order.terms, 0
     for fill in order.fills:
@@ -142,7 +142,7 @@ async def check_the_end(client: Client, end: dict[str, Any]) -> None:
     times = [fill.at for fill in order.fills]
     waits = [after - before for before, after in pairwise(times)]
     assert min(waits) >= INTERVAL_MS
-    assert end["actualOutput"] == str(foretold(order))
+    assert end["actualOutput"] == str(predicted(order))
     assert count(data_dir, "transfers WHERE kind = 'payout'") == 1
     assert count(data_dir, "sandbox_transactions WHERE kind = 'transfer'") == 1
     assert list(orders_of(data_dir).values()) == ["completed"]

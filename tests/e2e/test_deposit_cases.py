@@ -85,7 +85,7 @@ async def test_an_exact_deposit_of_usdc_pays_out_the_quoted_xmr(box: Sandbox) ->
     assert transfers(answer) == [("payout", "0.904445454544", "settled")]
 
 
-async def test_overpayment_is_swapped_whole_at_the_locked_rate(box: Sandbox) -> None:
+async def test_overpayment_is_swapped_in_full_at_the_locked_rate(box: Sandbox) -> None:
     order = await box.order("x2u")
     await box.fault("set_rate", rate="100")
     await order.fund("1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rpcsvc.orders.deposits import TURN
+from rpcsvc.orders.deposits import DEPOSITS_PER_PASS
 from tests.e2e.audit import audit
 from tests.sandbox import Placed, Sandbox, sandbox
 
-MANY = 3 * TURN + 1
+MANY = 3 * DEPOSITS_PER_PASS + 1
 ONE_UNIT = "0.000001"
 
 
@@ -29,7 +29,7 @@ async def test_order_with_many_deposits_yields_to_the_next_order(
 
         await box.up.worker.tick()
 
-        assert await deposits_of(box, swamped) == TURN
+        assert await deposits_of(box, swamped) == DEPOSITS_PER_PASS
         assert await deposits_of(box, good) == 1
 
 

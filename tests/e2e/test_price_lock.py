@@ -36,7 +36,7 @@ async def quoted(box: Sandbox, direction: str) -> dict[str, Any]:
 
 
 @BOTH
-async def test_the_end_of_the_lock_is_told_before_and_after_an_order(
+async def test_end_of_the_lock_is_stated_before_and_after_an_order(
     box: Sandbox, direction: str
 ) -> None:
     end = iso8601(box.clock.now + LOCK_MS)

@@ -76,7 +76,7 @@ async def test_quarantined_order_is_retried_until_health_recovers(
         assert box.up.worker.health().ok
 
 
-async def test_nothing_is_signed_for_an_order_that_is_aside(tmp_path: Path) -> None:
+async def test_nothing_is_signed_for_an_order_in_quarantine(tmp_path: Path) -> None:
     """The event that can't be recorded may be the removal of its deposit."""
     async with sandbox(tmp_path) as box:
         broken, thief = await box.order("u2x"), await box.order("u2x")

@@ -129,7 +129,7 @@ async def test_a_deposit_address_is_no_refund_address(tmp_path: Path) -> None:
         assert answer["error"]["code"] == "invalid_destination"
 
 
-async def test_a_wrong_refund_address_is_told_with_the_other_problems(tmp_path: Path) -> None:
+async def test_wrong_refund_address_is_listed_with_other_problems(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
         wrong = SWAPS["x2u"] | {"refundAddress": EVM, "chain": "nowhere", "hasFunds": True}
         answer = await box.call("swap.execute", **wrong)
@@ -168,7 +168,7 @@ async def test_the_bff_takes_a_refund_address_and_shows_it(tmp_path: Path) -> No
         assert "refundAddress" not in plain
 
 
-async def test_the_payer_is_told_where_a_refund_goes(tmp_path: Path) -> None:
+async def test_payer_sees_where_a_refund_goes(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
         fixed = await (await order_with(box, "x2u")).status()
         open_ = await (await box.order("x2u")).status()

@@ -89,7 +89,7 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
         assert await up.holder() is fourth, "what was released is free at once"
 
 
-async def test_standby_tells_systemd_that_it_is_ready(
+async def test_standby_notifies_systemd_that_it_is_ready(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     address = str(tmp_path / "notify")

@@ -48,7 +48,7 @@ async def seen(box: Sandbox, placed: Placed) -> dict[str, Any]:
     return await box.bff("orders.get", orderId=placed.order_id)
 
 
-async def foretold(box: Sandbox, placed: Placed) -> int:
+async def predicted(box: Sandbox, placed: Placed) -> int:
     """The output computed from the fill times and the price path alone."""
     order = await box.up.service.store.order(placed.order_id)
     assert order is not None
@@ -92,7 +92,7 @@ async def test_an_order_is_swapped_in_chunks_and_paid_their_sum(
         await box.settle(40)
         done = await seen(box, placed)
         assert (done["status"], done["twap"]["status"]) == ("completed", "completed")
-        assert done["actualOutput"] == str(await foretold(box, placed))
+        assert done["actualOutput"] == str(await predicted(box, placed))
         assert done["twap"]["filledQty"] == done["twap"]["totalQty"]
         over_agent = (await placed.status())["data"]["order"]
         assert over_agent["actualOutput"] == done["actualOutput"]
@@ -100,7 +100,7 @@ async def test_an_order_is_swapped_in_chunks_and_paid_their_sum(
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-async def test_agent_status_tells_the_chunks_as_the_bff_does(
+async def test_agent_status_lists_the_chunks_as_the_bff_does(
     tmp_path: Path, direction: str
 ) -> None:
     async with booth(tmp_path, ManualClock()) as box:
@@ -149,7 +149,7 @@ async def test_restart_between_chunks_continues_with_the_next_one(tmp_path: Path
             answer = await seen(box, placed)
             counts.add(answer["twap"]["chunksCompleted"])
             if answer["status"] == "completed":
-                assert answer["actualOutput"] == str(await foretold(box, placed))
+                assert answer["actualOutput"] == str(await predicted(box, placed))
     assert answer["status"] == "completed"
     assert counts == {0, 1, 2, 3, 4}
     assert audit(tmp_path) == []
@@ -184,7 +184,7 @@ async def test_remaining_chunks_wait_and_are_refunded_at_a_low_rate(
     assert audit(tmp_path) == []
 
 
-async def test_a_rate_that_comes_back_is_taken_up_again(tmp_path: Path) -> None:
+async def test_rate_that_comes_back_is_used_again(tmp_path: Path) -> None:
     async with booth(tmp_path, ManualClock()) as box:
         placed = await make(box, "u2x", AMOUNTS["u2x"])
         await placed.fund()

@@ -88,7 +88,7 @@ async def test_amount_that_is_no_string_does_not_break_the_answer(
     assert fields(answer) == ["amount"]
 
 
-async def test_a_read_is_not_told_to_use_an_idempotency_key(box: Sandbox) -> None:
+async def test_read_is_not_advised_to_use_an_idempotency_key(box: Sandbox) -> None:
     await box.fault("rates_down")
     answer = await box.call("swap.quote", direction="x2u", chain="base", amount="1")
     assert answer["nextActions"][0]["description"].endswith("idempotency key if it had one.")
@@ -100,6 +100,6 @@ async def test_a_bad_key_does_not_hide_the_other_problems(box: Sandbox) -> None:
     assert answer["missingInputs"] == ["amount", "to"]
 
 
-async def test_a_ticket_with_two_wrong_ids_is_told_of_both(box: Sandbox) -> None:
+async def test_ticket_with_two_wrong_ids_gets_both(box: Sandbox) -> None:
     answer = await box.call("support.create", message="help", orderId="bad", sessionId="worse")
     assert fields(answer) == ["sessionId", "orderId"]

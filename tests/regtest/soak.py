@@ -117,21 +117,21 @@ class Soak:
     async def _order(self, direction: str) -> None:
         """Make and pay one more order, unless the service is not ready."""
         with suppress(Gone, AssertionError):
-            deal, address = await self.trader.order(self.server, direction)
+            swap, address = await self.trader.order(self.server, direction)
             await self.trader.pay(direction, address)
-            self._open[deal.order_id] = (deal, address)
+            self._open[swap.order_id] = (swap, address)
             self.tally.orders += 1
 
     async def _repay(self) -> None:
         """Send a user's deposit of USDC again if a reorg has returned it."""
-        for deal, address in self._open.values():
-            if deal.direction == "u2x" and not await usdc_received(self.stack, address):
-                await self.trader.pay(deal.direction, address)
+        for swap, address in self._open.values():
+            if swap.direction == "u2x" and not await usdc_received(self.stack, address):
+                await self.trader.pay(swap.direction, address)
 
     async def _close_completed(self) -> None:
-        for deal, _ in list(self._open.values()):
-            if await self.trader.received(deal):
-                del self._open[deal.order_id]
+        for swap, _ in list(self._open.values()):
+            if await self.trader.received(swap):
+                del self._open[swap.order_id]
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -190,18 +190,18 @@ class Soak:
         await self._kill_service()
         await well(self.server)
         await self._repay()
-        for deal in self.trader.deals:
+        for swap in self.trader.swaps:
             with suppress(TimeoutError):
-                await reaches(self.stack, self.server, deal.order_id, "completed")
+                await reaches(self.stack, self.server, swap.order_id, "completed")
         await self.trader.stop(self.server)
         await self._count()
 
     async def _count(self) -> None:
         await self.stack.mine()
-        for deal in self.trader.deals:
-            paid = await self.trader.received(deal)
+        for swap in self.trader.swaps:
+            paid = await self.trader.received(swap)
             self.tally.double += max(0, len(paid) - 1)
-            self.tally.lost += paid[:1] != [deal.expected]
+            self.tally.lost += paid[:1] != [swap.expected]
         # A deposit that was reorged out is on no chain.
         books = self.trader.books
         books.usdc_in = sum(

@@ -231,8 +231,8 @@ async def test_wallet_is_audited_though_its_outputs_cannot_be_listed(
     async with WalletClient(endpoint, account=own_wallet.account) as small:
         part = await read(MoneroReader(node, small, OPTIONS), monero_books(primary))
 
-    assert (whole.is_whole, part.is_whole) == (True, False)
-    assert part == replace(whole, is_whole=False)
+    assert (whole.is_complete, part.is_complete) == (True, False)
+    assert part == replace(whole, is_complete=False)
     assert part.balance == 3 * XMR + 42 * (XMR // 1000)
 
 

@@ -36,32 +36,32 @@ async def all_due(trader: Trader) -> list[PaidOrder]:
         switch.pause("the test wants them all at once")
         for _, address in orders:
             await trader.pay("u2x", address)
-        for deal, _ in orders:
-            await until_due(trader, at, deal)
+        for swap, _ in orders:
+            await until_due(trader, at, swap)
         await trader.stop(at)
     switch.resume()
-    return [deal for deal, _ in orders]
+    return [swap for swap, _ in orders]
 
 
-async def until_due(trader: Trader, at: Server, deal: PaidOrder) -> None:
+async def until_due(trader: Trader, at: Server, swap: PaidOrder) -> None:
     async def is_due() -> bool:
         await trader.stack.mine_in_time()
-        return bool((await status(at, deal.order_id))["status"] == "deposit_confirmed")
+        return bool((await status(at, swap.order_id))["status"] == "deposit_confirmed")
 
     await until(is_due, seconds=DEATH_SECONDS)
 
 
-async def paid_by(trader: Trader, deals: Sequence[PaidOrder]) -> int:
+async def paid_by(trader: Trader, swaps: Sequence[PaidOrder]) -> int:
     """The number of transactions that paid the orders."""
-    return len(await xmr_payments(trader.payee, {deal.to for deal in deals}))
+    return len(await xmr_payments(trader.payee, {swap.to for swap in swaps}))
 
 
 async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Trader) -> None:
-    deals = await all_due(trader)
+    swaps = await all_due(trader)
     async with trader.stack.serving() as at:
-        await trader.finish(at, *deals)
+        await trader.finish(at, *swaps)
         await trader.stop(at)
-    assert await paid_by(trader, deals) == 1
+    assert await paid_by(trader, swaps) == 1
     await trader.check()
 
 
@@ -69,15 +69,15 @@ async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Tr
 async def test_a_service_killed_while_it_pays_several_pays_each_once(
     trader: Trader, crashes: Sequence[Crash]
 ) -> None:
-    deals = await all_due(trader)
+    swaps = await all_due(trader)
     for crash in crashes:
         async with trader.stack.starting(crash) as at:  # it may be killed before it is ready
             with suppress(Gone):
                 await at.ready()
-                await reaches(trader.stack, at, deals[0].order_id, "completed")
+                await reaches(trader.stack, at, swaps[0].order_id, "completed")
             await at.death(DEATH_SECONDS)
     async with trader.stack.serving() as at:
-        await trader.finish(at, *deals)
+        await trader.finish(at, *swaps)
         await trader.stop(at)
-    assert await paid_by(trader, deals) == 1
+    assert await paid_by(trader, swaps) == 1
     await trader.check()

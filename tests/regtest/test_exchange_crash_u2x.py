@@ -62,9 +62,9 @@ async def test_a_service_that_is_killed_again_and_again_pays_xmr_once(
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_kill_of_service_and_wallet_at_the_relay_pays_once(trader: Trader, when: str) -> None:
     async with trader.stack.serving(("monero relay", when, 1)) as at:
-        deal = await trader.order_and_pay(at, "u2x")
+        swap = await trader.order_and_pay(at, "u2x")
         with suppress(Gone):
-            await reaches(trader.stack, at, deal.order_id, "completed")
+            await reaches(trader.stack, at, swap.order_id, "completed")
         await at.death(DEATH_SECONDS)
         await asyncio.to_thread(trader.stack.wallet_rpc.kill)
     await asyncio.to_thread(trader.stack.wallet_rpc.start)

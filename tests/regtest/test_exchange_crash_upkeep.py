@@ -55,7 +55,7 @@ async def test_service_killed_while_it_raises_a_fee_pays_once(trader: Trader) ->
     stack = trader.stack
     async with stack.starting(("engine publish", "before", 1)) as at:
         await at.ready()
-        deal = await trader.order_and_pay(at, "x2u")
+        swap = await trader.order_and_pay(at, "x2u")
         await until_dead(trader, at, evm=True)
     await stack.controls.automine(enabled=False)
     for crash in RAISE:
@@ -63,7 +63,7 @@ async def test_service_killed_while_it_raises_a_fee_pays_once(trader: Trader) ->
             await until_dead(trader, at, evm=False)
     await stack.controls.automine(enabled=True)
     async with stack.serving() as at:
-        await reaches(stack, at, deal.order_id, "completed")
+        await reaches(stack, at, swap.order_id, "completed")
         await trader.stop(at)
     await trader.check()
     await trader.audit()

@@ -84,15 +84,15 @@ async def test_x402_http_client_pays_an_order_in_one_call(trader: Trader) -> Non
     client.set_spend_controls(False)
     register_exact_evm_client(client, payer)
     async with trader.stack.serving() as at:
-        deal, deposit_address = await trader.order(at, "u2x")
+        swap, deposit_address = await trader.order(at, "u2x")
         async with x402HttpxClient(client, timeout=30) as http:
-            paid = await http.post(f"{at.url}/api/v1/agent/swap/fund/{deal.order_id}")
+            paid = await http.post(f"{at.url}/api/v1/agent/swap/fund/{swap.order_id}")
         assert paid.status_code == 200, paid.text
         settled = x402HTTPClient(client).get_payment_settle_response(paid.headers.get)
         receipt = await token.client.receipt(settled.transaction)
         assert receipt is not None
         assert receipt.ok
-        await reaches(trader.stack, at, deal.order_id, "completed")
+        await reaches(trader.stack, at, swap.order_id, "completed")
         assert await asyncio.to_thread(at.stop) == 0
     assert await token.balance(payer.address) == VALUE
     assert await usdc_received(trader.stack, deposit_address) == [VALUE]

@@ -112,7 +112,7 @@ async def test_order_paid_during_an_outage_is_swapped_past_expiry(
     for key, seconds in WINDOWS.items():
         monkeypatch.setitem(trader.stack.extra, f"RPCSVC_ORDERS__{key}", str(seconds))
     async with trader.stack.serving() as at:
-        deal, address = await trader.order(at, direction)
+        swap, address = await trader.order(at, direction)
         is_over = time.monotonic() + sum(WINDOWS.values()) + 1
         lines.lines[name].change = garbage
         await degraded(at, DOWN[name])
@@ -122,7 +122,7 @@ async def test_order_paid_during_an_outage_is_swapped_past_expiry(
             return time.monotonic() >= is_over
 
         await until(has_run_out)
-        status = await call(at, "service.swap.status", {"orderId": deal.order_id})
+        status = await call(at, "service.swap.status", {"orderId": swap.order_id})
         assert status["state"] == "waiting_for_funding"
         lines.clear()
         await well(at)
@@ -188,9 +188,9 @@ async def test_a_payment_whose_answer_is_lost_is_not_made_again(lines: Lines, me
     before = line.lost
     wanted = f'"method":"{method}"'.encode()
     async with trader.stack.serving() as at:
-        deal = await trader.order_and_pay(at, direction)
+        swap = await trader.order_and_pay(at, direction)
         line.lose = lambda body: wanted in body.replace(b" ", b"") and line.lost - before < 2
-        await trader.finish(at, deal)
+        await trader.finish(at, swap)
         assert line.lost > before
         lines.clear()
         await well(at)

@@ -140,7 +140,7 @@ async def test_nonce_used_elsewhere_pauses_payouts_until_resumed(
         await trader.finish(at)
         signer, switch = own_key(stack), PauseSwitch(stack.data_dir)
         await send_with(stack, signer, await stack.evm.nonce(signer.address), 100 * GWEI)
-        deal = await trader.order_and_pay(at, "x2u")
+        swap = await trader.order_and_pay(at, "x2u")
 
         async def paused() -> bool:
             await stack.mine_in_time()
@@ -149,8 +149,8 @@ async def test_nonce_used_elsewhere_pauses_payouts_until_resumed(
         await until(paused)
         await degraded(at, "transactions of the hot wallet on arbitrum that the database does not")
         await degraded(at, "something else sends from the hot wallet on arbitrum")
-        assert await trader.received(deal) == []
-        assert (await status(at, deal.order_id))["status"] == "deposit_confirmed"
+        assert await trader.received(swap) == []
+        assert (await status(at, swap.order_id))["status"] == "deposit_confirmed"
         switch.resume()
         await trader.finish(at)
         assert switch.reason() is None
@@ -164,7 +164,7 @@ async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
     """The user is refunded once the other transaction is deep."""
     stack = trader.stack
     async with stack.serving() as at:
-        deal = await trader.order_and_pay(at, "x2u")
+        swap = await trader.order_and_pay(at, "x2u")
         await stack.controls.automine(enabled=False)
         signer = own_key(stack)
         nonce = await stack.evm.nonce(signer.address)
@@ -177,16 +177,16 @@ async def test_payout_with_a_taken_nonce_is_not_repaid_too_soon(
         await send_with(stack, signer, nonce, 5_000 * GWEI)
         await stack.controls.automine(enabled=True)
         await stack.mine(2)
-        assert (await status(at, deal.order_id))["status"] == "executing_swap"
+        assert (await status(at, swap.order_id))["status"] == "executing_swap"
 
         async def asks() -> bool:
             await stack.mine_in_time()
-            return str((await status(at, deal.order_id))["status"]) == "refunding"
+            return str((await status(at, swap.order_id))["status"]) == "refunding"
 
         await until(asks)
         await trader.stop(at)
-    assert await trader.received(deal) == []
-    trader.abandon(deal)
+    assert await trader.received(swap) == []
+    trader.abandon(swap)
     await trader.check()
 
 

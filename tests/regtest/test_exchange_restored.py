@@ -86,10 +86,10 @@ async def test_payments_unknown_to_the_copy_pause_payouts(
         await until(is_paused)
         reported = f"{WALLETS[direction]} that the database does not know: run rpcsvc audit, then"
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return reported in str(await at.health("/health"))
 
-        await until(is_told)
+        await until(is_reported)
         assert (await status(at, second))["status"] == "deposit_confirmed"
         await stack.mine(3)
     assert await received() == paid

@@ -31,9 +31,9 @@ COMMITTED: Final[Crash] = ("engine publish", "before", 1)
 class Books:
     """The database of a service that is not running."""
 
-    def __init__(self, trader: Trader, deal: PaidOrder) -> None:
+    def __init__(self, trader: Trader, swap: PaidOrder) -> None:
         self._path = trader.stack.data_dir / DATABASE_NAME
-        self._order_id = deal.order_id
+        self._order_id = swap.order_id
 
     def refuse(self) -> None:
         """Add a trigger that refuses further events of the order, as a bug might."""
@@ -76,9 +76,9 @@ async def quarantine(trader: Trader, at: Server, direction: str, address: str) -
     await until(is_quarantined, seconds=STEP_SECONDS)
 
 
-async def refunds(at: Server, deal: PaidOrder) -> list[dict[str, str]]:
+async def refunds(at: Server, swap: PaidOrder) -> list[dict[str, str]]:
     """The refunds in an order's status."""
-    transfers = (await details(at, deal.order_id))["transfers"]
+    transfers = (await details(at, swap.order_id))["transfers"]
     return [item for item in transfers if item["kind"] == "refund"]
 
 
@@ -132,17 +132,17 @@ async def test_signed_payment_of_a_broken_order_is_paid_once(
     await check(trader)
 
 
-async def sent_back(trader: Trader, at: Server, deal: PaidOrder) -> None:
+async def sent_back(trader: Trader, at: Server, swap: PaidOrder) -> None:
     """Wait until the extra deposit is refunded, or waits for an XMR address."""
 
     async def is_over() -> bool:
         await trader.stack.mine_in_time()
-        if (await details(at, deal.order_id))["actionRequired"]:
+        if (await details(at, swap.order_id))["actionRequired"]:
             return True
-        return [item["status"] for item in await refunds(at, deal)] == ["settled"]
+        return [item["status"] for item in await refunds(at, swap)] == ["settled"]
 
     await until(is_over, seconds=STEP_SECONDS)
-    trader.books.usdc_in -= sum(_units(item) for item in await refunds(at, deal))
+    trader.books.usdc_in -= sum(_units(item) for item in await refunds(at, swap))
 
 
 async def check(trader: Trader) -> None:

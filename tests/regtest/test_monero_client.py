@@ -177,8 +177,8 @@ async def test_wallet_balance_is_known_though_outputs_are_unlistable(
     async with WalletClient(endpoint, account=wallet.account) as small:
         part = await read_held(small, height)
     assert sorted(item.amount for item in part.outputs) == [XMR, 2 * XMR, 4 * XMR]
-    assert (whole.is_whole, part.is_whole) == (True, False)
-    assert part == replace(whole, outputs=part.outputs, is_whole=False)
+    assert (whole.is_complete, part.is_complete) == (True, False)
+    assert part == replace(whole, outputs=part.outputs, is_complete=False)
     assert (whole.unlocked, whole.locked) == (3 * XMR + 28 * (XMR // 1000), 4 * XMR)
     assert 0 < whole.blocks_to_unlock <= SPENDABLE_AGE
 
@@ -421,7 +421,7 @@ async def test_fact_kill_before_store_hands_the_address_out_again(
     assert other != first
 
 
-async def test_fact_key_images_tell_pool_from_chain(
+async def test_fact_key_images_distinguish_pool_from_chain(
     wallet: WalletClient, node: MonerodClient, miner: Miner
 ) -> None:
     await funded(wallet, miner, XMR)

@@ -44,7 +44,7 @@ class Trader:
     stack: Exchange
     payee: WalletClient
     books: Books
-    deals: list[PaidOrder] = field(default_factory=list)
+    swaps: list[PaidOrder] = field(default_factory=list)
 
     async def order(self, at: Server, direction: str) -> tuple[PaidOrder, str]:
         """A new unfunded order and its deposit address. Raises Gone."""
@@ -52,15 +52,15 @@ class Trader:
         amount = "1" if direction == "x2u" else "165"
         made = await create(at, direction=direction, amount=amount, to=to)
         order = made["data"]["order"]
-        deal = PaidOrder(direction, order["orderId"], to, int(order["expectedOutput"]))
-        self.deals.append(deal)
-        return deal, str(order["depositAddress"])
+        swap = PaidOrder(direction, order["orderId"], to, int(order["expectedOutput"]))
+        self.swaps.append(swap)
+        return swap, str(order["depositAddress"])
 
     async def order_and_pay(self, at: Server, direction: str) -> PaidOrder:
         """Order and pay. Raises Gone only before the order is made."""
-        deal, address = await self.order(at, direction)
+        swap, address = await self.order(at, direction)
         await self.pay(direction, address)
-        return deal
+        return swap
 
     async def pay(self, direction: str, address: str) -> None:
         """Pay the amount of an order: 1 XMR, or 165 USDC."""
@@ -72,29 +72,29 @@ class Trader:
             await self.stack.pay_usdc(address, 165 * USDC)
             self.books.usdc_in += 165 * USDC
 
-    async def finish(self, at: Server, *deals: PaidOrder) -> None:
+    async def finish(self, at: Server, *swaps: PaidOrder) -> None:
         """Follow these orders, or all, to their completion."""
-        for deal in deals or self.deals:
-            await reaches(self.stack, at, deal.order_id, "completed")
+        for swap in swaps or self.swaps:
+            await reaches(self.stack, at, swap.order_id, "completed")
 
-    def abandon(self, deal: PaidOrder) -> None:
+    def abandon(self, swap: PaidOrder) -> None:
         """Expect no payout for the order: its deposit is in the wallet and owed to the user."""
-        self.deals.remove(deal)
+        self.swaps.remove(swap)
 
     async def through(self, direction: str, crashes: Sequence[Crash]) -> PaidOrder:
         """One order during which the service is killed at each point in turn and restarted."""
-        deal = None
+        swap = None
         for crash in crashes:
             async with self.stack.serving(crash) as at:
                 with suppress(Gone):
-                    deal = deal or await self.order_and_pay(at, direction)
-                    await reaches(self.stack, at, deal.order_id, "completed")
+                    swap = swap or await self.order_and_pay(at, direction)
+                    await reaches(self.stack, at, swap.order_id, "completed")
                 await at.death(DEATH_SECONDS)  # a point that is never reached would time out here
         async with self.stack.serving() as at:
-            assert deal is not None
-            await self.finish(at, deal)
+            assert swap is not None
+            await self.finish(at, swap)
             await self.stop(at)
-        return deal
+        return swap
 
     async def stop(self, at: Server) -> None:
         """Stop the service with SIGTERM, in a thread: the proxies to its daemons keep running."""
@@ -106,9 +106,9 @@ class Trader:
         The service must not be running.
         """
         await self.stack.mine(1)
-        for deals in self._by_payee():
-            paid, expected = await self.received(deals[0]), [deal.expected for deal in deals]
-            assert sorted(paid) == sorted(expected), (paid, deals)
+        for swaps in self._by_payee():
+            paid, expected = await self.received(swaps[0]), [swap.expected for swap in swaps]
+            assert sorted(paid) == sorted(expected), (paid, swaps)
         assert await self.differences() == []
 
     async def audit(self) -> None:
@@ -119,24 +119,24 @@ class Trader:
     def _by_payee(self) -> list[list[PaidOrder]]:
         """Orders grouped by payee address, which two refunds of an order share."""
         found: dict[str, list[PaidOrder]] = {}
-        for deal in self.deals:
-            found.setdefault(deal.to, []).append(deal)
+        for swap in self.swaps:
+            found.setdefault(swap.to, []).append(swap)
         return list(found.values())
 
     async def differences(self) -> list[str]:
         """The money that is not accounted for. The service must not be running."""
         out = {"x2u": 0, "u2x": 0}
-        for deal, *_ in self._by_payee():
-            out[deal.direction] += sum(await self.received(deal))
+        for swap, *_ in self._by_payee():
+            out[swap.direction] += sum(await self.received(swap))
         self.books.usdc_out, self.books.xmr_out = out["x2u"], out["u2x"]
-        self.books.payments = len(await xmr_payments(self.payee, {deal.to for deal in self.deals}))
+        self.books.payments = len(await xmr_payments(self.payee, {swap.to for swap in self.swaps}))
         return await self.books.differences()
 
-    async def received(self, deal: PaidOrder) -> list[int]:
+    async def received(self, swap: PaidOrder) -> list[int]:
         """The payments to an order's destination."""
-        if deal.direction == "x2u":
-            return await usdc_received(self.stack, deal.to)
-        return await xmr_received(self.payee, deal.to)
+        if swap.direction == "x2u":
+            return await usdc_received(self.stack, swap.to)
+        return await xmr_received(self.payee, swap.to)
 
     async def _address(self, direction: str) -> str:
         if direction == "x2u":

@@ -25,23 +25,23 @@ class Payer:
     trader: Trader
     account: Any
     keeps: bool
-    deal: PaidOrder | None = None
+    swap: PaidOrder | None = None
     deposit_address: str = ""
     payment: dict[str, Any] | None = None
 
     async def run(self, at: Server) -> None:
         """Order, sign, pay, follow to the end. Raises Gone."""
-        if self.deal is None:
-            self.deal, self.deposit_address = await self.trader.order(at, "u2x")
+        if self.swap is None:
+            self.swap, self.deposit_address = await self.trader.order(at, "u2x")
             self.trader.books.deposit_addresses.add(self.deposit_address)
             self.trader.books.usdc_in += VALUE
         await until(lambda: self._pay(at))
-        await reaches(self.trader.stack, at, self.deal.order_id, "completed")
+        await reaches(self.trader.stack, at, self.swap.order_id, "completed")
 
     async def _pay(self, at: Server) -> bool:
         """Pay what the service asks for, if it asks. False: try again."""
-        assert self.deal is not None
-        to = {"orderId": self.deal.order_id}
+        assert self.swap is not None
+        to = {"orderId": self.swap.order_id}
         payment = self.payment if self.keeps else None
         if payment is None:
             asked = await call(at, "service.swap.fund", to)

@@ -34,7 +34,7 @@ class Node:
     top: int = 100
     known: dict[str, int | None] = field(default_factory=dict)
     says: MoneroSubmission = MoneroSubmission.ACCEPTED
-    given_up: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
     submitted: list[str] = field(default_factory=list)
     flushed: list[str] = field(default_factory=list)
     unrelayed: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Node:
     async def pool(self) -> list[PoolTransaction]:
         self.pools += 1
         return [
-            PoolTransaction(txid, 1, 1, txid not in self.unrelayed, False, txid in self.given_up)
+            PoolTransaction(txid, 1, 1, txid not in self.unrelayed, False, txid in self.dropped)
             for txid, height in self.known.items()
             if height is None
         ]
@@ -75,7 +75,7 @@ class Node:
             raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
         for txid in txids:
             self.flushed.append(txid)
-            self.given_up.discard(txid)
+            self.dropped.discard(txid)
 
 
 @dataclass

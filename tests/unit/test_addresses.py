@@ -85,7 +85,7 @@ def test_an_integrated_address_is_good() -> None:
     assert parse_monero_address(integrated, networks=ALL).kind == "integrated"
 
 
-def test_an_address_of_another_network_is_told_which() -> None:
+def test_address_of_another_network_gets_its_network() -> None:
     stagenet = stagenet_subaddress(b"\x07" * 64)
     with pytest.raises(InvalidDestination, match="for stagenet, and this service pays on mainnet"):
         parse_monero_address(stagenet, networks=[MoneroNetwork.MAINNET])
@@ -236,7 +236,7 @@ def test_a_network_byte_that_monero_does_not_use_is_refused() -> None:
         ("", "has 0 characters"),
     ],
 )
-def test_a_bad_monero_address_is_told_what_is_wrong(text: str, expected: str) -> None:
+def test_bad_monero_address_gets_what_is_wrong(text: str, expected: str) -> None:
     with pytest.raises(InvalidDestination, match=expected):
         parse_monero_address(text, networks=ALL)
 
@@ -255,7 +255,7 @@ def test_a_bad_monero_address_is_told_what_is_wrong(text: str, expected: str) ->
         ("", "does not start with 0x"),
     ],
 )
-def test_a_bad_evm_address_is_told_what_is_wrong(text: str, expected: str) -> None:
+def test_bad_evm_address_gets_what_is_wrong(text: str, expected: str) -> None:
     with pytest.raises(InvalidDestination, match=expected):
         parse_evm_address(text)
 
@@ -268,7 +268,7 @@ def test_a_forbidden_address_is_refused_in_every_spelling(spell: Callable[[str],
     assert parse_evm_address(spell(EIP55[1]), forbidden=forbidden) == EIP55[1]
 
 
-def test_an_address_of_the_other_side_is_told_the_direction() -> None:
+def test_address_of_the_other_side_gets_the_direction() -> None:
     direction = "x2u pays USDC to an EVM address, u2x pays XMR to a Monero address"
     with pytest.raises(InvalidDestination, match=f"is a Monero address .*{direction}"):
         parse_evm_address(STANDARD)

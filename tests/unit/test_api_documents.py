@@ -272,7 +272,7 @@ def test_idempotency_key_is_a_header_or_a_json_rpc_param(site: Site) -> None:
     assert conflict not in quote["responses"]
 
 
-def test_the_order_id_in_the_examples_is_told_to_be_replaced(site: Site) -> None:
+def test_examples_say_to_replace_the_order_id(site: Site) -> None:
     status = openapi_document(site)["paths"]["/agent/swap/status/{orderId}"]["get"]
     example = status["parameters"][0]["examples"]["by-id"]
     assert example == {"value": schemas.example_order_id(), "description": schemas.OWN_ORDER}

@@ -223,7 +223,7 @@ def test_annotated_withdrawal_is_shown_and_is_no_difference() -> None:
     )
 
 
-def test_beside_an_explained_transaction_another_one_is_found() -> None:
+def test_beside_an_annotated_transaction_another_one_is_found() -> None:
     at = Restored(World())
     at.world.top_up(XMR)
     at.leaves("xmr", 7, ("4cold", 7))
@@ -232,7 +232,7 @@ def test_beside_an_explained_transaction_another_one_is_found() -> None:
     assert (at.only().kind, at.only().subject) == ("unrecorded_payment", "stolen")
 
 
-def test_an_explained_nonce_explains_no_other() -> None:
+def test_annotated_nonce_covers_no_other() -> None:
     at = Restored(World())
     at.world.fill()
     at.moves("0xusdc", COLD, 9)
@@ -241,7 +241,7 @@ def test_an_explained_nonce_explains_no_other() -> None:
     assert at.only().kind == "unrecorded_transaction"
 
 
-def test_a_transaction_of_ether_alone_is_explained_by_its_nonce() -> None:
+def test_transaction_of_ether_alone_is_annotated_by_its_nonce() -> None:
     at = Restored(World())
     at.world.fill()
     at.world.nonce += 1
@@ -288,7 +288,7 @@ def test_sweep_of_a_lost_database_is_annotated_recorded_or_not() -> None:
     assert at.report().differences == ()
 
 
-def test_a_top_up_that_is_explained_is_shown() -> None:
+def test_annotated_top_up_is_shown() -> None:
     at = Restored(World())
     at.world.arrivals.append(Arrival("topup", "primary", 5, SINCE + 1))
     at.explain(MONERO, "topup")

@@ -366,13 +366,13 @@ def test_two_payouts_of_one_order_on_the_chain_are_found() -> None:
     assert {"payouts", "paid_twice"} <= kinds(audited(world))
 
 
-def test_a_payout_that_was_given_up_and_is_mined_is_found() -> None:
+def test_abandoned_payout_that_is_mined_is_found() -> None:
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR))
     cancelled = replace(order.transfers[0], state=TransferState.CANCELLED)
     free = replace(order.deposits[0], transfer_id=None)
     world.keep(replace(order, status="refunding", deposits=(free,), transfers=(cancelled,)))
-    assert kinds(audited(world)) == {"paid_though_given_up"}
+    assert kinds(audited(world)) == {"paid_though_abandoned"}
 
 
 def test_unrecorded_payout_to_the_same_address_is_found() -> None:
@@ -466,7 +466,7 @@ def test_cancelled_withdrawal_that_was_paid_is_found(network: str) -> None:
     world = World()
     made = world.withdraw(network, 7)
     world.withdrawals[0] = replace(made, state=TransferState.CANCELLED)
-    assert "paid_though_given_up" in kinds(audited(world))
+    assert "paid_though_abandoned" in kinds(audited(world))
 
 
 def test_payment_signed_to_somebody_else_is_found_before_mining() -> None:
@@ -615,7 +615,7 @@ def test_a_wallet_that_can_not_be_listed_is_compared_with_a_note() -> None:
     world.top_up(XMR)
     for more in (0, 1):
         found = world.monero()
-        facts = replace(found, is_whole=False, balance=found.balance - more)
+        facts = replace(found, is_complete=False, balance=found.balance - more)
         report = check(world.books(), facts, [world.evm()])
         assert kinds(report) == ({"wallet"} if more else set())
         (note,) = report.notes

@@ -47,7 +47,7 @@ steps = st.lists(st.tuples(st.sampled_from(("fill", "hand")), st.integers(0, 10*
 
 
 @given(steps, st.integers(-3, 3))
-def test_each_wei_beyond_fees_and_transfers_is_told(
+def test_each_wei_beyond_fees_and_transfers_is_reported(
     some: list[tuple[str, int]], planted: int
 ) -> None:
     world = lived(*some)
@@ -76,7 +76,7 @@ def test_annotation_counts_once_its_transaction_is_mined() -> None:
     assert (found.kind, found.gap) == ("ether_income", 2)
 
 
-def test_what_moved_ether_alone_is_explained_in_wei() -> None:
+def test_transaction_of_ether_alone_is_annotated_in_wei() -> None:
     world = World()
     world.ether_by_hand(5, 3, 2)
     taken, given_ = (item.txid for item in world.annotations)
@@ -206,7 +206,7 @@ async def test_ether_sent_along_goes_where_the_chain_says(
     assert (node.asked["a"], node.asked["made a"]) == (1, 1)
 
 
-async def test_a_failure_is_told_when_all_questions_have_ended() -> None:
+async def test_failure_is_raised_when_all_reads_have_ended() -> None:
     ended: list[str] = []
 
     async def ask(item: str) -> str:

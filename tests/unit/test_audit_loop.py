@@ -323,7 +323,7 @@ async def test_audit_says_what_it_does(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_chain_that_never_rests_is_given_up(tmp_path: Path) -> None:
+async def test_audit_ends_on_a_chain_that_never_rests(tmp_path: Path) -> None:
     with pytest.raises(ChainMoved):
         await auditor_of(tmp_path, Monero(*[None] * 5), Evm()).audit()
 

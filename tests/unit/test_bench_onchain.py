@@ -29,7 +29,7 @@ def test_where_the_daemons_are_missing_the_run_does_not_fail(found: Report) -> N
     assert found.readings == []
 
 
-def test_what_was_not_asked_for_is_not_told_of(tmp_path: Path) -> None:
+def test_parts_not_run_are_not_reported(tmp_path: Path) -> None:
     report = Report({})
     Bench(QUICK, tmp_path, report).on_chains(["create"])
     assert report.remarks == []

@@ -44,9 +44,7 @@ def test_a_chain_has_many_names(chains: ChainRegistry, value: object) -> None:
         ("9" * 30, "Send one of"),
     ],
 )
-def test_an_unknown_chain_is_told_what_there_is(
-    chains: ChainRegistry, value: object, hint: str
-) -> None:
+def test_unknown_chain_gets_the_list(chains: ChainRegistry, value: object, hint: str) -> None:
     with pytest.raises(UnsupportedChain, match=hint):
         chains.resolve(value)
 
@@ -88,7 +86,7 @@ def test_a_wrong_file_is_refused_with_the_place(before: str, after: str, complai
 
 
 @pytest.mark.parametrize("value", ["0", "XMR", "Monero"])
-def test_monero_is_told_to_be_the_other_side(chains: ChainRegistry, value: object) -> None:
+def test_monero_as_a_chain_gets_the_other_side(chains: ChainRegistry, value: object) -> None:
     with pytest.raises(UnsupportedChain, match="chain is the USDC side"):
         chains.resolve(value)
 

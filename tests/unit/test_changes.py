@@ -55,6 +55,6 @@ def test_a_change_that_would_be_written_in_part_is_refused(parts: dict[str, Any]
     ],
     ids=lambda parts: " ".join(parts) or "nothing",
 )
-def test_a_change_that_is_whole_is_taken(parts: dict[str, Any]) -> None:
+def test_complete_change_is_accepted(parts: dict[str, Any]) -> None:
     change = Change(**parts)
     assert {name: getattr(change, name) for name in parts} == parts

@@ -243,7 +243,7 @@ def test_a_command_is_needed(cli: Cli) -> None:
     assert cli.out == b""
 
 
-def test_an_unknown_command_is_told_the_nearest_and_no_list(cli: Cli) -> None:
+def test_unknown_command_gets_the_nearest_and_no_list(cli: Cli) -> None:
     assert cli("agent:swap:plam", "--request-id", "mine", "--session-id", SESSION) == 2
     assert cli.refusal["error"]["code"] == "invalid_request"
     assert "Did you mean agent:swap:plan" in cli.err
@@ -443,7 +443,7 @@ def test_the_state_of_an_earlier_version_without_keys_is_read(tmp_path: Path) ->
     assert load_state(tmp_path) == CliState("s", "o")
 
 
-def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: Stub) -> None:
+def test_state_of_one_service_is_sent_to_no_other(cli: Cli, stub: Stub) -> None:
     made = {"sessionId": SESSION, "sessionSource": "generated", "order": {"orderId": ORDER}}
     stub.answers({"jsonrpc": "2.0", "id": 1, "result": envelope("swap.create", made)})
     assert (

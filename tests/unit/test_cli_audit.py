@@ -72,7 +72,7 @@ def test_json_is_one_object(
     }  # fmt: skip
 
 
-def test_a_hint_and_what_is_explained_are_said_in_words(
+def test_hint_and_annotations_are_shown_in_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = AuditReport(

@@ -489,7 +489,7 @@ def test_an_issuer_that_can_not_be_asked_ends_in_3(
     assert cli("verify", "attestation", *known, "--offline") == 0
 
 
-def test_an_answer_that_the_issuer_did_not_sign_tells_nothing(
+def test_answer_not_signed_by_the_issuer_proves_nothing(
     cli: Cli, ring: KeyRing, site: Site
 ) -> None:
     issuer = site(200, None)

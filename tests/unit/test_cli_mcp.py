@@ -71,7 +71,7 @@ async def test_mcp_gives_a_refusal_the_id_of_its_request(call_id: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"ok": true}', b""])
-async def test_mcp_tells_of_an_answer_that_is_none(body: bytes) -> None:
+async def test_mcp_reports_an_answer_that_is_none(body: bytes) -> None:
     async def gateway(_request: web.Request) -> web.Response:
         return web.Response(body=body, status=502)
 

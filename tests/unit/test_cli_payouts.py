@@ -109,7 +109,7 @@ async def test_a_transfer_says_since_when_and_why(tmp_path: Path, cli: Cli) -> N
     assert "same bytes" in found["next"]
 
 
-async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: Cli) -> None:
+async def test_planned_payout_shows_when_it_is_cancelled(tmp_path: Path, cli: Cli) -> None:
     async with served(tmp_path) as box:
         placed = await _executing(box)
         order = await box.up.service.store.order(placed.order_id)
@@ -120,7 +120,7 @@ async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: 
     assert found["reason"] is None
 
 
-async def test_an_unknown_transfer_and_an_order_s_id_are_told_apart(
+async def test_unknown_transfer_and_an_order_id_get_their_own_words(
     tmp_path: Path, cli: Cli
 ) -> None:
     async with served(tmp_path) as box:

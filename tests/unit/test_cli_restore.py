@@ -120,9 +120,7 @@ def annotated(data_dir: Path) -> list[tuple[str, str, str]]:
         return reader.execute("SELECT network, txid, note FROM annotated_transactions").fetchall()
 
 
-def test_an_explanation_is_kept_shown_and_taken_back(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_annotation_is_kept_shown_and_removed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, "sent 2.5 XMR")
     assert cli("treasury", "explain", "monero", TXID.upper(), "--note", " to  cold ") == OK
@@ -162,7 +160,7 @@ class OpenWallet:
 
 
 @pytest.mark.parametrize("recorded", [None, "4" + "a" * 94])
-def test_what_another_wallet_did_is_not_explained(
+def test_transaction_of_another_wallet_is_not_annotated(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, recorded: str | None
 ) -> None:
     opened = OpenWallet("4" + "b" * 94)
@@ -214,7 +212,9 @@ def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.Mon
     assert reported == Annotation("arbitrum", "0x" + TXID, "x", wei)
 
 
-def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_that_no_chain_has_is_not_annotated(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, None)
     assert cli("treasury", "explain", "arbitrum", TXID, "--note", "x") == FAILED

@@ -11,7 +11,7 @@ import pytest
 from rpcsvc.domain.events import DepositConfirmed, DepositSeen, ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositState, Order
-from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
+from rpcsvc.orders.deposits import DEPOSITS_PER_PASS, DepositWatcher, events_of
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.orders.processor import Quarantine
@@ -144,12 +144,15 @@ async def test_expired_order_is_decided_with_all_deposits_or_waits(
 
 async def test_expired_order_waits_until_each_deposit_is_recorded() -> None:
     book = Book(0)
-    book.shown = [replace(book.shown[0], key=key(n)) for n in range(TURN + 1)]
+    book.shown = [replace(book.shown[0], key=key(n)) for n in range(DEPOSITS_PER_PASS + 1)]
     watcher = watcher_of(book, Quarantine(), NOW + HOUR)
 
     await watcher.reconcile()
-    assert book.applied == [DepositSeen] * TURN
+    assert book.applied == [DepositSeen] * DEPOSITS_PER_PASS
     assert watcher.progress.lagging == {"ord_1"}
 
     await watcher.reconcile()
-    assert book.applied[TURN : TURN + 2] == [DepositSeen, DepositConfirmed]
+    assert book.applied[DEPOSITS_PER_PASS : DEPOSITS_PER_PASS + 2] == [
+        DepositSeen,
+        DepositConfirmed,
+    ]

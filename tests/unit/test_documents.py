@@ -399,7 +399,7 @@ async def test_the_recording_is_what_the_sandbox_answers_today(tmp_path: Path) -
     assert played == kept, "run make generate"
 
 
-def test_the_recording_tells_the_story_that_it_is_shown_for() -> None:
+def test_recording_has_the_steps_that_it_is_shown_for() -> None:
     states = {name: e.answer["state"] for name, e in recordings.load().items()}
     for name, state in states.items():
         if name.startswith("status-"):

@@ -238,7 +238,7 @@ def test_payment_is_read_from_object_and_header_alike() -> None:
         ("payload__signature", None),
     ],
 )
-def test_malformed_payment_is_told_its_field(path: str, value: Any) -> None:
+def test_malformed_payment_gets_its_field(path: str, value: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_payment(payment(**{path: value}))
     assert refused.value.field == "payment." + path.replace("__", ".")

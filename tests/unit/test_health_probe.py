@@ -81,7 +81,7 @@ def carried_out(cwd: Path, *words: str, **environ: str) -> tuple[int, str, set[s
     return status, done.stdout, set(modules)
 
 
-def foreign(modules: set[str]) -> set[str]:
+def not_of_the_probe(modules: set[str]) -> set[str]:
     """The third-party packages among the modules."""
     return {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"rpcsvc"}
 
@@ -104,7 +104,7 @@ def test_a_probe_imports_no_library(tmp_path: Path, check: str, environ: dict[st
         )
 
     assert (status, json.loads(out)) == (0, {"status": "ok"})
-    assert foreign(modules) == set()
+    assert not_of_the_probe(modules) == set()
     assert named(modules, "asyncio", "sqlite3", "rpcsvc.settings", "rpcsvc.operations") == set()
 
 
@@ -112,7 +112,7 @@ def test_probe_of_a_missing_service_imports_no_library(tmp_path: Path) -> None:
     status, out, modules = carried_out(tmp_path, "health", "--data-dir", "nowhere")
 
     assert (status, out) == (3, "")
-    assert foreign(modules) == set()
+    assert not_of_the_probe(modules) == set()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_verify_imports_no_library_and_no_service(tmp_path: Path) -> None:
     status, _, modules = carried_out(tmp_path, "verify", "attestation", "--help")
 
     assert status == 0
-    assert foreign(modules) == set()
+    assert not_of_the_probe(modules) == set()
     assert named(modules, "asyncio", "rpcsvc.settings", "rpcsvc.domain") == set()
 
 

@@ -30,7 +30,7 @@ from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_ba
 from tests.unit.orders import NOW
 
 
-async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
+async def test_planned_payout_gets_its_payment(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))

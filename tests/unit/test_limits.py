@@ -34,7 +34,7 @@ def limiter(
     return RateLimiter(per_minute, now=now or Time(), max_clients=max_clients)
 
 
-def test_new_client_may_spend_one_whole_minute_at_once() -> None:
+def test_new_client_may_spend_a_full_minute_at_once() -> None:
     limit = limiter(30)
 
     verdicts = [limit.take("a") for _ in range(31)]
@@ -89,7 +89,7 @@ def test_clients_do_not_share_a_budget() -> None:
     assert not limit.take("a").allowed
 
 
-def test_a_cost_is_spent_whole_or_not_at_all() -> None:
+def test_cost_is_spent_in_full_or_not_at_all() -> None:
     limit = limiter(10)
 
     assert limit.take("a", 6).remaining == 4

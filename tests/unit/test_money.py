@@ -123,13 +123,13 @@ def test_usdc_takes_no_more_decimals_than_it_has() -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.8, '"0.8"'), (1, '"1"'), (150.25, '"150.25"')])
-def test_a_number_is_told_which_string_to_send(number: float, text: str) -> None:
+def test_number_gets_the_string_to_send(number: float, text: str) -> None:
     with pytest.raises(InvalidInput, match=f"such as {text}: a JSON number loses digits"):
         parse_amount(number, XMR)
 
 
 @pytest.mark.parametrize("number", [1e-7, 1e22, -1, 10**5000, float("nan")], ids=type)
-def test_a_number_is_not_told_to_send_what_would_be_refused_too(number: float) -> None:
+def test_number_gets_no_string_that_would_be_refused_too(number: float) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_amount(number, XMR)
     assert "such as" not in caught.value.message

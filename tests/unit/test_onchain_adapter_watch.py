@@ -46,7 +46,7 @@ class Rig:
         )
 
 
-async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
+async def test_result_of_a_fast_scan_is_shown_at_once() -> None:
     rig = Rig()
     rig.adapter.answers.set()
     assert await rig.watch.observe() == FOUND
@@ -63,7 +63,7 @@ async def test_hanging_check_blocks_no_pass_and_is_not_repeated() -> None:
     await rig.watch.close()
 
 
-async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
+async def test_result_of_a_late_scan_is_shown_by_the_next_pass() -> None:
     rig = Rig()
     assert await rig.watch.observe() == NOTHING
     rig.adapter.answers.set()
@@ -71,7 +71,7 @@ async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
     assert rig.watch.has_looked
 
 
-async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
+async def test_hanging_scan_is_reported_until_it_ends() -> None:
     rig = Rig()
     await rig.watch.observe()
     rig.now += HANGS_SECONDS - 1
@@ -84,7 +84,7 @@ async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
     assert rig.watch.health().ok
 
 
-async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
+async def test_failed_scan_is_reported_and_begun_anew() -> None:
     rig = Rig()
     rig.adapter.answers.set()
     rig.adapter.error = RuntimeError("a bug")
@@ -100,7 +100,7 @@ async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
     assert not rig.watch.is_blind()
 
 
-async def test_closing_ends_the_look_under_way() -> None:
+async def test_closing_ends_the_scan_under_way() -> None:
     rig = Rig()
     await rig.watch.observe()
     await rig.watch.close()

@@ -115,7 +115,7 @@ async def test_as_many_as_asked_for_are_skipped(
 
 
 @pytest.mark.parametrize("rescan", [True, False])
-async def test_a_wallet_scans_again_only_if_it_is_told_to(
+async def test_wallet_rescans_only_on_request(
     databases: tuple[SqliteDatabase, SqliteDatabase], rescan: bool
 ) -> None:
     ledger, _ = await ledgers(databases)

@@ -55,7 +55,7 @@ def transfer(name: str, network: str, address: str, units: int, **more: Any) -> 
 
 
 @pytest.mark.parametrize("text", ["", "ab", "0x", "zz" * 32, "ab" * 33, "0x0x" + "ab" * 31])
-def test_what_is_no_transaction_id_is_told_so(text: str) -> None:
+def test_malformed_transaction_id_is_refused(text: str) -> None:
     with pytest.raises(NotAdopted, match="64 hex digits"):
         bare_txid(text, "0x")
 
@@ -475,7 +475,7 @@ async def test_payment_mined_below_the_present_offer_is_adopted(
     assert known.latest.tip > known.attempts[1].tip
 
 
-async def test_what_it_pays_to_others_is_told(database: SqliteDatabase) -> None:
+async def test_payments_to_others_are_listed(database: SqliteDatabase) -> None:
     at = changed(events=((HOT.address, USER, 50), (HOT.address, STRANGER.address, 7)))
     assert (await adopt_usdc(at, database)).other_units == 7
 

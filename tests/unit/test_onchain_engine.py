@@ -102,7 +102,7 @@ def test_monero_is_down_while_its_node_or_wallet_is(wrong: str) -> None:
     assert not monero.states()["monero"].is_up
 
 
-async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
+async def test_each_side_acknowledges_its_own_deposits(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.engine.acknowledge((await rig.engine.observe()).sightings)
     assert [s.key.network for s in rig.xmr.acknowledged] == ["monero"]
@@ -183,7 +183,7 @@ async def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -
     )
 
 
-def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
+def test_wallet_below_its_floor_takes_no_more_reservations(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert rig.engine.holdings("monero") == Holdings(60, 0, 0)
     rig.xmr.held = 49
@@ -192,7 +192,7 @@ def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
     assert rig.engine.holdings("arbitrum") is not None
 
 
-async def test_what_can_wait_is_told_without_alarm(tmp_path: Path) -> None:
+async def test_low_urgency_is_shown_without_alarm(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.usdc.to_see_to = ["a deposit address is on the blacklist"]
     assert await rig.engine.health() == Health(True, "a deposit address is on the blacklist")

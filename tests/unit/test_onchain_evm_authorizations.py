@@ -180,7 +180,7 @@ async def test_one_that_is_sent_is_found_by_its_transaction(rig: Rig) -> None:
     assert await rig.authorizations.carry_out(sent) == (Outcome.SETTLED, TXID, None)
 
 
-async def test_a_use_that_no_event_tells_of_is_reported(rig: Rig) -> None:
+async def test_use_without_an_event_is_reported(rig: Rig) -> None:
     rig.node.used, rig.node.hides = (USED, TO, TOP - 50), True
     assert await rig.outcome() is Outcome.PENDING
     assert rig.authorizations.conditions() == []

@@ -47,7 +47,7 @@ def blacklist(node: Node, clock: Clock) -> Blacklist:
     return Blacklist(EvmConnection(node, EvmNetwork("optimism", 10, TOKEN)), clock)
 
 
-async def test_a_listed_address_is_told_and_remembered_for_a_while() -> None:
+async def test_listed_address_is_reported_and_cached() -> None:
     node, clock = Node(), Clock()
     found = blacklist(node, clock)
     for address in (LISTED, LISTED.lower()):

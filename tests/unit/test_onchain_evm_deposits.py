@@ -433,7 +433,7 @@ async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Read
 # --- scan progress -------------------------------------------------------------------------------
 
 
-async def test_a_look_is_whole_as_of_its_beginning(
+async def test_scan_is_complete_as_of_its_beginning(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, read = reader.clock.now, reader.chain.block
@@ -449,7 +449,7 @@ async def test_a_look_is_whole_as_of_its_beginning(
     assert reader.clock.now > began
 
 
-async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader) -> None:
+async def test_scan_at_a_lagging_or_down_node_is_not_complete(reader: Reader) -> None:
     reader.chain.lag = 2
     await reader.poll()
     assert reader.scanner.complete_until is None
@@ -462,7 +462,7 @@ async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader
     assert reader.scanner.complete_until is None
 
 
-async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
+async def test_scan_of_a_stalled_chain_is_not_complete(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader.connection, "stall", lambda: "has shown no new block for 10 minutes")
@@ -470,7 +470,7 @@ async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
     assert reader.scanner.complete_until is None
 
 
-async def test_a_look_that_could_not_place_an_event_is_not_whole(
+async def test_scan_with_an_unplaced_event_is_not_complete(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader.chain.mine(("a", pays(5)))

@@ -224,7 +224,7 @@ async def test_the_cost_follows_the_oracle() -> None:
 
 
 @pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
-async def test_without_the_oracle_no_cost_is_told_not_even_the_old_one(problem: RpcFailure) -> None:
+async def test_cost_is_unknown_without_the_oracle(problem: RpcFailure) -> None:
     node = Node()
     gas = EvmGas(connection_to(node), HOT)
     await gas.poll()

@@ -57,7 +57,7 @@ async def known(ledger: SqlOpeningLedger) -> Opening | None:
     return await ledger.opening(NETWORK.name, HOT)
 
 
-async def test_the_first_look_is_kept_and_the_auditor_reads_it(
+async def test_opening_balance_is_kept_and_the_auditor_reads_it(
     ledger: SqlOpeningLedger, database: SqliteDatabase, tmp_path: Path
 ) -> None:
     node = Node()

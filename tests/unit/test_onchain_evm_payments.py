@@ -98,7 +98,7 @@ def test_a_first_price_leaves_room_for_the_base_fee_to_double() -> None:
     assert price == GasPrice(21 * GWEI, GWEI)
 
 
-def test_the_room_is_given_up_before_the_bound_is() -> None:
+def test_margin_is_dropped_before_the_bound() -> None:
     moment, gas = FeeData(10 * GWEI, GWEI), 50_000
     assert first_price(moment, gas, 15 * GWEI * gas) == GasPrice(15 * GWEI, GWEI)
     assert first_price(moment, gas, 11 * GWEI * gas) == GasPrice(11 * GWEI, GWEI)

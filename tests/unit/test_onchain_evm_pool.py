@@ -73,7 +73,7 @@ async def reader(idle: Reader, database: SqliteDatabase) -> Reader:
 # --- the time of a deposit -----------------------------------------------------------------------
 
 
-async def test_a_deposit_counts_from_the_look_that_saw_it_pending(reader: Reader) -> None:
+async def test_deposit_counts_from_the_poll_that_saw_it_pending(reader: Reader) -> None:
     later(reader, 7)
     seen_at = reader.clock.now
     reader.chain.pool = [paying("a")]
@@ -149,7 +149,7 @@ async def test_the_time_is_of_the_recipient_that_was_seen(reader: Reader) -> Non
     assert reader.book[key("a")].first_seen_at == at
 
 
-async def test_a_look_that_fails_later_has_noted_what_is_pending(reader: Reader) -> None:
+async def test_poll_that_fails_later_has_noted_what_is_pending(reader: Reader) -> None:
     reader.chain.pool = [paying("a")]
     reader.chain.hashes.clear()
     reader.chain.salts = [-n - 1 for n in range(len(reader.chain.salts))]
@@ -207,7 +207,7 @@ async def test_token_and_hash_are_the_same_in_any_case(reader: Reader) -> None:
     assert await sighting(reader, "a") is not None
 
 
-async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
+async def test_first_sighting_stays_the_first(reader: Reader) -> None:
     reader.chain.pool = [paying("a")]
     await reader.poll()
     first = await sighting(reader, "a")
@@ -220,7 +220,7 @@ async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
 # --- calls to the node ---------------------------------------------------------------------------
 
 
-async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(
+async def test_poll_asks_once_and_only_while_an_order_waits_in_time(
     idle: Reader, database: SqliteDatabase
 ) -> None:
     async def asked() -> int:
@@ -251,7 +251,7 @@ async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda each: type(each).__name__)
-async def test_a_node_that_does_not_answer_is_no_failure_and_told_once(
+async def test_node_without_an_answer_is_no_failure_and_logged_once(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, refusal: RpcFailure
 ) -> None:
     logged = captured(monkeypatch, evm_pool.__name__)

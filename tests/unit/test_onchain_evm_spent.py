@@ -243,7 +243,7 @@ def test_of_a_block_only_what_the_account_sent_is_read() -> None:
     assert (found.txid, found.nonce, found.to, found.data) == (txid.lower(), NONCE, TOKEN, CALL)
 
 
-def test_a_block_without_whole_transactions_is_refused() -> None:
+def test_block_without_full_transactions_is_refused() -> None:
     with pytest.raises(BadAnswer):
         read_sent_in("node", answer(["0x" + "cd" * 32]), HOT)
 

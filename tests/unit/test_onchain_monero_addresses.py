@@ -332,7 +332,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
 
 
 @pytest.mark.parametrize(("lacks", "rescans"), [(199, 0), (200, 1)])
-async def test_a_wallet_rescans_for_what_it_did_not_look_ahead_to(
+async def test_wallet_rescans_for_addresses_beyond_its_lookahead(
     ledger: SqlMoneroLedger, lacks: int, rescans: int
 ) -> None:
     wallet = await restored(ledger)

@@ -194,7 +194,7 @@ async def test_nothing_is_opened_by_guessing(
 
 
 @pytest.mark.parametrize("scanned", [99, 101])
-async def test_a_wallet_that_is_elsewhere_is_told(pair: Pair, scanned: int) -> None:
+async def test_wallet_on_another_chain_is_reported(pair: Pair, scanned: int) -> None:
     connection, pair.daemons.scanned = pair.connection(), scanned
     with pytest.raises(Unavailable, match="same block"):
         await connection.in_step()
@@ -228,7 +228,7 @@ async def test_block_arriving_meanwhile_is_rechecked_a_bounded_time(pair: Pair) 
         (ChainUnusable("another wallet"), "another wallet"),
     ],
 )
-async def test_what_fails_is_told_until_all_checks_have_passed_again(
+async def test_failure_is_reported_until_all_checks_pass_again(
     pair: Pair, failure: Exception, reported: str
 ) -> None:
     connection = pair.connection()

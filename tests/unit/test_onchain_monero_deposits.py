@@ -246,7 +246,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 # --- scan progress -----------------------------------------------------------------------------
 
 
-async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
+async def test_scan_is_complete_if_the_wallet_is_where_the_node_is(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rig.scanner.complete_until == Clock().now_ms()
@@ -272,7 +272,7 @@ async def test_scanned_height_is_that_of_the_committed_block(rig: Rig) -> None:
     assert rig.scanner.scanned_height == top + 1
 
 
-async def test_a_look_that_failed_is_not_whole(rig: Rig) -> None:
+async def test_failed_scan_is_not_complete(rig: Rig) -> None:
     rig.wallet.primary = "4another"
     with pytest.raises(ChainUnusable):
         await rig.poll()
@@ -635,7 +635,7 @@ async def test_what_a_late_wallet_has_not_got_to_is_read_later(rig: Rig) -> None
     assert await rig.poll() == {"a": SEEN}
 
 
-async def test_a_block_that_is_replaced_during_a_look_is_read_later(
+async def test_block_that_is_replaced_during_a_scan_is_read_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wallet has listed the transactions of the replaced block of the same height."""

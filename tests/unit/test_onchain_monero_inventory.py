@@ -178,7 +178,7 @@ async def test_unlistable_outputs_leave_the_balance_known(
     assert rig.inventory.available.max_now > 10 * XMR
 
 
-async def test_nothing_is_promised_before_the_first_look(rig: Rig) -> None:
+async def test_nothing_is_available_before_the_first_poll(rig: Rig) -> None:
     assert not rig.inventory.is_known
     for ask in (rig.inventory.fee, lambda: rig.inventory.available):
         with pytest.raises(Unavailable, match="not known yet"):
@@ -202,7 +202,7 @@ async def test_fee_has_its_priority_and_margin_and_is_rounded_up(
     assert made.fee() == -(-per_byte * 1001 * 125 // 100)
 
 
-async def test_what_is_spent_or_held_back_is_not_promised(rig: Rig) -> None:
+async def test_spent_and_frozen_outputs_are_not_available(rig: Rig) -> None:
     rig.wallet.held += [
         replace(output(3, 4 * XMR), spent=True), replace(output(4, 8 * XMR), frozen=True),
         replace(output(5, 16 * XMR), unlocked=False),
@@ -227,7 +227,7 @@ async def test_less_than_a_fee_can_pay_nothing(rig: Rig) -> None:
     ("heights", "blocks"),
     [([100], 10), ([95], 5), ([91], 1), ([90, 20], 1), ([0], 10), ([20, 97, 93], 7)],
 )
-async def test_it_is_told_when_the_last_output_unlocks(
+async def test_unlock_time_of_the_last_output_is_stated(
     rig: Rig, heights: list[int], blocks: int
 ) -> None:
     """An output of block 0 is not mined yet; an old one that is locked has an unlock time."""

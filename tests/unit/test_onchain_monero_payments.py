@@ -435,7 +435,7 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
 # --- publishing ----------------------------------------------------------------------------------
 
 
-async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(rig: Rig) -> None:
+async def test_relay_is_on_record_before_the_wallet_relays(rig: Rig) -> None:
     made = await rig.prepared(transfer())
     rig.wallet.calls.clear()
     await rig.payments.publish(made)
@@ -445,7 +445,7 @@ async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(rig: Rig) -
     assert rig.node.submitted == []
 
 
-async def test_the_wallet_is_told_once_and_the_node_ever_after(rig: Rig) -> None:
+async def test_wallet_relays_once_and_the_node_ever_after(rig: Rig) -> None:
     rig.wallet.relays = rig.node.takes = False
     made = await rig.prepared(transfer())
     for _ in range(2):
@@ -464,7 +464,7 @@ async def test_what_the_network_has_is_handed_to_nobody(rig: Rig) -> None:
     assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])
 
 
-async def test_another_wallet_is_told_nothing_and_signs_nothing(rig: Rig) -> None:
+async def test_another_wallet_relays_and_signs_nothing(rig: Rig) -> None:
     made = await rig.prepared(transfer("tr_1"))
     rig.wallet.primary = "4other"
     with pytest.raises(ChainUnusable, match="another wallet"):
@@ -562,9 +562,7 @@ async def test_input_spent_while_blocks_arrive_proves_nothing_yet(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["in the pool again", "nowhere"])
-async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
-    rig: Rig, is_back: bool
-) -> None:
+async def test_input_that_is_unspent_again_is_reported_no_longer(rig: Rig, is_back: bool) -> None:
     made = await rig.published(transfer())
     rig.node.known.clear()
     rig.node.spent = {"a"}
@@ -594,7 +592,7 @@ async def test_abandoned_payment_found_on_the_chain_is_reported(
 # --- after settlement ----------------------------------------------------------------------------
 
 
-async def test_a_payment_that_does_not_come_further_is_told_in_time(rig: Rig) -> None:
+async def test_payment_that_makes_no_progress_is_reported_in_time(rig: Rig) -> None:
     made = await rig.prepared(transfer())
     rig.clock.now += 10 * MINUTE_MS
     assert await rig.payments.stuck() is None

@@ -94,7 +94,7 @@ async def test_only_waiting_abandoned_payments_are_offered_again(
     made = await rig.put("tr_1", state, None)
     other = await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
     rig.node.known |= {made.txid: None, "a stranger's": None}
-    rig.node.given_up = {made.txid, "a stranger's"}
+    rig.node.dropped = {made.txid, "a stranger's"}
     await rig.poll()
     assert rig.node.flushed == rig.node.submitted == [made.txid]
     assert other.txid not in rig.node.submitted
@@ -103,7 +103,7 @@ async def test_only_waiting_abandoned_payments_are_offered_again(
 
 async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
-    rig.node.given_up, rig.node.is_restricted = {made.txid}, True
+    rig.node.dropped, rig.node.is_restricted = {made.txid}, True
     for _ in range(2):
         await rig.poll(blocks=1)
         assert f"flush_txpool {made.txid}" in (rig.recovery.problem or "")
@@ -200,7 +200,7 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
-async def test_a_split_that_can_not_be_mined_again_is_given_up(
+async def test_split_that_can_not_be_mined_again_is_abandoned(
     rig: Rig, state: MoneroPaymentState
 ) -> None:
     """A payment of the wallet to itself whose input is gone. A payout is never abandoned."""

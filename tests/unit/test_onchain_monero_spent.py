@@ -225,7 +225,7 @@ async def test_depth_counts_from_the_block_of_the_spend(
     assert (await rig.payment()).height is None
 
 
-async def test_it_is_told_since_when_an_input_is_known_to_be_spent(rig: Rig) -> None:
+async def test_time_of_a_spent_input_is_reported(rig: Rig) -> None:
     """As long as the block of that moment is not reorged out; also over restarts."""
     await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
     assert "(1 blocks ago at least)" in (await rig.poll()).reason

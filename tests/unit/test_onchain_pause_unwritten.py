@@ -117,7 +117,7 @@ def test_file_in_an_unsyncable_directory_can_be_removed(
     assert switch.reason() is None
 
 
-def test_a_command_that_can_not_pause_is_told_so(switch: PauseSwitch, disk: Disk) -> None:
+def test_command_that_can_not_pause_reports_it(switch: PauseSwitch, disk: Disk) -> None:
     disk.is_full = True
     with pytest.raises(OSError, match="No space"):
         switch.pause("the operator's own")

@@ -33,7 +33,7 @@ from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
 from tests.unit.payout_guard import Signed
 
-TOLD = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
+PAUSE_REASON = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
 
 class Wallet:
@@ -106,7 +106,7 @@ async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(rig: Rig)
     assert rig.switch.reason() is None
 
 
-async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(rig: Rig) -> None:
+async def test_signing_that_waits_for_a_pausing_check_signs_nothing(rig: Rig) -> None:
     """Maintenance reconciles first and acknowledges its findings; the waiter then finds none."""
     rig.wallet.sent = {"ab"}
     looked = await asyncio.gather(
@@ -124,8 +124,8 @@ async def test_unrecorded_payment_pauses_payouts_until_resumed(
     rig.wallet.sent = {"ab", "cd"}
     with pytest.raises(Unavailable, match="not on record"):
         await rig.engine.prepare(transfer("monero"), [], Recorder())
-    assert (rig.switch.reason() or "").startswith(TOLD)
-    assert TOLD in str((await rig.engine.health()).detail)
+    assert (rig.switch.reason() or "").startswith(PAUSE_REASON)
+    assert PAUSE_REASON in str((await rig.engine.health()).detail)
     with pytest.raises(Unavailable, match="paused"):
         await rig.engine.prepare(transfer("monero"), [], Recorder())
 
@@ -150,11 +150,11 @@ async def test_what_is_found_during_another_pause_pauses_after_it(rig: Rig) -> N
     with pytest.raises(Unavailable):
         await rig.poll.require_done()
     assert rig.switch.reason() == "the operator's own"
-    assert TOLD in str(rig.poll.health().detail)
+    assert PAUSE_REASON in str(rig.poll.health().detail)
     rig.switch.resume()
     with pytest.raises(Unavailable, match="not on record"):
         await rig.engine.prepare(transfer("monero"), [], Recorder())
-    assert (rig.switch.reason() or "").startswith(TOLD)
+    assert (rig.switch.reason() or "").startswith(PAUSE_REASON)
 
 
 async def test_annotated_and_recorded_payments_are_known(rig: Rig) -> None:
@@ -233,7 +233,7 @@ async def test_it_looks_though_nothing_is_to_be_signed(rig: Rig) -> None:
     assert rig.switch.reason() is not None
 
 
-def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -> None:
+def test_failed_pause_leaves_the_operator_unwarned(tmp_path: Path) -> None:
     assert not pause_for(PauseSwitch(tmp_path / "gone"), "the wallet")
 
 

@@ -151,8 +151,8 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
     assert open_one.order_id not in {each.order_id for each in orders}
     assert owed(orders) == {"monero": Owed(0, 0, 10**10, 1)}
     assert order is not None
-    promised = order.terms.expected_output + order.terms.price.payout_fee
-    assert reserved(orders, box.clock.now)["monero"] >= promised + 10**10
+    reserved_units = order.terms.expected_output + order.terms.price.payout_fee
+    assert reserved(orders, box.clock.now)["monero"] >= reserved_units + 10**10
 
 
 async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> None:

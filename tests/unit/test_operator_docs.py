@@ -101,18 +101,18 @@ def test_the_alarms_are_found_whoever_logs_them() -> None:
     assert "serving" not in found
 
 
-def test_every_alarm_is_explained() -> None:
+def test_every_alarm_is_documented() -> None:
     alarms = {event for event, levels in events().items() if levels & ALARMS}
     assert sorted(alarms - set(first_cells("event"))) == []
 
 
-def test_no_event_is_explained_that_does_not_exist() -> None:
+def test_no_documented_event_is_missing_in_the_code() -> None:
     named = first_cells("event")
     assert len(named) > 60
     assert sorted(set(named) - events().keys()) == []
 
 
-def test_no_event_is_explained_twice() -> None:
+def test_no_event_is_documented_twice() -> None:
     named = first_cells("event")
     assert sorted({event for event in named if named.count(event) > 1}) == []
 
@@ -139,7 +139,7 @@ def kinds() -> set[str]:
     return {kind for kind in named if kind} | {ETHER, ETHER_INCOME}
 
 
-def test_everything_that_the_audit_finds_is_explained_once() -> None:
+def test_every_audit_finding_is_documented_once() -> None:
     named = first_cells("the audit finds")
     assert len(named) > 30
     assert sorted(named) == sorted(kinds())

@@ -169,7 +169,7 @@ async def test_another_network_is_another_payment(driver: PayoutDriver) -> None:
     assert driver.fake.asked == [[first]]
 
 
-async def test_transfer_taken_back_during_signing_stops_the_batch(
+async def test_transfer_cancelled_during_signing_stops_the_batch(
     driver: PayoutDriver,
 ) -> None:
     first, second = [await driver.due(name) for name in "ab"]
@@ -183,7 +183,7 @@ async def test_transfer_taken_back_during_signing_stops_the_batch(
     assert await driver.states() == {"a": "published", "b": "cancelled"}
 
 
-async def test_transfer_taken_back_during_signing_leaves_nothing_to_do(
+async def test_transfer_cancelled_during_signing_leaves_nothing_to_do(
     driver: PayoutDriver,
 ) -> None:
     first = await driver.due("a")

@@ -59,7 +59,7 @@ def test_a_deposit_gets_the_rate_of_its_time(at: int, current: int | None, found
     assert order.deposits[0].rate == found
 
 
-def test_after_the_lock_the_rate_of_first_sight_is_paid() -> None:
+def test_rate_at_first_sighting_is_paid_after_the_lock() -> None:
     order = seen(open_order(locked()), 1, XMR_UNIT, LOCK_END + 1, FAIR)
     result = confirmed(order, 1, LOCK_END + 9)
     assert paid(result.order) == locked().price.at(FAIR).output(X2U, XMR_UNIT)

@@ -121,7 +121,7 @@ async def test_what_the_wallet_refuses_is_not_proven(code: WalletCode) -> None:
 @pytest.mark.parametrize(
     "code", [WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY]
 )
-async def test_a_wallet_that_can_not_look_says_nothing_of_the_receipt(code: WalletCode) -> None:
+async def test_wallet_that_can_not_check_proves_nothing(code: WalletCode) -> None:
     with pytest.raises(NodeError):
         await check(Wallet(error=code))
 

@@ -86,14 +86,14 @@ def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
     assert reservations_of(failed) == {"monero": sent}
 
 
-def test_chunked_order_reserves_its_whole_until_it_is_paid_out() -> None:
+def test_chunked_order_reserves_all_until_it_is_paid_out() -> None:
     order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
     sent = order.terms.deposit_amount * 2
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
-    promised = reservations_of(order)
+    reserved_units = reservations_of(order)
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
     order = transition(order, ev.ChunkFilled(0, 165_000_000), NOW).order
-    assert reservations_of(order) == promised
+    assert reservations_of(order) == reserved_units
 
 
 def late_on(order: Order, number: int) -> Order:
@@ -126,7 +126,7 @@ def test_refund_waiting_for_an_address_stays_reserved() -> None:
     assert reservations_of(order) == {}
 
 
-def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
+def test_leftover_that_waits_for_an_address_is_reserved() -> None:
     order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
     order = late_on(order, 1)
     order = transition(order, ev.ChunkFilled(0, 165_000_000), NOW).order
@@ -170,8 +170,8 @@ def test_refunds_owed_grow_only_by_what_is_deposited(
         except ImpossibleTransition:
             continue
         came = event.units if isinstance(event, ev.DepositSeen) else 0
-        promised = reservations_of(order).get(network, 0)
-        assert reservations_of(after).get(network, 0) <= promised + came
+        reserved_units = reservations_of(order).get(network, 0)
+        assert reservations_of(after).get(network, 0) <= reserved_units + came
         order = after
 
 

@@ -53,7 +53,7 @@ def test_order_with_unrecorded_deposits_waits_for_a_full_scan() -> None:
     assert not progress.lagging
 
 
-def test_a_network_that_is_not_seen_for_long_is_told_until_it_is() -> None:
+def test_network_without_scans_is_reported_until_one() -> None:
     clock = ManualClock()
     progress = ScanProgress(["monero", "base"], clock)
     clock.now += 10 * MINUTE - 1

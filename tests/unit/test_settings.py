@@ -28,7 +28,7 @@ from rpcsvc.settings import (
 from rpcsvc.settings_sources import variable_names
 
 *_OTHERS, _LAST = map(repr, ENGINES)
-ENGINES_TOLD = f"{', '.join(_OTHERS)} or {_LAST}"
+ENGINES_LISTED = f"{', '.join(_OTHERS)} or {_LAST}"
 CONFIG = Path(__file__).parents[2] / "config"
 TOKEN = "correct-horse-battery"
 OTHER_TOKEN = "staple-orthodox-pony"
@@ -294,7 +294,7 @@ def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         ),
         (
             'engine = "steam"',
-            f"engine: received 'steam'; allowed: {ENGINES_TOLD}",
+            f"engine: received 'steam'; allowed: {ENGINES_LISTED}",
         ),
         (
             '[brand]\nslug = "X"',

@@ -319,7 +319,7 @@ def test_files_of_another_user_are_refused(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "ring.json.bak", ".hidden"])
-def test_foreign_files_are_refused_by_name(ring: KeyRing, keys: Path, name: str) -> None:
+def test_unknown_files_are_refused_by_name(ring: KeyRing, keys: Path, name: str) -> None:
     (keys / name).touch()
     with pytest.raises(SigningKeyError, match=re.escape(name)):
         reread(keys)
@@ -327,7 +327,7 @@ def test_foreign_files_are_refused_by_name(ring: KeyRing, keys: Path, name: str)
         ring.rotate()
 
 
-def test_a_foreign_directory_is_not_made_one_of_keys(keys: Path, clock: SetClock) -> None:
+def test_other_directory_is_not_made_one_of_keys(keys: Path, clock: SetClock) -> None:
     keys.mkdir(parents=True, mode=0o700)
     (keys / "photo.jpg").touch()
     with pytest.raises(SigningKeyError, match=r"photo\.jpg"):
@@ -552,7 +552,7 @@ def test_refresh_reports_a_change_and_never_waits(
     assert ring.refresh() is False
 
 
-def test_refresh_costs_one_look_at_the_file(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_costs_one_stat_of_the_file(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any, **__: Any) -> int:
         raise AssertionError("opened a file")
 

@@ -88,7 +88,7 @@ def test_money_is_an_integer_or_is_not_taken(database: SqliteDatabase, units: ob
                 other.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
 
 
-async def test_a_commit_is_on_disk_before_it_is_told(
+async def test_commit_is_on_disk_before_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[aiosqlite.Connection] = []
@@ -153,7 +153,7 @@ async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damag
         await database.close()
 
 
-async def test_a_backup_is_whole_and_is_never_written_over(
+async def test_backup_is_complete_and_never_overwritten(
     store: SqlOrderStore, tmp_path: Path
 ) -> None:
     await store.commit(created(fresh()))

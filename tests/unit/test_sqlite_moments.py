@@ -38,7 +38,7 @@ class HeldCommit:
         monkeypatch.setattr(GroupConnection, "commit", held)
 
 
-async def test_order_reads_whole_while_its_next_version_commits(
+async def test_order_reads_consistent_while_its_next_version_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await SqliteDatabase.open(tmp_path)

@@ -64,7 +64,7 @@ def test_deposit_returning_after_its_payout_counts_once(is_back: str) -> None:
     assert [(d.state.value, d.transfer_id) for d in order.deposits] == [("confirmed", paid)]
 
 
-def test_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
+def test_refund_beside_a_payout_is_cancelled_with_the_decision() -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount, sender="sender")
     assert [t.transfer_id for t in order.refunds] == [OPEN_REFUND]

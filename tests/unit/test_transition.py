@@ -100,7 +100,7 @@ def test_confirmed_deposit_seen_once_more_stays_confirmed() -> None:
         transition(order, seen, NOW)
 
 
-def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
+def test_cancelled_payout_can_not_be_prepared() -> None:
     order = open_order(terms())
     order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order

@@ -69,7 +69,7 @@ def test_chunks_of_an_order_are_bounded_in_number() -> None:
 
 
 @pytest.mark.parametrize("funding_fee", [0, 77_777])
-def test_payout_equals_the_foretold_sum_of_chunks_exactly(funding_fee: int) -> None:
+def test_payout_equals_the_predicted_sum_of_chunks_exactly(funding_fee: int) -> None:
     order = funded(funding_fee=funding_fee)
     assert order.status is OrderStatus.EXECUTING_SWAP
     rates = [165_000_000, 164_000_000, 166_500_000, 165_250_000]
@@ -201,7 +201,7 @@ def test_deadline_passed_while_filling_retries_the_next_chunk() -> None:
     assert transition(order, ev.DeadlinePassed(), order.deadline_at).effects == (FillChunk(2),)
 
 
-def test_the_view_tells_how_far_it_has_come() -> None:
+def test_view_shows_the_progress() -> None:
     waiting = twap_view(open_order(terms(U2X, IN_CHUNKS)), NOW)
     assert waiting is not None
     assert (waiting["status"], waiting["chunksTotal"]) == ("pending", 3)

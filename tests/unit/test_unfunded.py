@@ -117,7 +117,7 @@ def test_four_addresses_keep_others_out_for_one_deposit_window() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 100))
-def test_a_refused_order_fits_when_it_is_told_to_come_back(held: list[int], units: int) -> None:
+def test_refused_order_fits_at_its_retry_after(held: list[int], units: int) -> None:
     book, client = Book(), CLIENTS[0]
     for number, each in enumerate(held):
         book.put(f"ord_{number}", Reservation("n", each, client, "d", 10 + number))

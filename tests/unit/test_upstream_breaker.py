@@ -95,7 +95,7 @@ def test_after_a_recovery_it_opens_for_the_short_time_again() -> None:
     assert refusal(b, T0 + 3_000).retry_after_ms == 1_000
 
 
-def test_a_probe_that_is_given_up_leaves_its_place_to_another() -> None:
+def test_cancelled_probe_leaves_its_place_to_another() -> None:
     b = opened()
     b.admit(T0 + 1_000).abandoned()
 

@@ -236,7 +236,7 @@ def original(name: str, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_good_answer_is_read_whole_and_kept(name: str) -> None:
+def test_good_answer_is_read_in_full_and_kept(name: str) -> None:
     found = read(name, SHAPES[name].sample)
 
     assert json.loads(found.raw) == SHAPES[name].sample
@@ -477,7 +477,7 @@ def test_what_is_kept_of_an_answer_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["order", "status", "bridge deposit", "bridge withdraw"])
-def test_a_repr_tells_no_address(name: str) -> None:
+def test_repr_shows_no_address(name: str) -> None:
     reported = repr(read(name, SHAPES[name].sample)) + repr(X2U) + repr(U2X)
 
     assert not any(address in reported for address in (MONERO, EVM, MIXED_EVM))
@@ -863,7 +863,7 @@ def test_error_of_another_form_is_no_v1_error(body: Any) -> None:
         (429, "Too many requests, minimum order interval", errors.Unavailable),
     ],
 )
-async def test_a_v1_text_that_is_certain_is_told_in_our_own_words(
+async def test_known_v1_text_gets_our_wording(
     status: int, text: str, kind: type[errors.ServiceError]
 ) -> None:
     found = await refusal(V1, status, {"error": text})

@@ -410,7 +410,7 @@ def test_terms_are_written_as_rfc_8785_has_it() -> None:
     assert OrderTerms.from_json(terms()).canonical() == canonical(terms())
 
 
-def test_expiry_is_told_when_the_time_is_known() -> None:
+def test_expiry_is_stated_when_the_time_is_known() -> None:
     token = KEY.attest(terms())
     end = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
     assert verify_attestation(token, JWKS, expected()).expired is None
@@ -619,9 +619,9 @@ def test_terms_under_anothers_signature_are_refused() -> None:
     forged = f"{header}.{other.split('.')[1]}.{signature}"
     with pytest.raises(verify.BadSignature):
         verify_attestation(forged, JWKS, expected(to=OTHER_EVM))
-    foreign = OTHER.attest(terms(), kid=KEY.kid)
+    other_one = OTHER.attest(terms(), kid=KEY.kid)
     with pytest.raises(verify.BadSignature):
-        verify_attestation(foreign, JWKS, expected())
+        verify_attestation(other_one, JWKS, expected())
     with pytest.raises(verify.UnknownKey):
         verify_attestation(OTHER.attest(terms()), {"keys": [KEY.jwk()]}, expected())
 
@@ -708,7 +708,7 @@ def test_an_order_that_ends_soon_is_not_to_be_paid() -> None:
     assert payable(status(), now=late, min_time=timedelta(minutes=9))
 
 
-def test_an_answer_to_another_request_tells_nothing_of_the_order() -> None:
+def test_answer_to_another_request_proves_nothing_of_the_order() -> None:
     with pytest.raises(verify.TooOld):
         payable(status(requestId="r-0"))
     with pytest.raises(verify.UnpinnedKey):
@@ -819,8 +819,8 @@ def test_the_module_needs_the_standard_library_and_pynacl_only() -> None:
         " print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    foreign = set(out.stdout.split()) - set(sys.stdlib_module_names)
-    assert foreign <= {"rpcsvc", "nacl", "_cffi_backend", "_sodium"}
+    third_party = set(out.stdout.split()) - set(sys.stdlib_module_names)
+    assert third_party <= {"rpcsvc", "nacl", "_cffi_backend", "_sodium"}
     inner = subprocess.run(
         [sys.executable, "-c", code.replace("partition('.')[0]", "strip()")],
         capture_output=True, text=True, check=True,

@@ -121,7 +121,7 @@ def test_a_webhook_does_not_show_its_secret() -> None:
     assert "hush" not in repr(Webhook("https://agent.example/", "hush"))
 
 
-def test_receivers_are_told_apart_by_host_and_port() -> None:
+def test_receivers_are_distinguished_by_host_and_port() -> None:
     urls = ["https://a.example/1", "https://A.example:443/2", "https://a.example./", "http://b/"]
     assert [Webhook(url).receiver for url in urls] == [*["a.example:443"] * 3, "b:80"]
 

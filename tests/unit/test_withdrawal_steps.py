@@ -397,7 +397,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     assert (await service.first()).state is TransferState.PLANNED
 
 
-async def test_payment_on_record_is_taken_up_after_a_restore(service: Service) -> None:
+async def test_payment_on_record_is_adopted_after_a_restore(service: Service) -> None:
     """The copy has it as planned, and the payment journal has restored its payment."""
     await service.made.make(asked())
     planned = await service.first()

@@ -151,11 +151,11 @@ def add_commands(commands: Any) -> None:
 def _check(context: Context) -> int:
     settings = context.settings()
     if settings.postgresql_url is not None:
-        return _tell_problems(asyncio.run(_check_server(settings.postgresql_url)))
+        return _print_problems(asyncio.run(_check_server(settings.postgresql_url)))
     problems, journal = check_books(settings)
     if journal is not None:
         sys.stderr.write(f"{journal}\n")
-    return _tell_problems(problems)
+    return _print_problems(problems)
 
 
 def check_books(settings: Settings) -> tuple[list[str], str | None]:
@@ -223,7 +223,7 @@ def _progress(what: str, rows: int, total: int) -> None:
     show_progress(f"{what}: {rows} of {total} rows")
 
 
-def _tell_problems(problems: Sequence[str]) -> int:
+def _print_problems(problems: Sequence[str]) -> int:
     for problem in problems:
         sys.stdout.write(f"{problem}\n")
     sys.stdout.write(f"{len(problems)} problems\n" if problems else "ok\n")

@@ -76,7 +76,7 @@ def _drill_restore(context: Context) -> int:
         ) from error
     finally:
         end_progress()
-    return _tell(report, as_json=options.json)
+    return _print(report, as_json=options.json)
 
 
 # --- the drill -------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _audited(settings: Settings) -> Json:
 # --- the report ------------------------------------------------------------------------------
 
 
-def _tell(report: Json, *, as_json: bool) -> int:
+def _print(report: Json, *, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:

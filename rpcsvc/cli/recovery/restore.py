@@ -73,7 +73,7 @@ def restore_copy(context: Context) -> int:
             done = asyncio.run(adopt(settings, without=options.without_journal))
     finally:
         lock.release()
-    return _tell(done)
+    return _print(done)
 
 
 def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = False) -> None:
@@ -158,7 +158,7 @@ async def adopt(settings: Settings, *, without: bool = False) -> ReplayResult | 
         await database.close()
 
 
-def _tell(done: ReplayResult | None) -> int:
+def _print(done: ReplayResult | None) -> int:
     if done is None:
         sys.stdout.write("The copy is in place.\n")
         return OK

@@ -33,7 +33,7 @@ LONGEST_PAUSE_MS: Final = 300_000
 # How long nobody is asked for after that: an upstream that starts again may be back by then.
 AFTER_FAILURE_MS: Final = 250
 # Health names the number of orders that could not be read for this long.
-UNREAD_TOLD_MS: Final = 3_600_000
+UNREAD_REPORTED_MS: Final = 3_600_000
 # One call of so many is for whichever order has waited longest: else those that nobody polls would
 # wait for ever where the upstream's limits leave room for those only that somebody does.
 FOR_ALL_EVERY: Final = 4
@@ -213,7 +213,7 @@ class Follower:
 
     def health(self) -> Health:
         """Well, with a note of the orders that could not be read for long."""
-        long_ago = self._clock.now_ms() - UNREAD_TOLD_MS
+        long_ago = self._clock.now_ms() - UNREAD_REPORTED_MS
         unread = sum(each.since <= long_ago for each in self._unread.values())
         note = f"{unread} upstream orders could not be read for an hour" if unread else None
         return Health(True, note)

@@ -97,7 +97,7 @@ class Upstream:
         return self._dialect.times_ends
 
     @property
-    def tells_network(self) -> bool:
+    def reports_network(self) -> bool:
         """Whether the dialect has a call that reports the network on which orders are settled."""
         return "capabilities" in self._dialect.paths
 
@@ -347,7 +347,7 @@ _WORDS: Final = {
 # What a refusal may be to a caller, who can mend it. Others are between this service and its
 # upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
 CALLER_CODES: Final = frozenset(_WORDS)
-_TOLD_APART: Final = ("field", "received", "allowed")
+_OWN_FIELDS: Final = ("field", "received", "allowed")
 
 
 def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceError:
@@ -359,7 +359,7 @@ def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceE
         return OrderNotCancellable(words, details=details)
     kind, field = _INPUT_ERRORS[code]
     # Its problems name the fields of its own surface.
-    rest = {k: v for k, v in details.items() if k not in (*_TOLD_APART, "problems")}
+    rest = {k: v for k, v in details.items() if k not in (*_OWN_FIELDS, "problems")}
     return kind(
         words,
         field=str(details.get("field", field)),

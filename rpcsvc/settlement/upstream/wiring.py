@@ -244,7 +244,7 @@ async def upstream_engine(
     async with client:
         upstream = Upstream(client, dialect, networks)
         offered = OfferedChains(chains)
-        check = NetworkCheck(upstream, monero) if upstream.tells_network else None
+        check = NetworkCheck(upstream, monero) if upstream.reports_network else None
         watch = ChainWatch(upstream, offered, timing, network=check)
         try:
             yield UpstreamEngine(client, upstream, offered, watch, creations, monero)

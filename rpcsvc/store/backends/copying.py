@@ -102,17 +102,17 @@ async def copy(source: Source, target: Target, progress: Progress) -> dict[str, 
     compared = 0
     for table in every:
 
-        def tell(seen: int, table: Table = table, before: int = compared) -> None:
+        def report(seen: int, table: Table = table, before: int = compared) -> None:
             progress(f"comparing {table.name}", before + seen, total)
 
-        await _compare(source, target, table, counts[table.name], tell)
+        await _compare(source, target, table, counts[table.name], report)
         compared += counts[table.name]
     await target.finish(every)
     return counts
 
 
 async def _compare(
-    source: Source, target: Target, table: Table, expected: int, tell: Callable[[int], None]
+    source: Source, target: Target, table: Table, expected: int, report: Callable[[int], None]
 ) -> None:
     """Raises NotCopied at the first row that is not the same in both."""
     theirs = target.rows(table)
@@ -121,7 +121,7 @@ async def _compare(
         if list(rows) != list(await anext(theirs, ())):
             raise NotCopied(f"after row {seen} of {table.name} the copy differs from its source")
         seen += len(rows)
-        tell(seen)
+        report(seen)
     if seen != expected or [rows async for rows in theirs]:
         raise NotCopied(f"the copy of {table.name} does not have {expected} rows")
 

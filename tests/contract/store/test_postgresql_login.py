@@ -130,10 +130,10 @@ async def test_tls_that_is_required_is_not_done_without(server: str) -> None:
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
-    """Host and port of a server that asks the role ``teller`` for a password."""
+    """Host and port of a server that asks the role ``clerk`` for a password."""
     with own_server() as server:
         rules = server.folder / "data/pg_hba.conf"
-        guard = "host all teller 127.0.0.1/32 scram-sha-256\n"
+        guard = "host all clerk 127.0.0.1/32 scram-sha-256\n"
         rules.write_text(guard + rules.read_text())
         server.stop()
         server.start()
@@ -142,12 +142,12 @@ def guarded() -> Iterator[str]:
 
 async def test_password_is_read_from_the_passfile(guarded: str, tmp_path: Path) -> None:
     admin = await asyncpg.connect(f"postgresql://postgres@{guarded}/postgres")
-    await admin.execute("CREATE ROLE teller LOGIN PASSWORD 'correct horse'")
-    await admin.execute("CREATE DATABASE teller OWNER teller TEMPLATE template0 ENCODING 'UTF8'")
+    await admin.execute("CREATE ROLE clerk LOGIN PASSWORD 'correct horse'")
+    await admin.execute("CREATE DATABASE clerk OWNER clerk TEMPLATE template0 ENCODING 'UTF8'")
     await admin.close()
-    url = f"postgresql://teller@{guarded}/teller?passfile="
+    url = f"postgresql://clerk@{guarded}/clerk?passfile="
     for name, password in (("right", "correct horse"), ("wrong", "battery staple")):
         path = tmp_path / name
-        path.write_text(f"{guarded}:teller:teller:{password}\n")
+        path.write_text(f"{guarded}:clerk:clerk:{password}\n")
         path.chmod(0o600)
         assert await is_let_in(f"{url}{path}") == (name == "right")

@@ -108,7 +108,7 @@ async def test_orders_at_once_never_break_a_bound(
     assert await wrong_sums(database) == []
 
 
-async def test_replicas_never_promise_the_same_money_twice(
+async def test_replicas_never_reserve_the_same_money_twice(
     keeper: Keeper, database: Tables
 ) -> None:
     if not isinstance(database, PostgresqlDatabase):

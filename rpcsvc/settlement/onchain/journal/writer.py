@@ -137,14 +137,14 @@ class PaymentJournal:
         if _end_of(best, since).line > _end_of(folder, since).line:
             mirror(best, folder)
         found = read_place(folder, since)
-        self._require_whole(found)
+        self._require_complete(found)
         self._name = found.name or self._random(_NAME_BYTES).hex()
         self._end = found.end
         self._unread = tuple(line for line in found.lines if line.at.line > since)
         self._resume(found)
         self._is_read = True
 
-    def _require_whole(self, found: JournalContents) -> None:
+    def _require_complete(self, found: JournalContents) -> None:
         """Raises JournalDamaged."""
         mark, end = self._mark, found.end
         if found.problem is not None:

@@ -138,9 +138,9 @@ class MoneroInventory:
             outputs=len(self._outputs),
             seconds_to_unlock=held.blocks_to_unlock * _BLOCK_SECONDS,
         )
-        if not held.is_whole and self.problem is None:
+        if not held.is_complete and self.problem is None:
             log.warning("monero_outputs_exceeded", unlocked=held.unlocked, locked=held.locked)
-        self.problem = None if held.is_whole else TOO_MANY_OUTPUTS
+        self.problem = None if held.is_complete else TOO_MANY_OUTPUTS
 
     async def keep_up(self) -> bool:
         """Split or put together what is needed; whether something was published.

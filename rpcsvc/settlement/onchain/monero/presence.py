@@ -256,10 +256,10 @@ class MoneroPayoutEnd:
         await self._connection.wallet.refresh()
         # The wallet may count them as spent by the payment still.
         await self._connection.wallet.rescan_spent()
-        listed, is_whole = await list_unspent(self._connection.wallet)
+        listed, is_complete = await list_unspent(self._connection.wallet)
         inputs = [item for item in listed if item.key_image in payment.key_images]
         if not inputs:
-            await self._require_no_other(payment, info, is_whole=is_whole)
+            await self._require_no_other(payment, info, is_complete=is_complete)
             return None
         for item in inputs:
             if item.frozen:
@@ -278,10 +278,10 @@ class MoneroPayoutEnd:
         return made.txid
 
     async def _require_no_other(
-        self, payment: MoneroPayment, info: NodeInfo, *, is_whole: bool
+        self, payment: MoneroPayment, info: NodeInfo, *, is_complete: bool
     ) -> None:
         """Its inputs must not be about to come back. Raises NotAdopted."""
-        if not is_whole:
+        if not is_complete:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
         out = (
             *await self._ledger.payments_in(MoneroPaymentState.PUBLISHED),

@@ -409,13 +409,13 @@ _OWN: Final = (0,)
 class Held:
     """The spendable balance, now or later. ``outputs``: neither spent nor frozen.
 
-    ``is_whole`` is False when those are of the wallet's own address alone, and the sums are not;
+    ``is_complete`` is False when those are of the wallet's own address alone, and the sums are not;
     ``locked`` then counts what is still in the pool, too.
     ``blocks_to_unlock`` until all of it is unlocked, locks of the sender's making left out.
     """
 
     outputs: tuple[Output, ...]
-    is_whole: bool
+    is_complete: bool
     unlocked: int
     locked: int
     blocks_to_unlock: int
@@ -423,9 +423,9 @@ class Held:
 
 async def read_held(wallet: WalletClient, height: int) -> Held:
     """At the height of the chain. Raises RpcFailure."""
-    listed, is_whole = await list_unspent(wallet)
+    listed, is_complete = await list_unspent(wallet)
     outputs = tuple(item for item in listed if not item.spent and not item.frozen)
-    if is_whole:
+    if is_complete:
         total = sum(item.amount for item in outputs)
         unlocked = sum(item.amount for item in outputs if item.unlocked)
         blocks = max((_blocks_left(item, height) for item in outputs), default=0)
@@ -433,7 +433,7 @@ async def read_held(wallet: WalletClient, height: int) -> Held:
         balance = await wallet.balance(_OWN)
         total, unlocked = balance.total, balance.unlocked
         blocks = min(UNLOCK_BLOCKS, balance.blocks_to_unlock)
-    return Held(outputs, is_whole, unlocked, max(0, total - unlocked), blocks)
+    return Held(outputs, is_complete, unlocked, max(0, total - unlocked), blocks)
 
 
 async def list_unspent(wallet: WalletClient) -> tuple[list[Output], bool]:

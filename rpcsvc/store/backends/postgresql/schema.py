@@ -27,7 +27,7 @@ _WORDS: Final = (
     (r"\bVIRTUAL\b", "STORED"),
     (r"\)\s*STRICT(, WITHOUT ROWID)?$", ")"),
 )
-_FOREIGN: Final = re.compile(
+_FOREIGN_KEY: Final = re.compile(
     r"^(?P<head>\s*(?P<column>\w+)\s+(?:TEXT|INTEGER)\b[^,]*?)\s+REFERENCES"
     r"\s+(?P<target>\w+ \(\w+\))(?P<when>\s+DEFERRABLE INITIALLY DEFERRED)?",
     re.MULTILINE,
@@ -79,20 +79,20 @@ def statements(script: str) -> Iterator[str]:
 
 def translated(script: str) -> list[str]:
     """A script of the shared schema, as statements for PostgreSQL."""
-    made, foreign = [], []
+    made, references = [], []
     for statement in statements(script):
         if statement.startswith("CREATE TRIGGER"):
             made.append(_trigger(statement))
             continue
         if found := re.match(r"CREATE TABLE (\w+)", statement):
-            foreign += [
+            references += [
                 f"ALTER TABLE {found[1]} ADD FOREIGN KEY ({each['column']})"
                 f" REFERENCES {each['target']}{each['when'] or ''}"
-                for each in _FOREIGN.finditer(statement)
+                for each in _FOREIGN_KEY.finditer(statement)
             ]
-        text = _FOREIGN.sub(lambda each: each["head"], statement)
+        text = _FOREIGN_KEY.sub(lambda each: each["head"], statement)
         made.append(reduce(_replaced, _WORDS, text))
-    return made + foreign
+    return made + references
 
 
 def _replaced(text: str, word: tuple[str, str]) -> str:
