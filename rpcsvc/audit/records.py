@@ -266,8 +266,8 @@ class MoneroFacts:
     """State of node and wallet as of block ``top``. ``deposit_depth``: confirmations at most.
 
     ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
-    ``stale``: blocks were replaced, and the books do not know of it yet. ``is_complete``: ``balance``
-    includes the frozen outputs of the wallet; False where they can't be listed.
+    ``stale``: blocks were replaced, and the books do not know of it yet. ``is_complete``:
+    ``balance`` includes the frozen outputs of the wallet; False where they can't be listed.
     """
 
     top: int
