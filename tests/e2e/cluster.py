@@ -56,6 +56,7 @@ class Replicas:
         client_secret(self._first, system_random)
         self.supervised = 0
         self.module = "rpcsvc"
+        self.is_new = False
 
     def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
@@ -65,6 +66,7 @@ class Replicas:
             environ={**self.environ, **environ},
             log_dir=self.folder,
             module=self.module,
+            is_new=self.is_new,
         )
         self.all.append(made)
         return made
@@ -219,6 +221,7 @@ async def cluster(server: str, folder: Path) -> AsyncIterator[Cluster]:
     async with new_database(server) as url:
         environ = {"RPCSVC_SITE_URL": f"http://127.0.0.1:{port}", "AGENT_RPC_TOKEN": TOKEN}
         made = Replicas(url, folder, environ)
+        made.is_new = True
         try:
             assert await made.start().ready()
             for each in [made.start() for _ in range(REPLICAS - 1)]:

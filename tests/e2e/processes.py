@@ -6,10 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import aiohttp
+
+from tests.e2e import forking
 
 SETTINGS = {
     "RPCSVC_RATE_LIMIT__ENABLED": "false",
@@ -87,7 +86,7 @@ async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = TIM
 
 
 class Server:
-    """One server process on a data directory. Its log is beside it by default."""
+    """One server process on a data directory, forked or new. Its log is beside it by default."""
 
     def __init__(
         self,
@@ -97,38 +96,49 @@ class Server:
         environ: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
         module: str = "rpcsvc",
+        is_new: bool = False,
     ) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        program = [module] if crash is None else ["tests.e2e.crashing", *map(str, crash)]
+        if crash is not None:
+            module = "tests.e2e.crashing"
+        served = ["serve", "--port", str(self.port), "--data-dir", str(data_dir)]
         self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *program, "serve", "--port", str(self.port),
-                 "--data-dir", str(data_dir)],
-                env={**os.environ, **SETTINGS, **(environ or {})}, stderr=log,
-            )  # fmt: skip
+        self._process = forking.start(
+            module,
+            [*map(str, crash or ()), *served],
+            {**os.environ, **SETTINGS, **(environ or {})},
+            self.log,
+            is_new=is_new,
+        )
+        assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property
     def is_dead(self) -> bool:
-        return self._process.poll() is not None
+        return self._process.exitcode is not None
 
     async def death(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Wait until the process has ended; returns its exit status."""
-        return await asyncio.to_thread(self._process.wait, seconds)
+        return await asyncio.to_thread(self._ended, seconds)
 
     def kill(self) -> None:
         """End it with SIGKILL."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.kill()
+        self._ended()
 
     def stop(self) -> int:
         """End it with SIGTERM; returns its exit status."""
         if not self.is_dead:
             self._process.terminate()
-        return self._process.wait(timeout=TIMEOUT_SECONDS)
+        return self._ended()
+
+    def _ended(self, seconds: float = TIMEOUT_SECONDS) -> int:
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"process {self.pid} goes on after {seconds} s")
+        return self._process.exitcode
 
     async def health(self, path: str = "/health") -> dict[str, Any]:
         """The health document with its HTTP status under ``http``; empty while out of reach."""
@@ -165,9 +175,10 @@ async def server(
     crash: Crash | None = None,
     environ: Mapping[str, str] | None = None,
     log_dir: Path | None = None,
+    is_new: bool = False,
 ) -> AsyncIterator[Server]:
     """A server that is ready, or already killed at its crash point."""
-    running = Server(data_dir, crash=crash, environ=environ, log_dir=log_dir)
+    running = Server(data_dir, crash=crash, environ=environ, log_dir=log_dir, is_new=is_new)
     try:
         await running.ready()
         yield running

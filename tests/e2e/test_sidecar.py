@@ -117,7 +117,7 @@ async def test_no_order_is_lost_or_doubled_over_a_bad_line(
     async with server(tmp_path / "central") as central:
         async with bad_line(central.port, seed=seed, rate=0.3) as line:
             settings = environ(line.port)
-            async with server(tmp_path / "sidecar", environ=settings) as sidecar:
+            async with server(tmp_path / "sidecar", environ=settings, is_new=True) as sidecar:
                 ended = await follow_all(Agent(sidecar, central), rounds)
         assert {order["status"] for order in ended} == {"completed"}
         assert sum(line.met[mishap] for mishap in MISHAPS) >= 3

@@ -103,9 +103,12 @@ class Exchange:
         }
 
     @asynccontextmanager
-    async def serving(self, crash: Crash | None = None) -> AsyncIterator[Server]:
+    async def serving(
+        self, crash: Crash | None = None, *, is_new: bool = False
+    ) -> AsyncIterator[Server]:
         """The service, ready to take orders."""
-        async with server(self.data_dir, crash=crash, environ=self.environ()) as running:
+        environ = self.environ()
+        async with server(self.data_dir, crash=crash, environ=environ, is_new=is_new) as running:
             yield running
 
     @asynccontextmanager

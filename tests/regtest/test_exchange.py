@@ -30,7 +30,7 @@ def verify(stack: Exchange, data: dict[str, Any], *options: str) -> tuple[int, d
 
 async def test_xmr_becomes_usdc_and_the_receipt_proves_it(stack: Exchange) -> None:
     to = stack.user.address
-    async with stack.serving() as at:
+    async with stack.serving(is_new=True) as at:
         made = await create(at, direction="x2u", amount="1", to=to)
         order = made["data"]["order"]
         await stack.pay_xmr(order["depositAddress"], XMR)
