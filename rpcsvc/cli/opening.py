@@ -61,5 +61,5 @@ def opening(settings: Settings) -> Iterator[None]:
 def _unusable(settings: Settings, error: Exception) -> str:
     return (
         f"The data directory {settings.data_dir} can't be used: {error}."
-        " Give another one with --data-dir, or look at it with: rpcsvc db check"
+        " Give another one with --data-dir, or check it with: rpcsvc db check"
     )

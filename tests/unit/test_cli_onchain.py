@@ -213,7 +213,7 @@ async def test_treasury_without_nodes_names_gaps_and_shows_the_rest(cli: Setup) 
 
     assert cli.out.startswith("payouts: PAUSED: odd numbers\n")
     assert "not known" in cli.out
-    assert "\ndeposits that are of no order, to be paid back by hand\n" in cli.out
+    assert "\nunattributed deposits, to be paid back by hand\n" in cli.out
     assert "2.5 USDC" in cli.out
     assert cli.out.count("not asked: ") == 2
 

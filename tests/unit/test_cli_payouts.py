@@ -176,7 +176,7 @@ def test_payouts_are_paused_with_a_reason_and_resumed(cli: Cli) -> None:
     assert switch.reason() == "odd numbers"
     assert cli("payouts", "resume") == 0
     assert "odd numbers" in cli.out
-    assert f"on {cli.data_dir} go on" in cli.out
+    assert f"on {cli.data_dir} are resumed" in cli.out
     assert switch.reason() is None
     assert cli("payouts", "resume") == 0
     assert "not paused" in cli.out
@@ -194,7 +194,7 @@ def test_pause_without_any_service_says_that_it_stops_none(cli: Cli) -> None:
     assert cli("payouts", "pause", "--reason", "why") == 1
     assert cli.out == ""
     assert f"No service has ever run on {cli.data_dir}" in cli.err
-    assert "THE PAYOUTS OF ANY OTHER GO ON" in cli.err
+    assert "PAYOUTS OF ANY OTHER SERVICE CONTINUE" in cli.err
     assert PauseSwitch(cli.data_dir).reason() == "why"  # for one that begins there
 
 
@@ -208,7 +208,7 @@ def test_a_pause_needs_a_reason_and_the_engine_onchain(cli: Cli) -> None:
 def test_a_switch_that_can_t_be_thrown_is_shouted(cli: Cli) -> None:
     cli.environ["RPCSVC_ENGINE"], cli.data_dir = "onchain", cli.data_dir / "nowhere"
     assert cli("payouts", "pause", "--reason", "why") == 2
-    assert "PAYOUTS GO ON" in cli.err
+    assert "PAYOUTS CONTINUE" in cli.err
 
 
 # --- retry -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ async def test_a_planned_transfer_is_retried_at_once(tmp_path: Path, cli: Cli) -
         placed = await _executing(box)
         name = f"{placed.order_id}/payout/1"
         assert await cli.ask("payouts", "retry", name) == 0
-        assert cli.out == f"{name} is tried now. See how it goes: rpcsvc payouts show {name}\n"
+        assert cli.out == f"{name} is retried now. Follow it with: rpcsvc payouts show {name}\n"
 
 
 # --- refund ------------------------------------------------------------------------------------

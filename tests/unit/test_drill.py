@@ -141,7 +141,7 @@ async def test_drill_names_books_that_do_not_add_up(cli: Cli) -> None:
     assert any("another address than was ordered" in text for text in report["problems"])
     assert await cli.ask("drill", "restore", str(backup)) == FAILED
     assert "another address than was ordered" in cli.out
-    assert "needs a hand" in cli.out
+    assert "needs manual steps" in cli.out
 
 
 async def test_drill_says_that_another_engine_would_not_start(cli: Cli) -> None:

@@ -261,7 +261,9 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
             memory.save(after)
     except (OSError, BrokenState) as error:
         where = memory.data_dir
-        sys.stderr.write(f"rpcsvc: the order is made, but not remembered in {where}: {error}\n")
+        sys.stderr.write(
+            f"rpcsvc: the order was created, but its state could not be saved in {where}: {error}\n"
+        )
 
 
 # --- the call --------------------------------------------------------------------------------

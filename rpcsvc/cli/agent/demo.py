@@ -177,7 +177,7 @@ async def _poll(caller: DemoTarget, order_id: str) -> bool:
             _show_transfers(answer)
             return shown == "completed"
         await caller.pause()
-    _say(f"    {order_id} is still not over; the demo waits no longer.")
+    _say(f"    {order_id} is not over yet; the demo stops waiting.")
     return False
 
 
@@ -210,7 +210,7 @@ def _at(answer: Any, *path: str) -> Any:
     """The part of an answer that ``path`` leads to."""
     for name in path:
         if not isinstance(answer, dict) or name not in answer:
-            raise CallFailed(f"what answers is another service, or version: it has no {name}.")
+            raise CallFailed(f"another service or version answers: it has no {name}.")
         answer = answer[name]
     return answer
 
@@ -226,7 +226,7 @@ def _list(answer: Any, *path: str) -> list[Any]:
 def _of(kind: type[T], answer: Any, path: Sequence[str]) -> T:
     found = _at(answer, *path)
     if not isinstance(found, kind):
-        raise CallFailed(f"what answers is another service, or version: see its {path[-1]}.")
+        raise CallFailed(f"another service or version answers: see its {path[-1]}.")
     return found
 
 

@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("receipt", help="check the receipt of a payout")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    text = "check on your own node that a payout was made; nothing of the service is asked"
+    text = "check on your own node that a payout was made, without calling the service"
     verify = add_command(actions, "verify", text, _verify)
 
     def add(flag: str, metavar: str, help_text: str, action: type[Once] = TextOption) -> None:
@@ -40,10 +40,10 @@ def add_commands(commands: Any) -> None:
     )
     add("--node", "URL", "an EVM node of the network, for USDC")
     add("--wallet-rpc", "URL", "a monero-wallet-rpc with any wallet open, for XMR")
-    add("--username", "NAME", "of that wallet-rpc, if it asks for one")
-    add("--password-file", "FILE", "holds its password", Once)
+    add("--username", "NAME", "user of that wallet-rpc, if it needs one")
+    add("--password-file", "FILE", "contains its password", Once)
     add("--to", "ADDRESS", "the destination that you ordered the payout to")
-    add("--amount", "AMOUNT", "the least that you are to have received, such as 0.97")
+    add("--amount", "AMOUNT", "minimum amount of the payout, such as 0.97")
 
 
 def _verify(context: Context) -> int:

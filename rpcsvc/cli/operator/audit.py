@@ -34,7 +34,7 @@ _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     text = "recompute every order and wallet from the chains"
-    more = ". Exit status: 0 all agrees, 1 it does not, 3 a node can't be asked."
+    more = ". Exit status: 0 no differences, 1 differences, 3 a node does not answer."
     parser = add_command(commands, "audit", text, _audit, more)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 

@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
 def _add_config(commands: Any) -> None:
     parser = commands.add_parser("config", help="check the configuration")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    text = "print every setting and where it came from, and check them as a start does"
+    text = "print every setting and its source, and check them as a start does"
     add_command(actions, "check", text, check_config)
 
 
@@ -48,13 +48,13 @@ def check_config(context: Context) -> int:
 def _add_health(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
-        help="ask a running service how it is",
-        description="Exit status: 0 well, 1 not, 3 no service answers.",
+        help="show the health of a running service",
+        description="Exit status: 0 healthy, 1 unhealthy, 3 no service answers.",
     )
     add_common(parser)
     add_target(parser)
     parser.add_argument(
-        "--check", choices=tuple(PATHS), default="health", help="which question (health)"
+        "--check", choices=tuple(PATHS), default="health", help="which health endpoint (health)"
     )
     parser.set_defaults(command=_health)
 

@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     rows = (
         ("list", "list the current key and the retired ones", _list),
-        ("rotate", "make a new key; the old one can still be checked", _rotate),
+        ("rotate", "make a new key; signatures of the old one still verify", _rotate),
         ("export-public", "print the public keys as a JWKS", _export_public),
     )
     for name, text, command in rows:
@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
             action.add_argument(
                 "--revoke",
                 action="store_true",
-                help="drop the old public key too: somebody else may have the private one",
+                help="drop the old public key too, if the private key may be stolen",
             )
 
 

@@ -63,8 +63,8 @@ def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("onchain", help="set up the engine onchain")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    text = "make the keys if there are none, and check all that the engine needs"
-    more = ". Exit status: 0 all is there, 1 something is not."
+    text = "make missing keys, and check what the engine needs"
+    more = ". Exit status: 0 ready, 1 something is missing."
     init = add_command(actions, "init", text, _init, more)
     init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     _add_skip(actions)
@@ -76,7 +76,10 @@ def _add_skip(actions: Any) -> None:
     more = ": orders that the database has lost may have them. The service must not be running."
     skip = add_command(actions, "skip-addresses", text, skip_addresses, more)
     skip.add_argument(
-        "count", type=_count, metavar="N", help="more than there can have been orders since"
+        "count",
+        type=_count,
+        metavar="N",
+        help="at least as many as orders can have been made since the backup",
     )
     skip.add_argument(
         "--rescan",
@@ -101,7 +104,7 @@ def _add_reread(actions: Any) -> None:
         type=_block,
         required=True,
         metavar="BLOCK",
-        help="a block before the one that the deposit is in, or that one",
+        help="the block of the deposit, or an earlier one",
     )
 
 
@@ -200,7 +203,7 @@ def _key_check(
     detail = f"{path}, hot wallet {address}"
     if not is_made:
         return ReadinessCheck("keys", True, detail), address
-    advice = "Write its 24 words down and keep them safe: whoever has them has the money."
+    advice = "Write its 24 words down and keep them safe: they control the money."
     return ReadinessCheck("keys", True, f"made {detail}", advice), address
 
 
@@ -275,5 +278,5 @@ def _print(checks: list[ReadinessCheck], hot_wallet: str | None, *, as_json: boo
         if check.remedy is not None:
             sys.stdout.write(f"         {' ' * width}  -> {check.remedy}\n")
     missing = sum(not check.ok for check in checks)
-    ready = f"Missing: {missing}" if missing else "All is there: rpcsvc serve"
+    ready = f"Missing: {missing}" if missing else "Ready. Start with: rpcsvc serve"
     sys.stdout.write(f"{ready}\n")

@@ -45,15 +45,15 @@ def add_commands(commands: Any) -> None:
     action = partial(add_command, actions)
     _add_list(action("list", "payouts and refunds, the newest first", _list))
     show = action("show", "everything about one payout or refund", _show)
-    retry = action("retry", "have a pending one tried now instead of after its pause", _retry)
+    retry = action("retry", "retry a pending one now", _retry)
     adopting = action(
         "adopt",
-        "say which transaction paid one, after an older database was restored",
+        "record which transaction paid one, after restoring an older database",
         _recovery("adopt"),
     )
     text = (
-        "say that one was paid, where nothing proves it, after an older database was restored; or"
-        " end one that a reorganisation took for good"
+        "record one as paid without proof, after restoring an older database; or end one that a"
+        " reorganisation removed for good"
     )
     closing = action("close", text, _recovery("close"))
     for one in (show, retry, adopting, closing):
@@ -61,7 +61,7 @@ def add_commands(commands: Any) -> None:
             "transfer",
             action=TextOption,
             metavar="TRANSFER",
-            help="its id, as payouts list shows it",
+            help="its id, from payouts list",
         )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
     named = "the transaction, as rpcsvc audit names it"
@@ -71,25 +71,25 @@ def add_commands(commands: Any) -> None:
         action=TextOption,
         nargs="?",
         metavar="TXID",
-        help=f"{named}; none for a signed one that a reorganisation took for good",
+        help=f"{named}; omit it for a signed one that a reorganisation removed for good",
     )
     closing.add_argument(
         "--note",
         action=TextOption,
         required=True,
-        help="how you know; kept, signed by the service's key",
+        help="your evidence; stored, signed by the service's key",
     )
     adopting.add_argument(
         "--tx-key",
         action=TextOption,
         metavar="KEY",
-        help="of an XMR transaction whose key the wallet has lost",
+        help="transaction key, if the XMR wallet has lost it",
     )
-    pause = action("pause", "stop all outgoing money, at once and over restarts", _pause)
+    pause = action("pause", "pause all outgoing payments, now and across restarts", _pause)
     pause.add_argument(
         "--reason", action=TextOption, required=True, type=_reason, help="shown in health and logs"
     )
-    action("resume", "let money out again", _resume)
+    action("resume", "resume outgoing payments", _resume)
     _add_refund(commands)
 
 
@@ -110,10 +110,10 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
         "--state",
         choices=tuple(STATES),
         default="pending",
-        help="pending: all that are not over (default)",
+        help="pending: not final yet (default)",
     )
     parser.add_argument(
-        "--limit", type=_count, default=100, metavar="N", help="at most so many (100)"
+        "--limit", type=_count, default=100, metavar="N", help="how many at most (100)"
     )
     parser.add_argument("--full", action="store_true", help="do not shorten addresses")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -121,7 +121,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
 
 def _reason(text: str) -> str:
     if not text.strip():
-        raise argparse.ArgumentTypeError("must say why: whoever finds payouts paused reads it")
+        raise argparse.ArgumentTypeError("must say why payouts are paused")
     return " ".join(text.split())
 
 
@@ -153,7 +153,7 @@ def _print_list(views: list[Json]) -> None:
     head = ("TRANSFER", "STATE", "AMOUNT", "NETWORK", "TO", "TRANSACTION", "SINCE")
     rows = [tuple(str(view[name] or "-") for name in columns) for view in views]
     print_table([head, *rows])
-    sys.stdout.write("\nWhat comes next: rpcsvc payouts show TRANSFER\n")
+    sys.stdout.write("\nNext step of each: rpcsvc payouts show TRANSFER\n")
 
 
 def _show(context: Context) -> int:
@@ -166,7 +166,7 @@ def _retry(context: Context) -> int:
     done = ask(context, "payouts.retry", transferId=wanted)
     if done["refused"] is not None:
         return refuse(done["refused"])
-    sys.stdout.write(f"{wanted} is tried now. See how it goes: rpcsvc payouts show {wanted}\n")
+    sys.stdout.write(f"{wanted} is retried now. Follow it with: rpcsvc payouts show {wanted}\n")
     return OK
 
 
@@ -180,7 +180,8 @@ def _pause(context: Context) -> int:
         switch.pause(context.options.reason)
     except OSError as error:
         raise UsageError(
-            f"The switch in {settings.data_dir} can't be thrown: {error.strerror}. PAYOUTS GO ON."
+            f"The pause file in {settings.data_dir} can't be written: {error.strerror}. PAYOUTS"
+            " CONTINUE."
             " To stop them now, stop the service."
         ) from error
     if settings.postgresql_url is not None:
@@ -188,13 +189,13 @@ def _pause(context: Context) -> int:
     where = settings.data_dir.absolute()
     if not _has_service(settings):
         return refuse(
-            f"No service has ever run on {where}. One that begins there is paused from its start;"
-            " THE PAYOUTS OF ANY OTHER GO ON. Give that one's --data-dir and --config."
+            f"No service has ever run on {where}. A service started there is paused from the start;"
+            " PAYOUTS OF ANY OTHER SERVICE CONTINUE. Give its --data-dir and --config."
         )
     sys.stdout.write(
-        f"Payouts of the service on {where} are paused: nothing more is signed or published. What a"
-        " network has already can't be called back.\nOrders whose payout is not signed in time are"
-        " refunded, once money may go out again.\nGo on with: rpcsvc payouts resume\n"
+        f"Payouts of the service on {where} are paused: nothing more is signed or published."
+        " Published transactions can't be recalled.\nOrders whose payout is not signed in time are"
+        " refunded after the pause.\nResume with: rpcsvc payouts resume\n"
     )
     return OK
 
@@ -207,14 +208,14 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
     except (Unavailable, UsageError) as error:
         return refuse(
             f"The database can't be reached ({error}): only the replica on"
-            f" {settings.data_dir.absolute()} is paused. THE PAYOUTS OF ANOTHER GO ON. To stop them"
-            " now, stop that replica."
+            f" {settings.data_dir.absolute()} is paused. PAYOUTS OF ANOTHER REPLICA CONTINUE. To"
+            " stop them now, stop that replica."
         )
     switch.resume()
     sys.stdout.write(
-        "Payouts of all replicas are paused: nothing more is signed or published. What a network"
-        " has already can't be called back.\nOrders whose payout is not signed in time are"
-        " refunded, once money may go out again.\nGo on with: rpcsvc payouts resume\n"
+        "Payouts of all replicas are paused: nothing more is signed or published. Published"
+        " transactions can't be recalled.\nOrders whose payout is not signed in time are refunded"
+        " after the pause.\nResume with: rpcsvc payouts resume\n"
     )
     return OK
 
@@ -247,7 +248,9 @@ def _resume(context: Context) -> int:
             " in memory only, the service writes it as soon as it can: resume then.\n"
         )
     else:
-        sys.stdout.write(f"Payouts of the service on {where} go on. They were paused: {before}\n")
+        sys.stdout.write(
+            f"Payouts of the service on {where} are resumed. They were paused: {before}\n"
+        )
     return OK
 
 
@@ -257,7 +260,7 @@ def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
         switch.resume()
     except OSError as error:
         raise UsageError(
-            f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
+            f"The pause file in {settings.data_dir} can't be removed: {error.strerror}."
         ) from error
 
 
@@ -270,14 +273,15 @@ def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> 
     try:
         found = _with_row(settings, resume) or before
     except (Unavailable, UsageError) as error:
-        return refuse(f"The database can't be reached ({error}): all replicas stay as they are.")
+        return refuse(f"The database can't be reached ({error}): no replica was changed.")
     _turn_off(settings, switch)
     if found is None:
         sys.stdout.write(
-            "Payouts were not paused. If health says so of a replica, run this where it runs.\n"
+            "Payouts were not paused. If a replica's health says otherwise, run this on its"
+            " machine.\n"
         )
     else:
-        sys.stdout.write(f"Payouts of all replicas go on. They were paused: {found}\n")
+        sys.stdout.write(f"Payouts of all replicas are resumed. They were paused: {found}\n")
     return OK
 
 
@@ -313,7 +317,7 @@ def _refund(context: Context) -> int:
     if done["refused"] is not None:
         return refuse(f"not set: {done['refused']}")
     sys.stdout.write(
-        f"{given.order} is refunded to {done['address']}. See how it goes: rpcsvc payouts list\n"
+        f"{given.order} is refunded to {done['address']}. Follow it with: rpcsvc payouts list\n"
     )
     return OK
 

@@ -26,10 +26,10 @@ def add_commands(commands: Any) -> None:
     )
     for name, text, command in rows:
         add_command(actions, name, text, command)
-    doubts = "upstream orders that may have been made: look them up there"
+    doubts = "upstream orders in doubt: look them up at the upstream"
     relays = add_command(commands, "relays", doubts, _relays)
     closing = relays.add_subparsers(metavar="ACTION")
-    over = "end one that was looked up: it was not made there, or will never be paid"
+    over = "end one that you looked up: it was not made, or will never be paid"
     # Options given before the action apply, too.
     close = add_command(closing, "close", over, _close, argument_default=argparse.SUPPRESS)
     close.add_argument("order_id", action=TextOption, metavar="ORDER_ID")
@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
         action=TextOption,
         required=True,
         metavar="TEXT",
-        help="what was found, for the books",
+        help="what you found; stored",
     )
     _add_tickets(commands)
     _add_webhooks(commands)
@@ -57,7 +57,11 @@ def _add_webhooks(commands: Any) -> None:
     again = add_command(actions, "replay", what, _replay)
     again.add_argument("order_id", action=TextOption, metavar="ORDER_ID")
     again.add_argument(
-        "--sequence", action=Once, type=int, metavar="N", help="the event's cursor: this one alone"
+        "--sequence",
+        action=Once,
+        type=int,
+        metavar="N",
+        help="only the message of this event, by its cursor",
     )
 
 
@@ -68,7 +72,7 @@ def _add_tickets(commands: Any) -> None:
     rows = (
         ("list", "all tickets without their messages, oldest first", _list_tickets),
         ("show", "one ticket with its message", _show_ticket),
-        ("close", "delete a ticket that was dealt with", _close_ticket),
+        ("close", "delete a handled ticket", _close_ticket),
     )
     for name, what, command in rows:
         action = add_command(actions, name, what, command)

@@ -84,13 +84,15 @@ class ServiceSample(NamedTuple):
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     text = "orders, wallets, networks, checks and alerts of the running service, as they change"
-    more = ". Ends with Ctrl-C. Exit status with --once: 0 well, 1 not, 3 no service answers."
+    more = (
+        ". Ends with Ctrl-C. Exit status with --once: 0 healthy, 1 unhealthy, 3 no service answers."
+    )
     parser = add_command(commands, "top", text, _top, more)
     parser.add_argument(
-        "--once", action="store_true", help="print it once; so it is where stdout is no terminal"
+        "--once", action="store_true", help="print it once; the default where stdout is no terminal"
     )
     parser.add_argument(
-        "--every", type=_seconds, default=2, metavar="SECONDS", help="how often to ask (2)"
+        "--every", type=_seconds, default=2, metavar="SECONDS", help="seconds between refreshes (2)"
     )
 
 

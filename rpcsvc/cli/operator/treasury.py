@@ -48,7 +48,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_plan(actions: Any) -> None:
-    text = "which moves would bring each network to its target, and when it runs dry; moves nothing"
+    text = "moves that would bring each network to its target, and when it runs dry; moves nothing"
     # Options given before the action apply, too.
     parser = actions.add_parser(
         "plan",
@@ -62,12 +62,12 @@ def _add_plan(actions: Any) -> None:
 
 
 def _add_annotate(actions: Any) -> None:
-    text = "say what a transaction was that you made by hand, so that the audit takes it as right"
+    text = "annotate a transaction that you made by hand, so that the audit accepts it"
     # Options given before the action apply, too.
     parser = actions.add_parser(
         "explain",
         help=text,
-        description=f"{text}. Its units are read from the chain.",
+        description=f"{text}. Its amount is read from the chain.",
         argument_default=argparse.SUPPRESS,
     )
     add_common(parser)
@@ -81,7 +81,7 @@ def _add_annotate(actions: Any) -> None:
     said.add_argument(
         "--note", action=TextOption, default=None, metavar="TEXT", help="what it was for"
     )
-    said.add_argument("--take-back", action="store_true", default=False, help="forget the note")
+    said.add_argument("--take-back", action="store_true", default=False, help="remove the note")
     parser.add_argument(
         "--internal-wei",
         type=int,
@@ -98,9 +98,10 @@ def _add_withdraw(actions: Any) -> None:
     parser = actions.add_parser(
         "withdraw",
         help=text,
-        description=f"{text}. What open orders reserve is left; caps and the pause hold as for"
-        " payouts. Asks to type amount and address, then follows it to its end. Exit status: 0"
-        " once it is settled, 1 when it is refused, cancelled or failed.",
+        description=f"{text}. Amounts reserved by open orders are not touched; caps and the pause"
+        " hold as for payouts. Asks for amount and address as confirmation, then follows it until"
+        " it is final. Exit status: 0 once it is settled, 1 when it is refused, cancelled or"
+        " failed.",
         argument_default=argparse.SUPPRESS,
     )
     add_common(parser)
@@ -119,7 +120,7 @@ def _add_withdraw(actions: Any) -> None:
         help="wd_ and 4 to 60 letters, digits, - or _: the same one never pays twice (random)",
     )
     parser.add_argument(
-        "--detach", action="store_true", default=False, help="do not follow it to its end"
+        "--detach", action="store_true", default=False, help="do not wait until it is final"
     )
     parser.set_defaults(command=_withdraw)
 
@@ -226,7 +227,7 @@ def _withdraw(context: Context) -> int:
         done = ask_service(settings, "withdrawals.make", params)
     except Unreachable as failure:
         raise Unreachable(
-            f"{failure} Whether {name} was made is not known: the same command with --id {name}"
+            f"{failure} Whether {name} was made is unknown. Repeat the command with --id {name}"
             " tells, and pays it once."
         ) from failure
     if done["refused"] is not None:
@@ -326,12 +327,12 @@ def _print_tables(view: Json) -> None:
 def _print_unattributed(unattributed: list[Json]) -> None:
     if not unattributed:
         return
-    sys.stdout.write("\ndeposits that are of no order, to be paid back by hand\n")
+    sys.stdout.write("\nunattributed deposits, to be paid back by hand\n")
     head = ("  AMOUNT", "NETWORK", "TRANSACTION", "THE ADDRESS IS OF")
     cells = ("amount", "network", "txid", "addressOf")
     rows = [tuple(str(item[name] or "no order") for name in cells) for item in unattributed]
     print_table([head, *((f"  {amount}", *rest) for amount, *rest in rows)])
-    sys.stdout.write("once it is done: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
+    sys.stdout.write("after a move: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
 
 
 def _print_side(title: str, side: Json) -> None:

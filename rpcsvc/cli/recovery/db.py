@@ -120,7 +120,7 @@ def add_commands(commands: Any) -> None:
     check = actions.add_parser("check", help="check the file and the books")
     backup = actions.add_parser("backup", help="copy the database while the service runs")
     backup.add_argument("destination", type=Path, metavar="DEST")
-    text = "put a copy in place, and adopt what the payment journal has besides"
+    text = "restore a copy, and adopt the payments that only the journal has"
     restore = actions.add_parser("restore", help=text, description=text)
     restore.add_argument("copy", type=Path, metavar="COPY")
     restore.add_argument(
@@ -129,9 +129,9 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     restore.add_argument(
         "--without-journal", action="store_true",
-        help="none is left: begin a new one, with payouts paused",
+        help="no journal is left: start a new one, with payouts paused",
     )  # fmt: skip
-    text = "move the books of a stopped service to another database, compared row by row"
+    text = "copy the database of a stopped service to another one, compared row by row"
     move = actions.add_parser("copy", help=text, description=text)
     for name in ("from", "to"):
         move.add_argument(

@@ -42,7 +42,7 @@ def skip_addresses(context: Context) -> int:
         end_progress()
     sys.stdout.write(
         f"XMR subaddresses up to {xmr} and USDC addresses up to {usdc} are not handed out any"
-        " more. What comes to one without an order is named by: rpcsvc audit\n"
+        " more. Deposits to them without an order are listed by: rpcsvc audit\n"
     )
     return OK
 

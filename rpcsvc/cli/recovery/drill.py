@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("drill", help="rehearse a restore beside the running service")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    text = "restore a backup in a scratch directory, check and audit it, and say how it went"
+    text = "restore a backup in a scratch directory, check and audit it, and report the result"
     restore = actions.add_parser(
         "restore",
         help=text,
@@ -210,13 +210,13 @@ def _lines(report: Json) -> Iterator[str]:
         return
     if report["journal"] is not None:
         yield from _journal_lines(report["journal"])
-    yield f"the first start goes on with: {_counts(report['continues'])}"
+    yield f"the first start continues: {_counts(report['continues'])}"
     if report["startRefused"]:
         yield f"the first start would be refused: {report['startRefused']}"
     yield f"db check: {len(report['problems']) or 'no'} problems"
     yield from (f"  {problem}" for problem in report["problems"])
     yield from _audit_lines(report)
-    said = "would succeed" if report["ok"] else "needs a hand: see above, and docs/restore.md"
+    said = "would succeed" if report["ok"] else "needs manual steps: see above, and docs/restore.md"
     yield f"A restore of {report['backup']} {said}."
 
 

@@ -68,7 +68,7 @@ def restore_copy(context: Context) -> int:
             take_journal(settings, options.journal or [], without=options.without_journal)
         kept = put_in_place(settings.data_dir, copy)
         if kept is not None:
-            sys.stdout.write(f"The database that was there is {kept}\n")
+            sys.stdout.write(f"The previous database is {kept}\n")
         with opening(settings):
             done = asyncio.run(adopt(settings, without=options.without_journal))
     finally:

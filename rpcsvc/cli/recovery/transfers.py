@@ -88,7 +88,7 @@ def _print(done: Adopted) -> None:
             " that. If it was to orders that the database has lost: rpcsvc treasury explain"
             f" {network} {done.txid} --note TEXT\n"
         )
-    sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
+    sys.stdout.write("It is not paid again. Check the rest with: rpcsvc audit\n")
 
 
 async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
@@ -201,7 +201,7 @@ def close(context: Context) -> int:
     settings, options = onchain_settings(context), context.options
     note = " ".join(options.note.split())
     if not note:
-        raise UsageError("--note must say how you know, or what you are going to do about it.")
+        raise UsageError("--note must give your evidence, or what you are going to do.")
 
     async def work(database: Tables) -> str:
         return await _Closing(settings, database, note).run(options.transfer, options.txid)
