@@ -67,10 +67,9 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.leases import Fenced, SqlLeases
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.rates import SqlRates
+from rpcsvc.store.replicas import Fenced, SqlLeases, SqlRates
 from rpcsvc.store.webhooks import SqlWebhooks
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 

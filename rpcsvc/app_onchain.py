@@ -47,7 +47,7 @@ from rpcsvc.store.journal_replay import (
     JournalWatch,
     open_journal,
 )
-from rpcsvc.store.shared_wallets import SqlSharedWallets
+from rpcsvc.store.replicas import SqlSharedWallets
 from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.planning import read_targets

@@ -48,9 +48,8 @@ from rpcsvc.http.metrics import Metrics
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_integrator
-from rpcsvc.http.pages.rendering import Renderer
+from rpcsvc.http.pages.rendering import Catalogues, Renderer
 from rpcsvc.http.pages.routes import PagesHttp
-from rpcsvc.http.pages.texts import Catalogues
 from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes

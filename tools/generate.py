@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rpcsvc.app import Running, running
-from rpcsvc.cli.agent.call import COMMANDS_FILE
+from rpcsvc.cli.agent.operations import COMMANDS_FILE
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
@@ -82,7 +82,7 @@ def schemas(site: Site) -> str:
 
 
 def commands() -> str:
-    """The command of each operation with its inputs, as cli/agent/call.py reads them."""
+    """The command of each operation with its inputs, as cli/agent/operations.py reads them."""
     rows = [
         {
             "operation": operation.name,

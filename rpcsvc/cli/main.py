@@ -30,8 +30,8 @@ from rpcsvc.cli.context import (
     Serve,
     UsageError,
 )
-from rpcsvc.client.endpoint import BadUrl
 from rpcsvc.client.errors import Unreachable
+from rpcsvc.client.transport import BadUrl
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import UntrustedSocket
 from rpcsvc.importing import Importing
@@ -131,7 +131,7 @@ _UNCHECKED: Final = {"verify": _unverified, "receipt": _unproven}
 # adds them. It is imported on demand: importing all takes ten times as long as most commands.
 _MODULES: Final = {
     "serve": "rpcsvc.cli.operator.serve",
-    "config": "rpcsvc.cli.operator.checks",
+    "config": "rpcsvc.cli.operator.serve",
     "db": "rpcsvc.cli.recovery.db",
     "drill": "rpcsvc.cli.recovery.drill",
     "keys": "rpcsvc.cli.operator.keys",
@@ -149,7 +149,7 @@ _MODULES: Final = {
     "refund": "rpcsvc.cli.operator.payouts",
     "demo": "rpcsvc.cli.agent.demo",
     "mcp": "rpcsvc.cli.agent.mcp",
-    "health": "rpcsvc.cli.operator.checks",
+    "health": "rpcsvc.cli.operator.serve",
     "agent:": "rpcsvc.cli.agent.operations",
     "sandbox:": "rpcsvc.cli.agent.operations",
 }

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
         Status,
         Swap,
     )
-    from rpcsvc.client.swap_client import SwapClient
-    from rpcsvc.client.sync import SyncSwapClient
+    from rpcsvc.client.swap_client import SwapClient, SyncSwapClient
 
 __all__ = [
     "ClientError",
@@ -71,7 +70,7 @@ _MODULE_OF = {
     **dict.fromkeys(_MODELS, "models"),
     "Retries": "calls",
     "SwapClient": "swap_client",
-    "SyncSwapClient": "sync",
+    "SyncSwapClient": "swap_client",
 }
 
 

@@ -18,10 +18,10 @@ from aiohttp import (
 )
 from yarl import URL
 
-from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.transport import (
     CONNECT_SECONDS,
     LARGEST_ANSWER,
+    Endpoint,
     ServiceReply,
     ServiceRequest,
     lost,

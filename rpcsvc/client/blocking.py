@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from rpcsvc.client.calls import Calls, Retries, Trust
-from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.transport import (
     CONNECT_SECONDS,
     LARGEST_ANSWER,
+    Endpoint,
     ServiceReply,
     ServiceRequest,
     lost,

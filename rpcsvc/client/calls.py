@@ -17,23 +17,21 @@ from urllib.parse import quote, urlencode
 
 from rpcsvc import verify
 from rpcsvc.client.errors import RateLimited, Refused, Unreachable, Unverified, refusal
-from rpcsvc.client.messages import (
+from rpcsvc.client.transport import (
+    CALL_SECONDS,
     Json,
+    ServiceReply,
+    ServiceRequest,
+    Transport,
     UnreadableAnswer,
     call_of,
     headers_of,
+    not_this_service,
     read_answer,
     read_envelope,
     read_result,
     request_id_of,
     written,
-)
-from rpcsvc.client.transport import (
-    CALL_SECONDS,
-    ServiceReply,
-    ServiceRequest,
-    Transport,
-    not_this_service,
 )
 
 T = TypeVar("T")

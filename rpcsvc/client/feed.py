@@ -12,9 +12,8 @@ from typing import Final
 
 from rpcsvc.client.calls import API_ROOT, Calls, in_path
 from rpcsvc.client.errors import Unreachable, refusal
-from rpcsvc.client.messages import Json, UnreadableAnswer, read_envelope
 from rpcsvc.client.models import Event
-from rpcsvc.client.transport import ServiceRequest, Stream
+from rpcsvc.client.transport import Json, ServiceRequest, Stream, UnreadableAnswer, read_envelope
 
 _PATH: Final = f"{API_ROOT}/agent/swap/events/{{orderId}}"
 EVENT_STREAM: Final = "text/event-stream"

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from rpcsvc import verify
 from rpcsvc.client.errors import Unverified
-from rpcsvc.client.messages import Json
+from rpcsvc.client.transport import Json
 
 # Signs typed data (EIP-712, as eth_signTypedData_v4 takes it): the signature, or its hex.
 Signed = bytes | str

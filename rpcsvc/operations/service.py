@@ -28,8 +28,7 @@ from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.rates import RateRows
-from rpcsvc.orders.ports.store import OrderStore, Ticket, TicketCharge, TicketsTaken
+from rpcsvc.orders.ports.store import OrderStore, RateRows, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor

@@ -21,12 +21,11 @@ from rpcsvc.orders.local_venue import Intake, LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
 from rpcsvc.orders.ports.gasless import FundingStore, GaslessWallets
-from rpcsvc.orders.ports.operator import Treasury
+from rpcsvc.orders.ports.operator import Treasury, WithdrawalStore
 from rpcsvc.orders.ports.store import PooledOrder
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, OrderingWallets, Wallets
-from rpcsvc.orders.ports.withdrawals import WithdrawalStore
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
 from rpcsvc.orders.reservations import Counting, counted, uncounted

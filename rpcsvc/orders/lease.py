@@ -1,8 +1,8 @@
 """The lease of the one process that settles orders, and who keeps it.
 
 The database's clock says when a lease ends, and every write of the holder carries its token
-(rpcsvc/store/leases.py): a process that was paused past its lease writes nothing. Whether there is
-still time to sign or to publish, a clock of the holder's own says.
+(rpcsvc/store/replicas.py): a process that was paused past its lease writes nothing. Whether there
+is still time to sign or to publish, a clock of the holder's own says.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.rates import RateBounds
-from rpcsvc.orders.ports.store import Health, PooledOrder, Ticket
+from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, Ticket
 from rpcsvc.orders.ports.venue import (
     Confirmations,
     DirectionLimits,

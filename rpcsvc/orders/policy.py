@@ -16,8 +16,7 @@ from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.rates import RateRows
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.store import OrderStore, RateRows
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote, network_of
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule

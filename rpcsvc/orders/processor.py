@@ -29,7 +29,6 @@ from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
-from rpcsvc.orders.ports.rates import RateBounds
 from rpcsvc.orders.ports.store import (
     Change,
     Commit,
@@ -39,6 +38,7 @@ from rpcsvc.orders.ports.store import (
     PendingEffect,
     PooledOrder,
     Projection,
+    RateBounds,
     RelayRecord,
     StaleWrite,
     StatusView,

@@ -19,7 +19,7 @@ from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.pricing import BPS
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.rates import RateBounds, RateRow, RateRows
+from rpcsvc.orders.ports.store import RateBounds, RateRow, RateRows
 from rpcsvc.orders.ports.venue import Rate, RateSource
 
 log = structlog.get_logger(__name__)

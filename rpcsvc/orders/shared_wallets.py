@@ -17,10 +17,17 @@ from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.shared_wallets import PublishedState, SharedWallets, WalletState
 from rpcsvc.orders.ports.store import Health, PooledOrder
 from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState, OrderingWallets
+from rpcsvc.orders.ports.wallets import (
+    Fees,
+    Holdings,
+    NetworkState,
+    OrderingWallets,
+    PublishedState,
+    SharedWallets,
+    WalletState,
+)
 
 # How often states are published, and read.
 EVERY_MS: Final = 1_000

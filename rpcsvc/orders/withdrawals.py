@@ -49,6 +49,7 @@ from rpcsvc.errors import (
 )
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.payouts import ENGINE_TIMEOUT_SECONDS, published_verdict
+from rpcsvc.orders.ports.operator import WithdrawalStore
 from rpcsvc.orders.ports.store import Commit, OrderStore, StaleWrite
 from rpcsvc.orders.ports.venue import MONERO_NETWORK
 from rpcsvc.orders.ports.wallets import (
@@ -60,7 +61,6 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
     Wallets,
 )
-from rpcsvc.orders.ports.withdrawals import WithdrawalStore
 from rpcsvc.orders.processor import KeyedLocks
 
 log = structlog.get_logger(__name__)

@@ -54,7 +54,6 @@ from rpcsvc.store.order_rows import (
     transfer_from,
     transfer_values,
 )
-from rpcsvc.store.rates import rate_statements
 from rpcsvc.store.records import (
     SELECT_REPORT,
     SqlIdempotencyKeys,
@@ -67,6 +66,7 @@ from rpcsvc.store.records import (
     response_statement,
     ticket_statement,
 )
+from rpcsvc.store.replicas import pooled_statements, rate_statements
 from rpcsvc.store.reservations import (
     SqlReservations,
     admission_statements,
@@ -74,7 +74,6 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
-from rpcsvc.store.shared_wallets import pooled_statements
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     SqlOldWebhooks,

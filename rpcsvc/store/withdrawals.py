@@ -38,7 +38,7 @@ _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 class SqlWithdrawals:
-    """The WithdrawalStore port (orders/ports/withdrawals.py)."""
+    """The WithdrawalStore port (orders/ports/operator.py)."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, Page, Request, ViewportSize, expect
 
 from rpcsvc.http.pages import routes
-from rpcsvc.http.pages.texts import FOLDER, Catalogues
+from rpcsvc.http.pages.rendering import FOLDER, Catalogues
 from tests.browser.browsing import findings, is_too_wide, reading
 from tests.browser.states import STAGINGS, Staging
 from tests.contract.checkout import (

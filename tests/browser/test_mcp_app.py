@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, FrameLocator, Page, expect
 
-from rpcsvc.http.pages.rendering import qr_image
-from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.http.pages.rendering import Catalogues, qr_image
 from tests.browser.browsing import AXE, reading
 from tests.contract.serving import Served
 from tests.mcp import call, message, meta, stateless, swap

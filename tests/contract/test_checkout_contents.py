@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.http.pages.rendering import Catalogues
 from tests.command_line import Done, clean_environ
 from tests.contract.checkout import (
     U2X,

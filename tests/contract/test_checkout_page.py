@@ -16,8 +16,7 @@ import pytest
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.pages import checkout
-from rpcsvc.http.pages.rendering import qr_svg
-from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.http.pages.rendering import Catalogues, qr_svg
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.sandbox.engine import SandboxEngine

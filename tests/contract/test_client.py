@@ -32,9 +32,8 @@ from rpcsvc.client import (
 from rpcsvc.client.aio import AioTransport
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.calls import ROUTES
-from rpcsvc.client.endpoint import endpoint_of
 from rpcsvc.client.swap_client import CHAINS
-from rpcsvc.client.transport import ServiceRequest
+from rpcsvc.client.transport import ServiceRequest, endpoint_of
 from rpcsvc.operations.service import Effect
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.serving import listening
@@ -150,7 +149,7 @@ async def test_sync_client_follows_events_from_where_the_stream_broke(
 def test_sync_client_and_commands_load_no_aiohttp() -> None:
     """Importing it would take longer than the rest of a command."""
     loaded = (
-        "import sys, rpcsvc.client.sync, rpcsvc.cli.main, rpcsvc.cli.agent.operations;"
+        "import sys, rpcsvc.client.swap_client, rpcsvc.cli.main, rpcsvc.cli.agent.operations;"
         "sys.exit('aiohttp' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", loaded], check=True)

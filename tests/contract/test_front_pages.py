@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.http.documents import links
-from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.http.pages.rendering import Catalogues
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.ports.store import Health

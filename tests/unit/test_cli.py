@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.cli.agent.call import KEPT_SERVICES, CliState, load_state, read_params, save_state
+from rpcsvc.cli.agent.operations import KEPT_SERVICES, CliState, load_state, read_params, save_state
 from rpcsvc.cli.main import build_parser, run
 from rpcsvc.client.blocking import connection_to
-from rpcsvc.client.endpoint import endpoint_of
+from rpcsvc.client.transport import endpoint_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.dispatch import LocalService

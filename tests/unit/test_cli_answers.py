@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.cli.agent import call
-from rpcsvc.cli.agent.call import CliState, load_state
+from rpcsvc.cli.agent import operations
+from rpcsvc.cli.agent.operations import CliState, load_state
 from rpcsvc.cli.context import Context
 from rpcsvc.cli.main import build_parser, run
 from rpcsvc.client import blocking
 from rpcsvc.client.blocking import finished, rpc_calls
-from rpcsvc.client.endpoint import endpoint_of
+from rpcsvc.client.transport import endpoint_of
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
 from tests.command_line import clean_environ
@@ -234,7 +234,7 @@ def test_server_of_the_data_directory_uses_its_network(
 ) -> None:
     upstream.answer(refusal("internal_error", retryable=True), status=500)
     by_socket = endpoint_of(upstream.url)  # a socket to Cli, which gives no --url
-    monkeypatch.setattr(call, "find_endpoint", lambda *_: by_socket)
+    monkeypatch.setattr(operations, "find_endpoint", lambda *_: by_socket)
     assert cli("agent:capabilities", **settings) == 1
     assert cli.answer["data"]["network"] == network
 
@@ -262,7 +262,7 @@ def test_call_loads_no_module_that_only_the_service_needs(
         check=True,
     )
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "rpcsvc.cli.agent.call" in loaded
+    assert "rpcsvc.client.blocking" in loaded
     assert HEAVY & loaded == set()
 
 
@@ -272,9 +272,9 @@ def test_service_without_settings_is_that_of_the_defaults(
 ) -> None:
     options = build_parser().parse_args(["agent:swap:plan", *url])
     context = Context(options, {}, _never, _never, _never)
-    assumed = call.service_of(context)
+    assumed = operations.service_of(context)
     monkeypatch.setattr(Context, "data_dir_alone", lambda _self: None)
-    assert assumed == call.service_of(context)
+    assert assumed == operations.service_of(context)
 
 
 @pytest.mark.parametrize(

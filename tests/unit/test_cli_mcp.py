@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from rpcsvc.cli.agent.mcp import McpForwarder
 from rpcsvc.client.aio import AioTransport
-from rpcsvc.client.endpoint import endpoint_of
+from rpcsvc.client.transport import endpoint_of
 from tests.mcp import meta
 
 Handler = Callable[[web.Request], Any]

@@ -21,7 +21,7 @@ import pytest
 
 from rpcsvc import health_probe
 from rpcsvc.__main__ import main
-from rpcsvc.client import endpoint as client
+from rpcsvc.client import transport as client
 from rpcsvc.client.blocking import BlockingTransport, finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import ServiceRequest

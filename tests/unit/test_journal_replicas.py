@@ -29,7 +29,7 @@ from rpcsvc.store.journal_replay import (
     ReplayResult,
     open_journal,
 )
-from rpcsvc.store.leases import Fenced, SqlLeases
+from rpcsvc.store.replicas import Fenced, SqlLeases
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
 from tests.unit.orders import NOW

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.settlement.onchain import address_skip
+from rpcsvc.cli.recovery import deposits
+from rpcsvc.cli.recovery.deposits import skip_evm, skip_monero
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
@@ -217,8 +217,8 @@ async def test_a_person_sees_how_far_the_wallet_is(
             await ticked.wait()
 
     monkeypatch.setattr(wallet, "rescan_blockchain", rescan)
-    monkeypatch.setattr(address_skip, "_TICK_SECONDS", 0)
-    monkeypatch.setattr(address_skip, "steady_ms", lambda: next(now))
+    monkeypatch.setattr(deposits, "_TICK_SECONDS", 0)
+    monkeypatch.setattr(deposits, "steady_ms", lambda: next(now))
     connection = cast("MoneroConnection", ConnectionStub(wallet))
     count = 2 * OPTIONS.addresses_per_call + 1
     await skip_monero(connection, copy, OPTIONS, count, rescan=True, progress=say)

@@ -9,7 +9,7 @@ import pytest
 
 import rpcsvc
 from rpcsvc.domain.order import OrderReason, reasons_in
-from rpcsvc.http.pages.texts import Catalogues
+from rpcsvc.http.pages.rendering import Catalogues
 
 PACKAGE = Path(rpcsvc.__file__).parent
 

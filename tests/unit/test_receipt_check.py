@@ -8,19 +8,19 @@ from typing import Any, cast
 
 import pytest
 
+from rpcsvc.cli.agent.receipt import (
+    NotProven,
+    Proven,
+    check_evm,
+    check_monero,
+)
+from rpcsvc.cli.context import Json
 from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
-from rpcsvc.settlement.onchain.receipt_check import (
-    Json,
-    NotProven,
-    Proven,
-    check_evm,
-    check_monero,
-)
 from tests.unit.evm_chain import TOKEN, USER
 
 TXID = "ab" * 32

@@ -16,8 +16,8 @@ from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target
 from rpcsvc.cli.opening import in_process, opening
 from rpcsvc.client.blocking import rpc_calls
 from rpcsvc.client.calls import Calls
-from rpcsvc.client.endpoint import find_endpoint
 from rpcsvc.client.errors import Refused
+from rpcsvc.client.transport import find_endpoint
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.health_probe import printable
 from rpcsvc.ids import system_random

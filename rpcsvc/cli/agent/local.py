@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from rpcsvc.cli.agent.call import commands, print_envelope
+from rpcsvc.cli.agent.operations import commands, print_envelope
 from rpcsvc.cli.context import Context, Json
 from rpcsvc.cli.opening import in_process
 from rpcsvc.client.errors import Unreachable

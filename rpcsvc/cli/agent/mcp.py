@@ -17,10 +17,15 @@ from typing import Any, BinaryIO, Final
 from rpcsvc.cli.context import OK, Context, Json, add_common, add_target
 from rpcsvc.cli.opening import in_process
 from rpcsvc.client.aio import AioTransport
-from rpcsvc.client.endpoint import Endpoint, find_endpoint
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.client.messages import headers_of
-from rpcsvc.client.transport import ServiceRequest, Transport, not_this_service
+from rpcsvc.client.transport import (
+    Endpoint,
+    ServiceRequest,
+    Transport,
+    find_endpoint,
+    headers_of,
+    not_this_service,
+)
 from rpcsvc.http.mcp.revisions import mirrored
 from rpcsvc.http.site import MCP_PATH
 from rpcsvc.logs import configure_logging

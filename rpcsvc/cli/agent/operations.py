@@ -1,13 +1,353 @@
-"""One command for each operation of the table, with an option for each of its inputs."""
+"""One command for each operation of the table, which remembers its session and order.
+
+``commands.json`` describes the commands: ``make generate`` writes it from the operation table,
+because importing the table takes longer than a call. ``<data-dir>/cli-state.json`` keeps session
+and order per service: together they are the owner's secret, which no other service may learn.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
-from typing import Any, Final
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from rpcsvc.cli.agent.call import FIELD, Command, Input, commands, run_operation
-from rpcsvc.cli.context import Json, Once, TextOption, add_common, add_target
+from rpcsvc import strict_json
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    AnswerUnwritten,
+    Context,
+    Json,
+    Once,
+    TextOption,
+    UsageError,
+    add_common,
+    add_target,
+)
+from rpcsvc.client.blocking import finished, rpc_calls
+from rpcsvc.client.errors import Refused
+from rpcsvc.client.transport import MAYBE_DONE, endpoint_of, find_endpoint
+from rpcsvc.engines import ENGINES
+from rpcsvc.errors import InvalidJson
+
+COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
+STATE_NAME = "cli-state.json"
+KEPT_SERVICES = 20
+# The state file's name for the service of the data directory.
+HERE = ""
+
+
+class Input(NamedTuple):
+    """One input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
+
+    name: str
+    option: str
+    kind: str
+    help: str | None
+
+
+class Command(NamedTuple):
+    """The command of one operation, as the table of operations declares it."""
+
+    operation: str
+    name: str
+    summary: str
+    idempotent: bool
+    creates: bool
+    sandbox_only: bool
+    inputs: tuple[Input, ...]
+
+    def takes(self, name: str) -> bool:
+        """Whether the operation has an input of that name."""
+        return any(each.name == name for each in self.inputs)
+
+
+def commands() -> tuple[Command, ...]:
+    """All commands, in the order of the table."""
+    return tuple(
+        Command(**{**row, "inputs": tuple(Input(**each) for each in row["inputs"])})
+        for row in json.loads(COMMANDS_FILE.read_bytes())
+    )
+
+
+# --- the state file ----------------------------------------------------------------------------
+
+
+class BrokenState(UsageError):
+    """The state file exists but can't be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class CliState:
+    """The state kept for one service between commands."""
+
+    session_id: str | None = None
+    order_id: str | None = None
+
+
+def load_state(data_dir: Path, service: str = HERE) -> CliState:
+    """The state kept for a service; empty if there is none. Raises BrokenState."""
+    return _load(data_dir).get(service, CliState())
+
+
+def save_state(data_dir: Path, state: CliState, service: str = HERE) -> None:
+    """Replace the state of a service; for other services, the last KEPT_SERVICES are kept.
+
+    The file is replaced atomically. Raises BrokenState and OSError, and then keeps the old one.
+    """
+    others = {name: kept for name, kept in _load(data_dir).items() if name != service}
+    text = json.dumps(_written({**others, service: state}))
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = data_dir / f"{STATE_NAME}.{os.getpid()}"
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(data_dir / STATE_NAME)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _load(data_dir: Path) -> dict[str, CliState]:
+    path = data_dir / STATE_NAME
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        elsewhere = value.get("elsewhere", {})
+        return {HERE: _read(value), **{name: _read(kept) for name, kept in elsewhere.items()}}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BrokenState(
+            f"{path} is not a state file that this version can use. Delete it, or add --stateless."
+        ) from error
+
+
+def _written(states: Mapping[str, CliState]) -> dict[str, Any]:
+    elsewhere = {name: asdict(state) for name, state in states.items() if name != HERE}
+    kept = dict([*elsewhere.items()][-KEPT_SERVICES:])
+    here = asdict(states.get(HERE, CliState()))
+    return {**here, "elsewhere": kept} if kept else here
+
+
+def _read(value: Any) -> CliState:
+    state = CliState(value["session_id"], value["order_id"])
+    if not all(text is None or _is_plain(text) for text in (state.session_id, state.order_id)):
+        raise TypeError("ids are printable ASCII")
+    return state
+
+
+def _is_plain(text: Any) -> bool:
+    """Whether a header can hold the text."""
+    return isinstance(text, str) and text.isascii() and text.isprintable()
+
+
+# --- one call ----------------------------------------------------------------------------------
+
+
+FIELD: Final = "field_"
+# The defaults of the settings brand.slug and engine.
+_SLUG: Final = "service"
+_NETWORK: Final = "sandbox"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+
+
+def run_operation(context: Context) -> int:
+    """Call the operation of this command line and print its envelope; returns the exit status.
+
+    Before it prints, raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable; after
+    the call, AnswerUnwritten and BrokenPipeError.
+    """
+    options = context.options
+    command: Command = options.called
+    service = service_of(context)
+    params = read_params(options)
+    key = _take_key(options, command, params)
+    memory = _StateOfService(service.data_dir, _name_of(context))
+    state = CliState() if options.stateless else memory.load()
+    if state.order_id and command.takes("orderId"):
+        params.setdefault("orderId", state.order_id)
+    envelope = _send(context, service, params, key, state.session_id)
+    try:
+        print_envelope(envelope, pretty=options.pretty)
+    finally:
+        if not options.stateless:
+            _remember(memory, state, command, envelope)
+    return OK if envelope["ok"] else FAILED
+
+
+# --- inputs ----------------------------------------------------------------------------------
+
+
+def read_params(options: argparse.Namespace) -> Json:
+    """The inputs: ``--params``, overridden by single options. Raises UsageError."""
+    params = _all_params(options.params)
+    given = {
+        name.removeprefix(FIELD): value
+        for name, value in vars(options).items()
+        if name.startswith(FIELD) and value is not None
+    }
+    order = getattr(options, "order", None)
+    if order and given.setdefault("orderId", order) != order:
+        raise UsageError(f"ORDER is {order} and --order-id is {given['orderId']}: give one.")
+    return params | given
+
+
+def _all_params(text: str | None) -> Json:
+    if text is None:
+        return {}
+    # Raw bytes: text that is not UTF-8 must be refused, not guessed at.
+    source = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    try:
+        params = strict_json.loads(source)
+    except InvalidJson as error:
+        raise UsageError(f"--params: {error.message}") from error
+    if not isinstance(params, dict):
+        raise UsageError('--params must be a JSON object, such as {"direction": "x2u"}.')
+    return params
+
+
+def _take_key(options: argparse.Namespace, command: Command, params: Json) -> Any:
+    """The idempotency key; ``--params`` may hold it as JSON-RPC params do.
+
+    Raises UsageError for null.
+    """
+    if not command.idempotent:
+        return None
+    given = options.idempotency_key
+    if IDEMPOTENCY_KEY not in params:
+        return given
+    in_params = params.pop(IDEMPOTENCY_KEY)
+    if in_params is None and given is None:
+        raise UsageError(
+            f"--params: {IDEMPOTENCY_KEY} is null, and no retry would find such an order. Give a"
+            " string, such as a UUID, or leave it out."
+        )
+    return in_params if given is None else given
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+class _StateOfService(NamedTuple):
+    """Reads and writes the state of the service that is called."""
+
+    data_dir: Path
+    service: str
+
+    def load(self) -> CliState:
+        """The state of the service. Raises BrokenState."""
+        return load_state(self.data_dir, self.service)
+
+    def save(self, state: CliState) -> None:
+        """Replace the state of the service. Raises BrokenState and OSError."""
+        save_state(self.data_dir, state, self.service)
+
+
+def _name_of(context: Context) -> str:
+    """The name under which the state of the called service is kept. Raises BadUrl."""
+    url = context.url()
+    return endpoint_of(url).url if url else HERE
+
+
+def _remember(memory: _StateOfService, before: CliState, command: Command, envelope: Json) -> None:
+    """Remember the new order and its session. The answer is out, so a failure only warns."""
+    if not command.creates:
+        return
+    match envelope:
+        case {"ok": True, "data": {"order": {"orderId": str(order_id)}, "sessionId": str(session)}}:
+            after = CliState(session, order_id)
+        case _:  # do not carry any other answer over to the next command
+            return
+    try:
+        if after != before:
+            memory.save(after)
+    except (OSError, BrokenState) as error:
+        where = memory.data_dir
+        sys.stderr.write(
+            f"rpcsvc: the order was created, but its state could not be saved in {where}: {error}\n"
+        )
+
+
+# --- the call --------------------------------------------------------------------------------
+
+
+class CalledService(NamedTuple):
+    """What the settings say about the called service.
+
+    ``network`` is None for a URL: the service there may be configured differently.
+    """
+
+    data_dir: Path
+    slug: str
+    network: str | None
+    token: str | None
+
+
+def service_of(context: Context) -> CalledService:
+    """The facts about the called service, without loading the settings if they are the defaults.
+
+    Raises SettingsError.
+    """
+    data_dir = context.data_dir_alone()
+    if data_dir is not None:
+        network = None if context.url() else _NETWORK
+        return CalledService(data_dir, _SLUG, network, context.given_token())
+    settings = context.settings()
+    network = None if context.url() else ENGINES[settings.engine].network(settings)
+    return CalledService(settings.data_dir, settings.brand.slug, network, context.token(settings))
+
+
+def _send(
+    context: Context, service: CalledService, params: Json, key: Any, session: str | None
+) -> Json:
+    """Call the endpoint, or run the operation in this process if there is none; returns the
+    envelope.
+
+    ``session`` is the remembered one, for a call that names none.
+    """
+    endpoint = find_endpoint(context.url(), service.data_dir)
+    if endpoint is None:
+        from rpcsvc.cli.agent.local import call_in_process  # noqa: PLC0415 - the whole service
+
+        return call_in_process(context, params, key, session)
+    calls = rpc_calls(
+        endpoint, service.token, service.slug, network=service.network, local_session=session
+    )
+    options = context.options
+    call = calls.call(options.called.operation, params, key=key, request_id=options.request_id)
+    try:
+        return finished(call)
+    except Refused as refused:
+        return refused.envelope
+
+
+def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
+    """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program.
+
+    Raises AnswerUnwritten, and BrokenPipeError if the reader is gone.
+    """
+    wanted = sys.stdout.isatty() if pretty is None else pretty
+    text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
+    try:
+        # A lone surrogate becomes \udXXX, which is also its escape in JSON.
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise AnswerUnwritten(
+            f"The answer can't be written to stdout: {error.strerror}. {MAYBE_DONE}"
+        ) from error
+
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.client.blocking import finished, rpc_calls
-from rpcsvc.client.endpoint import Endpoint, socket_endpoint
 from rpcsvc.client.errors import Unreachable
+from rpcsvc.client.transport import Endpoint, socket_endpoint
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.database import Database, DatabaseUnusable

@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
 from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
 from rpcsvc.client.blocking import BlockingTransport, finished
-from rpcsvc.client.endpoint import Endpoint
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.client.transport import ServiceRequest
+from rpcsvc.client.transport import Endpoint, ServiceRequest
 from rpcsvc.health_probe import printable
 from rpcsvc.settings import Settings
 

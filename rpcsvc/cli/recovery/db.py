@@ -39,7 +39,7 @@ from rpcsvc.store.backends.sqlite.maintenance import (
 )
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
-from rpcsvc.store.leases import Fenced, SqlLeases
+from rpcsvc.store.replicas import Fenced, SqlLeases
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ async def _recount(data_dir: Path) -> list[str]:
 
 async def _check_server(url: str) -> list[str]:
     try:
-        from rpcsvc.store.backends.postgresql.maintenance import (  # noqa: PLC0415 - of an extra
+        from rpcsvc.store.backends.postgresql.schema import (  # noqa: PLC0415 - of an extra
             check_server,
         )
     except ImportError as error:

@@ -6,24 +6,30 @@ omitted. The service must be stopped.
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable, Iterator
 
 from rpcsvc.cli.context import OK, Context, UsageError
 from rpcsvc.cli.operator.service import end_progress, onchain_settings, show_progress
 from rpcsvc.cli.recovery.db import with_database
+from rpcsvc.clock import steady_ms
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import (
     HdKeys,
     KeyFileRefused,
     OnchainExtraMissing,
     read_mnemonic,
 )
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
 from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
@@ -96,3 +102,111 @@ async def _reread(settings: Settings, database: Tables, network: str, first: int
             return await reread(connection, SqlEvmDepositLedger(database), first)
         except NotReread as reason:
             raise UsageError(f"{reason} Nothing was changed.") from reason
+
+
+# Takes what is being done now, for a person to read.
+Progress = Callable[[str], None]
+
+_EVM_AT_ONCE = 500
+_TICK_SECONDS = 1.0
+
+
+async def skip_monero(
+    connection: MoneroConnection,
+    ledger: MoneroLedger,
+    options: MoneroOptions,
+    count: int,
+    *,
+    rescan: bool = False,
+    progress: Progress = lambda _text: None,
+) -> int:
+    """Leave out all subaddresses that wallet or database know, and ``count`` after them.
+
+    Gives the last one's index. The wallet stores them before they are on record. ``rescan`` has
+    it look for money that came to them when it did not know them. Raises RpcFailure and
+    ChainUnusable.
+    """
+    node = await connection.check_node()
+    await connection.check_wallet()
+    # First the wallet gets back those that only the database knows.
+    await AddressPool(connection.wallet, ledger, options).reconcile()
+    if rescan:
+        # On record first: should it end half-way, the service makes up for it at its start.
+        await ledger.note_rescan_due()
+    recorded = await ledger.highest_address()
+    after = recorded.index.minor if recorded else 0
+    for done, size in _batches(count, options.addresses_per_call):
+        progress(f"XMR subaddresses: {done} of {count}")
+        made = await connection.wallet.create_addresses(size)
+        await connection.wallet.store()
+        first, last = made[0].index.minor, made[-1].index.minor
+        if first > after + 1:
+            await _record_known(
+                connection, ledger, range(after + 1, first), options.addresses_per_call
+            )
+        await ledger.add_addresses(made)
+        await ledger.reserve_addresses(last)
+        after = last
+    if rescan:
+        ticking = asyncio.create_task(_tick(progress, node.height))
+        try:
+            await connection.wallet.rescan_blockchain()
+        finally:
+            ticking.cancel()
+        await connection.wallet.store()
+        await ledger.note_rescanned()
+    return after
+
+
+async def _tick(progress: Progress, height: int) -> None:
+    """Show how long the scan has lasted: the wallet does not tell how far it is."""
+    began = steady_ms()
+    while True:
+        minutes, seconds = divmod((steady_ms() - began) // 1000, 60)
+        progress(
+            f"the wallet scans {height} blocks again, for {minutes}:{seconds:02} min so far;"
+            " it answers nothing until that is done"
+        )
+        await asyncio.sleep(_TICK_SECONDS)
+
+
+async def _record_known(
+    connection: MoneroConnection, ledger: MoneroLedger, indices: range, at_once: int
+) -> None:
+    """Record addresses that the wallet knew and the database did not."""
+    for start in range(0, len(indices), at_once):
+        some = indices[start : start + at_once]
+        await ledger.add_addresses(await connection.wallet.addresses(list(some)))
+
+
+async def skip_evm(
+    keys: HdKeys, ledger: EvmDepositLedger, count: int, progress: Progress = lambda _text: None
+) -> int:
+    """Leave out all addresses on record, and ``count`` after them; the last one's index.
+
+    Raises ChainUnusable for another mnemonic than that of the first start.
+    """
+    wallet, newest = await ledger.wallet(), await ledger.highest_address()
+    hot = await asyncio.to_thread(keys.address, HOT_WALLET_INDEX)
+    if wallet is None or wallet.hot_address != hot:
+        recorded = "none" if wallet is None else wallet.hot_address
+        raise ChainUnusable(
+            f"another mnemonic: its hot wallet is {hot}, and {recorded} is on record"
+        )
+    after = max(wallet.reserved_to, newest.index if newest else HOT_WALLET_INDEX)
+    for done, size in _batches(count, _EVM_AT_ONCE):
+        progress(f"USDC addresses: {done} of {count}")
+        indices = range(after + 1, after + 1 + size)
+        await ledger.add_addresses(await asyncio.to_thread(_derived, keys, indices))
+        after = indices[-1]
+    return after
+
+
+def _derived(keys: HdKeys, indices: range) -> list[EvmAddress]:
+    return [EvmAddress(index, keys.address(index)) for index in indices]
+
+
+def _batches(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """For each batch: the number of items before it, and its own size."""
+    for done in range(0, count, size):
+        yield done, min(size, count - done)

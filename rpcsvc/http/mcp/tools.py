@@ -15,8 +15,7 @@ from typing import Final
 import orjson
 
 from rpcsvc.domain.money import USDC
-from rpcsvc.http.pages.rendering import Renderer, qr_image
-from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.pages.rendering import Renderer, Texts, qr_image
 from rpcsvc.http.schemas import lifted, ref, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of

@@ -28,8 +28,7 @@ from rpcsvc.domain.order import (
     reasons_in,
 )
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.http.pages.rendering import qr_svg
-from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.pages.rendering import Texts, qr_svg
 from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import ViewContext

@@ -11,11 +11,10 @@ from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.checkout import moment, network_title
-from rpcsvc.http.pages.texts import Texts
+from rpcsvc.http.pages.rendering import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
-from rpcsvc.orders.ports.rates import RateRow
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.orders.ports.store import Health, RateRow
 from rpcsvc.orders.ports.venue import MONERO_NETWORK, DirectionLimits, Market
 from rpcsvc.orders.unfunded import Client
 

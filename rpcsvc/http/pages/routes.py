@@ -23,8 +23,7 @@ from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.messages import JSON, error_headers, read_body
 from rpcsvc.http.pages.checkout import CheckoutWriter
 from rpcsvc.http.pages.front import home_values, status_values
-from rpcsvc.http.pages.rendering import Renderer
-from rpcsvc.http.pages.texts import Catalogues, Texts
+from rpcsvc.http.pages.rendering import Catalogues, Renderer, Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json

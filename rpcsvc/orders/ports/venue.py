@@ -24,8 +24,7 @@ from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import UnsupportedChain
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.rates import RateBounds
-from rpcsvc.orders.ports.store import Health, PooledOrder, RelayRecord, Ticket
+from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.orders.unfunded import SOCKET, Admission, Client
 

@@ -8,7 +8,5 @@ journal/         the payment journal: one line for each payment before it is com
 unrecorded.py    transactions and deposits that no order knows; adopting them
 daemon_rpc.py    JSON-RPC to a daemon, and the taxonomy of its failures
 wiring.py        composes the engine from the settings
-
-For the operator: readiness.py (what is there, what is missing), address_skip.py (leaving addresses
-out after a restore), receipt_check.py (checking a payout's receipt).
+readiness.py     for the operator: what is there, what is missing
 """

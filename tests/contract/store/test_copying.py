@@ -20,7 +20,7 @@ from rpcsvc.orders.reservations import counted
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.backends.postgresql.maintenance import check_server
+from rpcsvc.store.backends.postgresql.schema import check_server
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     OwnerLock,
@@ -30,8 +30,8 @@ from rpcsvc.store.backends.sqlite.database import (
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.database import Statement, StoreConflict, Tables, insert
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.leases import SqlLeases
 from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.replicas import SqlLeases
 from tests.postgres import new_database
 from tests.unit.evm_chain import HOT, OURS
 from tests.unit.orders import NOW, terms

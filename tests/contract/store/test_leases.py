@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rpcsvc.orders.lease import SETTLER, HeldLease, Lease, LeaseLost
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.database import Statement, StoreConflict, Tables
-from rpcsvc.store.leases import Fenced, SqlLeases
+from rpcsvc.store.replicas import Fenced, SqlLeases
 
 LONG_MS = 3_600_000
 _NOTE = (

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
-from rpcsvc.store.leases import Fenced, SqlLeases
+from rpcsvc.store.replicas import Fenced, SqlLeases
 from rpcsvc.store.wallets import SqlPause
 from tests.e2e.processes import TIMEOUT_SECONDS, until
 from tests.sandbox import ManualClock

@@ -15,9 +15,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.database import MOST_TRIES, PostgresqlDatabase
-from rpcsvc.store.backends.postgresql.maintenance import check_server
 from rpcsvc.store.backends.postgresql.reader import PostgresqlReader
-from rpcsvc.store.backends.postgresql.schema import statements, translated
+from rpcsvc.store.backends.postgresql.schema import check_server, statements, translated
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import (
     DatabaseUnusable,

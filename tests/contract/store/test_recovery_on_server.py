@@ -14,7 +14,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.lease import SETTLER
 from rpcsvc.store.backends.copying import to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.leases import SqlLeases
+from rpcsvc.store.replicas import SqlLeases
 from tests.operator_cli import Cli
 from tests.postgres import new_database
 from tests.unit.journaled import opened

@@ -14,16 +14,15 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.shared_wallets import WalletState
 from rpcsvc.orders.ports.store import Change, Health, HistoryEntry, PooledOrder, StaleWrite
-from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState
+from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState, WalletState
 from rpcsvc.orders.reservations import counted, reservations_of
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import Database, StoreConflict, Tables
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.shared_wallets import SqlSharedWallets
+from rpcsvc.store.replicas import SqlSharedWallets
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW
 from tests.unit.reserving import numbered

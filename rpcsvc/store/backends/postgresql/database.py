@@ -2,7 +2,7 @@
 
 ``write`` returns after the commit is durable on the server. A write is READ COMMITTED: each
 statement tests what it depends on (a version, a state, a free key). Any number of processes may
-open the database; the lease decides who may write (rpcsvc/store/leases.py).
+open the database; the lease decides who may write (rpcsvc/store/replicas.py).
 """
 
 from __future__ import annotations
