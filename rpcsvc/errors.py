@@ -349,7 +349,9 @@ class PaymentRequired(OperationError):
 
 
 class PaymentRefused(PaymentRequired):
-    """The signed payment will not do; nothing was sent. ``details`` say why, and what will do."""
+    """The signed payment is unsuitable; nothing was sent. ``details`` name the reason and what is
+    accepted.
+    """
 
     code = "payment_refused"
 

@@ -1,4 +1,4 @@
-"""Imports without the garbage collector, which would go through all that they make, in vain."""
+"""Imports with the garbage collector off: it would find nothing to free."""
 
 from __future__ import annotations
 

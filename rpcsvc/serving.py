@@ -82,7 +82,7 @@ IDLE_SECONDS: Final = 75
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what is in hand and close.
+    """Serve until SIGTERM or SIGINT; then finish running requests and close.
 
     Raises SettingsError, DataDirInUse, OSError when the address can't be bound, and LeaseLost after
     another process has taken over.
@@ -194,7 +194,8 @@ async def listening(
     graceful_seconds: int | None = None,
     traces: OrderTraces | None = None,
 ) -> AsyncIterator[None]:
-    """Take requests over TCP, if wanted, and the UNIX socket; at the end, finish what is in hand.
+    """Accept requests over TCP, if configured, and the UNIX socket; at the end, finish running
+    requests.
 
     That takes ``graceful_seconds`` at most, by default those of the settings. ``traces`` gets the
     calls and the orders' events.

@@ -112,7 +112,7 @@ class WebhookSender:
         return ssl.create_default_context()
 
     async def send(self, webhook: Webhook, message_id: str, body: bytes) -> DeliveryAttempt:
-        """Send a message; what came of it. Raises nothing that a receiver can cause."""
+        """Send a message and return the outcome. Raises nothing that a receiver can cause."""
         session = self._onion if webhook.is_onion else self._public
         if session is None:
             return DeliveryAttempt(None, "The service has no proxy to Tor any more.")

@@ -133,9 +133,8 @@ async def open_auditor(
 class AuditLoop:
     """Audits every so many seconds (0: never); a difference pauses payouts, if it is to.
 
-    A difference that has paused payouts once does not again: whoever lets money out again has
-    seen it, also where the service was restarted before that. After a later restart it does. Ether
-    of unknown origin pauses nothing: anyone can send it.
+    A difference pauses payouts once: the operator who resumes them has seen it. After a later
+    restart it pauses them again. Ether of unknown origin pauses nothing: anyone can send it.
     """
 
     def __init__(

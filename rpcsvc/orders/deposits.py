@@ -81,8 +81,8 @@ class DepositWatcher:
     async def reconcile(self) -> int:
         """One pass; returns the number of events. Safe to repeat at any time.
 
-        What is there is recorded of all before any of it is confirmed: of deposits that came while
-        nobody looked, the first would else be decided on without the others.
+        All deposits are recorded before any is confirmed. Otherwise the first of several that came
+        during an outage would decide the order without the others.
         """
         found = await self._engine.observe()
         shown, strangers = await self._by_order(found.sightings)
@@ -225,10 +225,7 @@ class ScanProgress:
         self._complete_until.update(complete_until)
 
     def covers(self, order: Order) -> bool:
-        """Whether every deposit that matters at the order's deadline is known.
-
-        True on a network that nobody watches.
-        """
+        """Whether the scan has passed the order's deadline. True where nothing is scanned."""
         if order.deadline_at is None or order.on_deadline not in DECIDED_BY_DEPOSITS:
             return True
         until = self._complete_until.get(order.terms.deposit_network, order.deadline_at)

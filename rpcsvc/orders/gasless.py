@@ -1,7 +1,7 @@
 """Funds orders by signed authorizations: on record first, then sent, then credited as any deposit.
 
-An authorization that is on record is carried on with until its deposit is final or it has failed
-for good, whoever crashes meanwhile; so long the order takes no other.
+A recorded authorization is processed until its deposit is final or it has failed for good, across
+restarts. Until then the order accepts no other.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GaslessFunding:
         self._observers: list[Callable[[str], None]] = []
 
     def on_outcome(self, observer: Callable[[str], None]) -> None:
-        """Have the id of an order told when this process commits what became of its payment."""
+        """Call ``observer`` with the order id when this process commits its payment's outcome."""
         self._observers.append(observer)
 
     async def token(self, order: Order) -> Domain:

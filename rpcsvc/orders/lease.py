@@ -68,8 +68,8 @@ class Leases(Protocol):
     async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
         """The token of the lease, taken now; None while somebody else holds it.
 
-        Without ``lasts_ms`` the lease has no end, and is taken from whoever has it: only for who
-        holds the owner lock of the database.
+        Without ``lasts_ms`` the lease never expires, and replaces any other: only for the holder of
+        the database's owner lock.
         """
         ...
 

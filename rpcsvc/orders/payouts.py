@@ -1,9 +1,10 @@
 """Carries transfers out exactly once: prepare, commit, publish, confirm.
 
-One commit has the signed bytes, for the order and for the wallet, before anything is published.
-Whoever resumes looks their transaction id up and publishes the same bytes again; nothing is signed
-anew while the first may live. An exception means that the outcome is unknown: only the network's
-word that a transfer failed frees its money. A wallet has one writer from prepare to publish.
+One commit has the signed bytes, for the order and for the wallet, before anything is published. A
+restart looks their transaction id up and publishes the same bytes again; nothing new is signed
+while the first may still be mined. An exception means that the outcome is unknown: only the
+network's word that a transfer failed frees its money. A wallet has one writer from prepare to
+publish.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Quote digests: a quote's terms as text that a caller hands back to be held to.
+"""Quote digests: a quote's terms as text, which a caller sends back to get no worse ones.
 
-The text carries the terms, so nothing is remembered, and any replica can read it. It is not signed:
-whoever changes it changes only what they would accept themselves.
+The text carries the terms, so nothing is stored, and any replica can read it. It is not signed: a
+caller who changes it changes only what they accept.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class Withdrawals:
     # --- carrying out --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Carry on with what is open, until cancelled: the next start goes on then."""
+        """Advance open withdrawals until cancelled; the next start resumes them."""
         while True:
             try:
                 await self.resume()

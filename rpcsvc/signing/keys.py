@@ -289,8 +289,8 @@ class KeyRing:
     def load_or_create(cls, directory: Path, clock: Clock, random: RandomBytes) -> Self:
         """The ring in ``directory``; at the first start, a new one. Raises SigningKeyError.
 
-        ``random`` gives so many bytes that nobody can guess. The files are made with modes 0700
-        and 0600, and are on disk when this returns.
+        ``random`` returns that many secret random bytes. The files are made with modes 0700 and
+        0600, and are on disk when this returns.
         """
         ring = cls(directory, clock, random)
         with explaining(directory):
@@ -340,9 +340,9 @@ class KeyRing:
         """Make a new key the current one; returns it.
 
         The old public key stays in the JWKS with the time from which it is not believed; with
-        ``revoke`` it goes, and nothing that it signed can be checked any more: for a key that
-        somebody else may have. The new key is on disk before the old private key is destroyed.
-        Raises SigningKeyError; what is on disk then is the old ring or the new one, whole.
+        ``revoke`` it is removed, and its signatures no longer verify: for a key that may be stolen.
+        The new key is on disk before the old private key is destroyed. Raises SigningKeyError; what
+        is on disk then is the old ring or the new one, complete.
         """
         with explaining(self._directory), locked(self._directory):
             old, _ = read(self._directory)

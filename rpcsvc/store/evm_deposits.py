@@ -125,7 +125,7 @@ class SqlEvmDepositLedger:
         return [_address(row) for row in await self._db.fetch(sql, addresses=_lower(addresses))]
 
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
-        """Record addresses, and that all up to the last may be handed out from now on.
+        """Record addresses; all up to the last may be handed out then.
 
         Raises StoreConflict if an index is recorded with another address.
         """

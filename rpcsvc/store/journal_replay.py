@@ -193,7 +193,7 @@ class JournaledEvmDepositLedger(SqlEvmDepositLedger):
         self._journal = journal
 
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
-        """Record addresses, and that all up to the last may be handed out from now on."""
+        """Record addresses; all up to the last may be handed out then."""
         await self._journal.record(
             AddressesEntry(EVM_ADDRESSES, made[-1].index),
             lambda mark: self._db.write([*self.adding(made), put_mark(mark)]),

@@ -192,7 +192,7 @@ def report_from(rows: Sequence[Row]) -> Report | None:
 def relay_statements(record: RelayRecord) -> list[Statement]:
     """Store a claim, and end what it reserves once it has no order.
 
-    The transaction is refused where somebody else makes the call.
+    The transaction fails if another process makes the call.
     """
     values: dict[str, Any] = asdict(record)
     values["idempotency_key"] = values.pop("key")

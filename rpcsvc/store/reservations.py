@@ -119,7 +119,7 @@ class SqlReservations:
 def scanned_until(known: Mapping[str, int], otherwise: str) -> tuple[str, dict[str, Any]]:
     """SQL, and its values, for the time until which a row's network is scanned for deposits.
 
-    For a network that is not in ``known`` nobody scans, so there is nothing to wait for.
+    A network that is not in ``known`` is not scanned, so there is nothing to wait for.
     """
     scans = list(enumerate(known.items()))
     if not scans:

@@ -1,7 +1,8 @@
 """Annotations: the operator's notes on transactions that were made by hand.
 
-A withdrawal or a top-up by hand is on no record of the service, and a difference to the auditor.
-Annotated, it is not. What it moved is read from the chain, here to show it and by each audit anew.
+The service has no record of a withdrawal or top-up by hand, so the auditor reports a difference
+until it is annotated. Its amounts are read from the chain, here for display and again by each
+audit.
 """
 
 from __future__ import annotations

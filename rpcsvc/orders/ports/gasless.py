@@ -101,9 +101,9 @@ class FundingStore(Protocol):
 
 
 class Carried(NamedTuple):
-    """What became of an authorization. SETTLED: the network has it, in the transaction ``txid``.
+    """The outcome of an authorization. SETTLED: the network has it, in the transaction ``txid``.
 
-    FAILED is said only when it can never be carried out; ``reason`` says why.
+    FAILED only if it can never be carried out; ``reason`` says why.
     """
 
     outcome: Outcome
@@ -137,5 +137,5 @@ class GaslessWallets(Protocol):
         ...
 
     async def carry_out(self, record: FundingRecord) -> Carried:
-        """Send the authorization unless it is used, or find what became of it. May be repeated."""
+        """Send the authorization unless it is used, and return its outcome. Safe to repeat."""
         ...

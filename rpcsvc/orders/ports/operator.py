@@ -112,8 +112,8 @@ class OperatorBooks(Protocol):
     async def close_claim(self, order_id: str, reason: str) -> bool:
         """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
 
-        Nobody was given a deposit address, so no money can be on its way. ``reason`` stays as a
-        note, after those of earlier closings, whatever becomes of the claim.
+        Nobody was given a deposit address, so no money can be on its way. ``reason`` is appended to
+        the notes of earlier closings and kept.
         """
         ...
 

@@ -85,7 +85,7 @@ class VenueProfile:
     def require_offered(self, chain: Chain) -> None:
         """Raise UnsupportedChain for a chain that is configured, and not settled on now.
 
-        Not asked while an order is read: the retry of a key gets its first answer all the same.
+        Not checked when an order is read, so that the retry of a key still gets its first answer.
         """
         offered = self.chains.all()
         if chain.name == PERPS or any(chain.chain_id == other.chain_id for other in offered):

@@ -67,7 +67,7 @@ class WebhookStore(Protocol):
     async def record(
         self, delivery: DueDelivery, attempt: DeliveryAttempt, verdict: DeliveryVerdict, now: int
     ) -> None:
-        """Write what came of an attempt."""
+        """Record the outcome of an attempt."""
         ...
 
     async def hurry(self, beyond: int) -> None:

@@ -49,7 +49,7 @@ FIND_MS = 1_000
 
 
 class Then(Enum):
-    """How an effect goes on, where that is not at a time: not at all, or after its pause."""
+    """When an effect runs next, if not at a given time: never, or after its retry delay."""
 
     DONE = auto()
     RETRY = auto()

@@ -84,7 +84,7 @@ class Asking(NamedTuple):
 
 
 class Relay:
-    """Makes orders at the upstream. ``follow`` is told of each."""
+    """Makes orders at the upstream. ``follow`` is called with the id of each."""
 
     def __init__(
         self,

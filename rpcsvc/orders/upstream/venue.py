@@ -199,7 +199,7 @@ class UpstreamVenue:
         return NewOrder(terms, agreed, Admission(client), record)
 
     def watch(self, order_id: str) -> None:
-        """Ask the upstream for this order before those that nobody asks for."""
+        """Poll the upstream for this order before orders without a waiting caller."""
         self._follower.watch(order_id)
 
     async def refresh(self, order_id: str) -> None:

@@ -68,10 +68,10 @@ class _WaitingTransfer(NamedTuple):
 class PauseSwitch:
     """Whether payouts are paused, and why.
 
-    What counts is the file. Only a pause that could not be written is held by this object, which
-    everything in a process that pays or pauses has to share. It is written as soon as it can be, at
-    one of the looks: until then nobody can resume, so that no file means that nobody has.
-    ``shared``: why all replicas are paused, as it was read last.
+    The pause file decides. A pause that could not be written is held by this object, so all parts
+    of a process share one. It is written as soon as it can be, at one of the looks: until then
+    nobody can resume, so that no file means that nobody has. ``shared``: why all replicas are
+    paused, as it was read last.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -104,7 +104,7 @@ class PauseSwitch:
     def pause(self, reason: str) -> None:
         """Stop all outgoing money, from the next transfer on. It is on disk before this returns.
 
-        Raises OSError when it can't be; then this object says that payouts are paused all the same.
+        Raises OSError if it can't be written; payouts are paused in memory then.
         """
         self._unwritten = _shown(reason)
         replace_file(self._path, f"{reason}\n".encode(errors="replace"), _FILE_MODE)
@@ -185,11 +185,10 @@ def _shown(reason: str) -> str:
 
 
 def throw(switch: PauseSwitch, reason: str, *, is_always_named: bool = False) -> bool:
-    """Pause payouts by the service itself. True when that is on disk; never raises OSError.
-
-    False when they are paused already, or are from now on and it can't be written: then they stay
-    so as long as this process runs, and the log says what to do. A reason that ``is_always_named``
-    is put before an earlier one: whoever ends the pause has to know it.
+    """Pause payouts by the service itself. True if the pause was written now; never raises OSError.
+    False if payouts were paused already, or the file can't be written: then the pause lasts as long
+    as this process, and the log names the remedy. A reason that ``is_always_named`` is put before
+    an earlier one, so that the operator who resumes sees it.
     """
     if switch.reason() is not None:
         before = switch.own()

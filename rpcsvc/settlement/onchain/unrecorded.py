@@ -91,9 +91,8 @@ _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class NotAdopted(Exception):
-    """The transaction can't be taken for the payment of the transfer. The text is for the operator.
-
-    Nothing was changed.
+    """The transaction can't be adopted as the payment of the transfer. The text is for the
+    operator. Nothing was changed.
     """
 
 

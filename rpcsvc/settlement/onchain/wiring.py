@@ -103,7 +103,7 @@ class OnchainAuthorizations:
         await self._usdc.require_usable(record)
 
     async def carry_out(self, record: FundingRecord) -> Carried:
-        """Send an authorization unless it is used, or find what became of it."""
+        """Send an authorization unless it is used, and return its outcome."""
         return await self._usdc.carry_out(record)
 
     def gas_share(self) -> float | None:

@@ -83,7 +83,7 @@ class TxKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tx:
-    """A simulated transaction. ``watched``: the service has yet to commit what became of it."""
+    """A simulated transaction. ``watched``: the service has yet to commit its outcome."""
 
     network: str
     txid: str

@@ -47,7 +47,7 @@ class EvmAddressPool:
         return len(self._free)
 
     def take(self) -> str:
-        """An address that nobody has or will have. Raises errors.Unavailable when none is left."""
+        """A fresh address, never handed out again. Raises errors.Unavailable when none is left."""
         if not self._free:
             self._refill_soon()
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")

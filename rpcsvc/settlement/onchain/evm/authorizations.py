@@ -1,8 +1,8 @@
 """Carries out signed USDC authorizations (EIP-3009) on one EVM network, at the service's expense.
 
 The hot wallet sends ``transferWithAuthorization`` as a payment of its own, at most once for each
-authorization. What became of an authorization is read off the token, whoever sent it: it has failed
-only when its nonce went to something else, or its window closed unused, deep in the chain.
+authorization. The outcome of an authorization is read from the token, no matter who sent it: it has
+failed only when its nonce went to something else, or its window closed unused, deep in the chain.
 
 ``GasBudget`` bounds the gas of authorizations in 24 hours, on all EVM networks together.
 """
@@ -252,7 +252,7 @@ class EvmAuthorizations:
             raise AuthorizationRefused(NOT_SIGNED)
 
     async def carry_out(self, record: FundingRecord) -> Carried:
-        """Send it unless it is used or was sent; what became of it. PENDING: nothing is final."""
+        """Send it unless it is used or was sent, and return the outcome. PENDING: not final."""
         top = await self._connection.check()
         if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
             return Carried(Outcome.SETTLED, record.txid)

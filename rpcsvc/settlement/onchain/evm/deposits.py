@@ -149,7 +149,7 @@ class EvmDepositScanner:
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Record what is committed, and move the cursor to the block that was scanned.
 
-        Deposits that were not acknowledged are in the database all the same and are shown again.
+        Unacknowledged deposits stay in the database and are shown again.
         """
         states = [
             (item.key, item.state) for item in sightings if item.key.network == self._network.name

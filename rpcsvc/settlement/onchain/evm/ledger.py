@@ -116,7 +116,7 @@ class EvmDepositLedger(Protocol):
         ...
 
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
-        """Record addresses, and that all up to the last may be handed out from now on.
+        """Record addresses; all up to the last may be handed out then.
 
         Those that are there already must be the same.
         """

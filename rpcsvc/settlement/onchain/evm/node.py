@@ -145,10 +145,10 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
+    """The receipt of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
 
     The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top; None
-    where the node tells none.
+    where the node reports none.
     """
 
     txid: Annotated[Hash, named("transactionHash")]
@@ -407,7 +407,7 @@ class EvmClient:
         return None if answer is None else self._model(EvmTransaction, method, answer)
 
     async def receipt(self, txid: str) -> Receipt | None:
-        """What became of a transaction; None while it is not mined, or not any more."""
+        """The receipt of a transaction; None while it is not mined, or reorged out."""
         method = "eth_getTransactionReceipt"
         answer = await self.rpc.read(method, [txid])
         return None if answer is None else self._model(Receipt, method, answer)

@@ -73,8 +73,8 @@ class Reading:
     """The lines of a journal, up to the first one that fails its check.
 
     ``problem`` says what is wrong there; None when nothing is. ``torn`` counts bytes of unfinished
-    lines: a writer was killed there, and nobody relied on them. ``size`` is where the last line of
-    ``lines`` ends.
+    lines: a writer was killed before it reported them. ``size`` is where the last line of ``lines``
+    ends.
     """
 
     lines: tuple[Line, ...]

@@ -73,7 +73,7 @@ class AddressPool:
             raise ChainUnusable("rescanning: the wallet scans the chain for missed deposits")
 
     def take(self) -> str:
-        """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
+        """A fresh address, never handed out again. Raises errors.Unavailable when none is ready."""
         if not self._free:
             raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
         address = self._free.popleft().address

@@ -326,7 +326,7 @@ class DepositScanner:
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Record what is committed, and move the cursor to the block that was scanned.
 
-        Deposits that were not acknowledged are in the database all the same and are shown again.
+        Unacknowledged deposits stay in the database and are shown again.
         """
         states = [(item.key.txid, item.key.output_index, item.state) for item in sightings]
         cursor, fork, self._next = self._next, self._fork, None
