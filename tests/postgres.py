@@ -50,7 +50,7 @@ def binaries() -> Path:
     return max(places, key=lambda place: int(place.parent.name[9:] or 0))
 
 
-class Server:
+class PostgresqlServer:
     """A server on a folder and a port of loopback. It refuses to run as root: it runs as nobody."""
 
     def __init__(self, folder: Path, **options: str) -> None:
@@ -107,10 +107,10 @@ def _free_port() -> int:
 
 
 @contextmanager
-def own_server(**options: str) -> Iterator[Server]:
+def own_server(**options: str) -> Iterator[PostgresqlServer]:
     """A server of one test, which may stop and start it."""
     folder = Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-"))
-    server = Server(folder, **options)
+    server = PostgresqlServer(folder, **options)
     server.start()
     try:
         yield server
@@ -128,7 +128,7 @@ def shared_server(folder: Path) -> str:
     with (folder / "postgres.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
-            server = Server(Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-")))
+            server = PostgresqlServer(Path(tempfile.mkdtemp(prefix="rpcsvc-postgres-")))
             server.start()
             place.write_text(f"{server.folder}\n{server.url}")
     return place.read_text().splitlines()[1]
@@ -139,7 +139,7 @@ def stop_shared_server(folder: Path) -> None:
     place = folder / "postgres"
     if place.exists():
         data = Path(place.read_text().splitlines()[0])
-        Server(data).stop()
+        PostgresqlServer(data).stop()
         shutil.rmtree(data)
 
 

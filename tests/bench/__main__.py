@@ -35,7 +35,7 @@ from tests.bench import driver, onchain, overload, peers, report, seeding, sidec
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
-from tests.postgres import DURABLE, Server, own_server
+from tests.postgres import DURABLE, PostgresqlServer, own_server
 
 RESULTS = Path("bench-results")
 CONNECTIONS = (16, 64)
@@ -247,7 +247,7 @@ class Bench:
         self._report = found
         self._order_ids: dict[str, list[str]] = {}
         self._upstream: driver.Server
-        self._postgres: Server
+        self._postgres: PostgresqlServer
 
     def load(self, scenarios: Sequence[Scenario]) -> None:
         """Run the scenarios against each other, at each number of connections."""

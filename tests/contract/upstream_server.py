@@ -23,7 +23,7 @@ from tests.e2e.processes import free_port
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCall:
     """One call as it arrived."""
 
     method: str
@@ -43,7 +43,7 @@ class UpstreamServer:
     """Listens on 127.0.0.1 between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[SeenCall] = []
         self.script: deque[Behaviour] = deque()
         self.otherwise: Behaviour = answer({})
         self.arrived = asyncio.Event()
@@ -72,7 +72,7 @@ class UpstreamServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.seen.append(Seen(request.method, request.path_qs, headers, body))
+        self.seen.append(SeenCall(request.method, request.path_qs, headers, body))
         self.arrived.set()
         behaviour = self.script.popleft() if self.script else self.otherwise
         return await behaviour(self, request)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Seen(NamedTuple):
+class SeenOrder(NamedTuple):
     """The order that an idempotency key has, as of one call: its version, 0 if it was not found.
 
     None: the call was a create, whose answer is the first one for good. The order is there then.
@@ -29,14 +29,14 @@ class History:
     """What all clients of a test saw."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[SeenOrder] = []
 
     def saw(self, key: str, order_id: str, version: int | None, began: float) -> None:
         """Add a call that ends now."""
-        self.seen.append(Seen(key, order_id, version, began, time.monotonic()))
+        self.seen.append(SeenOrder(key, order_id, version, began, time.monotonic()))
 
 
-def violations(history: Iterable[Seen]) -> list[str]:
+def violations(history: Iterable[SeenOrder]) -> list[str]:
     """Why no correct service can have given these answers, in words; empty if one can.
 
     A key has one order, and an order one key. What a call shows is no older than what any call had
@@ -46,7 +46,7 @@ def violations(history: Iterable[Seen]) -> list[str]:
     return [*_mixed(seen), *_stale(seen)]
 
 
-def _mixed(seen: list[Seen]) -> list[str]:
+def _mixed(seen: list[SeenOrder]) -> list[str]:
     orders, keys = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for each in seen:
         orders[each.key].add(each.order_id)
@@ -55,9 +55,9 @@ def _mixed(seen: list[Seen]) -> list[str]:
     return wrong + [f"{one} is of {sorted(names)}" for one, names in keys.items() if len(names) > 1]
 
 
-def _stale(seen: list[Seen]) -> list[str]:
+def _stale(seen: list[SeenOrder]) -> list[str]:
     wrong = []
-    by_order = defaultdict[str, list[Seen]](list)
+    by_order = defaultdict[str, list[SeenOrder]](list)
     for each in seen:
         by_order[each.order_id].append(each)
     for order_id, calls in by_order.items():

@@ -26,7 +26,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from tests.e2e.cluster import is_ready, reads, settles
 from tests.e2e.processes import Crash, Server, until
-from tests.postgres import Server as Postgres
+from tests.postgres import PostgresqlServer as Postgres
 from tests.postgres import new_database, own_server
 from tests.regtest.ledger_of_chains import usdc_received
 from tests.regtest.trading import Trader

@@ -10,18 +10,18 @@ from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
-from tests.unit.journaled import WALLET, Books, evm_payment, opened, xmr_payment
+from tests.unit.journaled import WALLET, JournaledBooks, evm_payment, opened, xmr_payment
 
 
 @asynccontextmanager
-async def due(data_dir: Path, direction: Direction) -> AsyncIterator[tuple[Books, Order]]:
+async def due(data_dir: Path, direction: Direction) -> AsyncIterator[tuple[JournaledBooks, Order]]:
     """An order with a planned payout, in a database with a journal."""
     async with opened(data_dir) as books:
         await books.monero.adopt_wallet(WALLET)
         yield books, await books.funded(await books.ordered(direction))
 
 
-async def record(books: Books, order: Order) -> None:
+async def record(books: JournaledBooks, order: Order) -> None:
     """Sign the order's payout and record it, as its wallet does."""
     planned = order.transfers[0]
     if planned.network == "monero":
@@ -41,7 +41,7 @@ async def record(books: Books, order: Order) -> None:
     await books.processor.record(signed, commit)
 
 
-async def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
+async def on_record(books: JournaledBooks, order: Order) -> tuple[TransferState | None, bool]:
     """The payout's state in the order, and whether the wallet has a payment for it."""
     now = await books.store.order(order.order_id)
     name = order.transfers[0].transfer_id

@@ -34,7 +34,7 @@ HOT = "0x" + "ab" * 20
 WALLET = monero.WalletRecord("mainnet", "4primary", 0)
 
 
-class Books:
+class JournaledBooks:
     """A database with its journal, both open."""
 
     def __init__(self, data_dir: Path, database: SqliteDatabase, journal: PaymentJournal) -> None:
@@ -69,11 +69,11 @@ class Books:
 
 
 @asynccontextmanager
-async def opened(data_dir: Path) -> AsyncIterator[Books]:
+async def opened(data_dir: Path) -> AsyncIterator[JournaledBooks]:
     database = await SqliteDatabase.open(data_dir)
     options = JournalOptions(data_dir / FOLDER)
     journal = PaymentJournal(options, ManualClock(), lambda n: b"\x0a" * n)
-    books = Books(data_dir, database, journal)
+    books = JournaledBooks(data_dir, database, journal)
     try:
         books.adopted = await open_journal(journal, database, books.clock, PauseSwitch(data_dir))
         yield books

@@ -15,7 +15,7 @@ from rpcsvc.store.monero import SqlMoneroLedger
 OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
 
 
-class Wallet:
+class AddressWallet:
     """Addresses as monero-wallet-rpc makes them; ``kill`` drops those that are not stored."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
 
 
 @dataclass
-class Node:
+class ReorgNode:
     """``known``: the height of each transaction, None in the pool."""
 
     top: int = 100
@@ -79,7 +79,7 @@ class Node:
 
 
 @dataclass
-class Wallet:
+class ReorgWallet:
     """``images``: key images of its outputs; ``frozen``: those that are frozen."""
 
     images: tuple[str, ...] = ()
@@ -97,9 +97,9 @@ class Wallet:
 
 
 @dataclass
-class Rig:
-    node: Node
-    wallet: Wallet
+class ReorgRig:
+    node: ReorgNode
+    wallet: ReorgWallet
     ledger: SqlMoneroLedger
     recovery: MoneroReorgRecovery
 

@@ -63,7 +63,7 @@ def require(holds: object, finding: str) -> None:
 
 
 @dataclass(slots=True)
-class Signed:
+class SignedTransfer:
     """A signed transfer; sums in deposit units. ``is_live``: it has not failed."""
 
     transfer: Transfer
@@ -102,7 +102,7 @@ class Accountant:
         self.chain: dict[DepositKey, DepositSighting] = {}
         self.once_confirmed: set[DepositKey] = set()
         self.chain_took_back = False
-        self.signed: dict[str, Signed] = {}
+        self.signed: dict[str, SignedTransfer] = {}
         self.rates = [agreed.price.rate]
         self.refused_by: set[str] = set()
         self.status = OrderStatus.AWAITING_DEPOSIT
@@ -128,7 +128,7 @@ class Accountant:
         found = [self.chain[k] for k in keys]
         return sum(d.units for d in found if d.state in (states or tuple(DepositState)))
 
-    def live(self, kind: TransferKind) -> list[Signed]:
+    def live(self, kind: TransferKind) -> list[SignedTransfer]:
         return [s for s in self.signed.values() if s.is_live and s.transfer.kind is kind]
 
     def left_of_payout(self) -> int:
@@ -194,7 +194,7 @@ class Accountant:
 
     def signs(self, order: Order, transfer: Transfer) -> None:
         """Record a signed transfer. Raises Unsound if it may not be signed now."""
-        entry = Signed(transfer, held_by(order, transfer.transfer_id))
+        entry = SignedTransfer(transfer, held_by(order, transfer.transfer_id))
         self.require_free(entry)
         if transfer.kind is TransferKind.PAYOUT:
             self.signs_payout(entry, order.fills)
@@ -204,7 +204,7 @@ class Accountant:
                 self.require_own_money(transfer)
         self.signed[transfer.transfer_id] = entry
 
-    def require_free(self, entry: Signed) -> None:
+    def require_free(self, entry: SignedTransfer) -> None:
         taken = {k for s in self.signed.values() if s.is_live for k in s.keys}
         for found in entry.keys:
             state = self.chain[found].state
@@ -212,7 +212,7 @@ class Accountant:
             require(state is DepositState.CONFIRMED, f"{name} {state}")
             require(found not in taken, f"{name} spent already")
 
-    def signs_payout(self, entry: Signed, fills: tuple[Fill, ...]) -> None:
+    def signs_payout(self, entry: SignedTransfer, fills: tuple[Fill, ...]) -> None:
         payout, own = entry.transfer, self.units(entry.keys)
         require(not self.live(TransferKind.PAYOUT), "a second payout is signed")
         require(payout.address == self.terms.to_address, f"the payout goes to {payout.address}")
@@ -225,7 +225,7 @@ class Accountant:
             worth = entry.swapped * XMR_UNIT // min(self.rates)
         require(payout.units <= worth, f"{payout.units} are paid for what is worth {worth}")
 
-    def signs_refund(self, entry: Signed) -> None:
+    def signs_refund(self, entry: SignedTransfer) -> None:
         refund, own = entry.transfer, self.units(entry.keys)
         entry.leftover = refund.units + refund.fee - own
         require(entry.leftover >= 0, "a refund costs more than its fee")

@@ -12,7 +12,7 @@ CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
 
 
 @dataclass
-class Signed:
+class SignedBooks:
     """Books of wallets that paid ``sent`` units within a day, and have no unmatched payment."""
 
     sent: int = 0

@@ -42,7 +42,7 @@ from rpcsvc.store.withdrawals import SqlWithdrawals
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
 from tests.operator_cli import Cli
-from tests.unit.journaled import WALLET, Books, opened, put_back, xmr_payment
+from tests.unit.journaled import WALLET, JournaledBooks, opened, put_back, xmr_payment
 from tests.unit.orders import NOW, key, terms
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -261,7 +261,7 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
     assert check_database(cli.data_dir) == []
 
 
-async def another(books: Books) -> Order:
+async def another(books: JournaledBooks) -> Order:
     """A second order whose payout of XMR is planned."""
     agreed = replace(
         terms(Direction.USDC_TO_XMR),

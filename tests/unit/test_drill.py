@@ -18,7 +18,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, DataDirInUse, OwnerLock
 from tests.operator_cli import Cli, served
-from tests.unit.journaled import WALLET, Books, opened, xmr_payment
+from tests.unit.journaled import WALLET, JournaledBooks, opened, xmr_payment
 
 OK, FAILED, USAGE = 0, 1, 2
 SOUND = AuditReport((), (), (), orders=1, payments=1)
@@ -183,7 +183,7 @@ def audits(monkeypatch: pytest.MonkeyPatch, *found: AuditReport | Exception) -> 
     return asked
 
 
-async def signed_since(cli: Cli, books: Books) -> Path:
+async def signed_since(cli: Cli, books: JournaledBooks) -> Path:
     """A backup of an order with a planned payout, which is signed after it."""
     await books.monero.adopt_wallet(WALLET)
     order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))

@@ -26,7 +26,15 @@ from rpcsvc.store.journal_replay import ReplayResult
 from rpcsvc.store.wallets import OnchainBooks
 from rpcsvc.store.withdrawals import SqlWithdrawals
 from tests.rows import statement
-from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_back, xmr_payment
+from tests.unit.journaled import (
+    HOT,
+    WALLET,
+    JournaledBooks,
+    evm_payment,
+    opened,
+    put_back,
+    xmr_payment,
+)
 from tests.unit.orders import NOW
 
 
@@ -221,7 +229,7 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
         assert void.serial == 1
 
 
-async def sweep_from(books: Books, serial: int) -> evm.EvmPayment:
+async def sweep_from(books: JournaledBooks, serial: int) -> evm.EvmPayment:
     """Record a done sweep of 9 units from the first address."""
     name = f"sweep-arbitrum-1-{serial}"
     payment = evm_payment(name, 9, HOT, serial, purpose=evm.EvmPurpose.SWEEP)

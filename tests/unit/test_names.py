@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,17 +71,38 @@ def test_import_of_a_test_module_is_found(line: str) -> None:
     assert not imported_tests("from aiohttp.test_utils import TestClient")
 
 
-def test_class_name_has_one_meaning() -> None:
-    """The libraries for clients name for their users what the service names so, too."""
-    counts = Counter(
+def class_names(paths: Iterable[Path]) -> Counter[str]:
+    """How many classes of each name modules define."""
+    return Counter(
         node.name
-        for path in sorted((ROOT / "rpcsvc").rglob("*.py"))
-        if not {"client", "verify.py"} & set(path.relative_to(ROOT / "rpcsvc").parts)
+        for path in paths
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     )
-    assert len(counts) > 500
-    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_class_name_has_one_meaning() -> None:
+    """The libraries for clients name for their users what the service names so, too."""
+    service = ROOT / "rpcsvc"
+    names = class_names(
+        path
+        for path in service.rglob("*.py")
+        if not {"client", "verify.py"} & set(path.relative_to(service).parts)
+    )
+    assert len(names) > 500
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_class_name_of_a_test_helper_has_one_meaning() -> None:
+    """The benchmark has helpers of its own, which tests don't use."""
+    tests = ROOT / "tests"
+    names = class_names(
+        path
+        for path in tests.rglob("*.py")
+        if not path.name.startswith("test_") and "bench" not in path.relative_to(tests).parts
+    )
+    assert len(names) > 50
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_test_names_have_sixty_characters_at_most() -> None:

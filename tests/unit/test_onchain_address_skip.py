@@ -24,7 +24,7 @@ from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.address_pools import take
-from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
+from tests.unit.monero_addresses import OPTIONS, AddressWallet, pool_of
 
 WORDS = "test test test test test test test test test test test junk"
 OTHER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
@@ -44,7 +44,7 @@ async def databases(tmp_path: Path) -> AsyncIterator[tuple[SqliteDatabase, Sqlit
 class ConnectionStub:
     """A connection whose node and wallet pass every check; counts the checks."""
 
-    def __init__(self, wallet: Wallet) -> None:
+    def __init__(self, wallet: AddressWallet) -> None:
         self.wallet = wallet
         self.checks = 0
 
@@ -56,7 +56,9 @@ class ConnectionStub:
         self.checks += 1
 
 
-async def skip(wallet: Wallet, ledger: SqlMoneroLedger, count: int, *, rescan: bool = False) -> int:
+async def skip(
+    wallet: AddressWallet, ledger: SqlMoneroLedger, count: int, *, rescan: bool = False
+) -> int:
     connection = cast("MoneroConnection", ConnectionStub(wallet))
     return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
@@ -74,7 +76,7 @@ async def test_xmr_addresses_of_lost_orders_are_skipped(
 ) -> None:
     """The copy is from before any order, of a stopped service that has given its pool back."""
     lost, copy = await ledgers(databases)
-    wallet = Wallet()
+    wallet = AddressWallet()
     pool = await pool_of(wallet, lost)
     await copy.add_addresses(await lost.addresses_above(0))
     given = await take(pool, orders)
@@ -92,11 +94,11 @@ async def test_xmr_addresses_are_skipped_when_the_wallet_is_a_copy_too(
     databases: tuple[SqliteDatabase, SqliteDatabase],
 ) -> None:
     lost, copy = await ledgers(databases)
-    wallet = Wallet()
+    wallet = AddressWallet()
     pool = await pool_of(wallet, lost)
     await copy.add_addresses(await lost.addresses_above(0))
     given = await take(pool, 150)
-    restored = Wallet()
+    restored = AddressWallet()
 
     await skip(restored, copy, 150)
 
@@ -109,7 +111,7 @@ async def test_as_many_as_asked_for_are_skipped(
     databases: tuple[SqliteDatabase, SqliteDatabase], count: int
 ) -> None:
     ledger, _ = await ledgers(databases)
-    wallet = Wallet()
+    wallet = AddressWallet()
     assert await skip(wallet, ledger, count) == count
     assert (await take(await pool_of(wallet, ledger), 1)) == [f"8w{count + 1}"]
 
@@ -119,7 +121,7 @@ async def test_wallet_rescans_only_on_request(
     databases: tuple[SqliteDatabase, SqliteDatabase], rescan: bool
 ) -> None:
     ledger, _ = await ledgers(databases)
-    wallet = Wallet()
+    wallet = AddressWallet()
     await skip(wallet, ledger, 300, rescan=rescan)
     assert wallet.rescans == rescan
     assert not await ledger.rescan_due()
@@ -129,7 +131,7 @@ async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
     databases: tuple[SqliteDatabase, SqliteDatabase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, _ = await ledgers(databases)
-    wallet = Wallet()
+    wallet = AddressWallet()
 
     async def killed() -> None:
         raise RpcFailure("wallet", "rescan_blockchain", "killed")
@@ -205,7 +207,7 @@ async def test_a_person_sees_how_far_the_wallet_is(
 ) -> None:
     _, copy = await ledgers(databases)
     said: list[str] = []
-    wallet, now, ticked = Wallet(), itertools.count(0, 61_000), asyncio.Event()
+    wallet, now, ticked = AddressWallet(), itertools.count(0, 61_000), asyncio.Event()
 
     def say(text: str) -> None:
         said.append(text)

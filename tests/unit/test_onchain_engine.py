@@ -33,19 +33,19 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
-from tests.unit.payout_guard import Signed
+from tests.unit.payout_guard import SignedBooks
 
 
 class Rig:
     """An engine of two fake adapters."""
 
     def __init__(
-        self, data_dir: Path, outcome: Outcome = Outcome.PENDING, signed: Signed | None = None
+        self, data_dir: Path, outcome: Outcome = Outcome.PENDING, signed: SignedBooks | None = None
     ) -> None:
         self.xmr = FakeAdapter(XMR, "monero", Verdict(outcome))
         self.usdc = FakeAdapter(USDC, "arbitrum", Verdict(outcome))
         self.switch = PauseSwitch(data_dir)
-        guard = PayoutGuard(self.switch, CAPS, signed or Signed(), ManualClock())
+        guard = PayoutGuard(self.switch, CAPS, signed or SignedBooks(), ManualClock())
         adapters = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(adapters, guard, floors=FLOORS, poll_ms=10)
 
@@ -214,7 +214,7 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
 
 async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) -> None:
     """The first is signed and not in the books yet; the second is on another network."""
-    rig = Rig(tmp_path, signed=Signed(sent=994))
+    rig = Rig(tmp_path, signed=SignedBooks(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
     async def prepare(item: Transfer, _companions: Sequence[Transfer], record: Record) -> None:

@@ -12,7 +12,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard
-from tests.unit.payout_guard import CAPS, Signed
+from tests.unit.payout_guard import CAPS, SignedBooks
 
 HOUR = 3600 * 1000
 DAY = 24 * HOUR
@@ -31,7 +31,7 @@ def transfer(units: int, asset: Asset = XMR) -> Transfer:
 
 
 def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
-    return PayoutGuard(PauseSwitch(data_dir), CAPS, Signed(sent), Clock())
+    return PayoutGuard(PauseSwitch(data_dir), CAPS, SignedBooks(sent), Clock())
 
 
 async def passes(held: PayoutGuard, item: Transfer) -> None:
@@ -75,7 +75,7 @@ async def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: 
     with pytest.raises(Unavailable, match="cap per day"):
         await passes(guard(tmp_path, sent=91), transfer(10))
     await passes(guard(tmp_path, sent=91), transfer(10, USDC))
-    signed = Signed()
+    signed = SignedBooks()
     await passes(PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()), transfer(10))
     assert signed.since == [9 * DAY]
 
@@ -113,7 +113,7 @@ async def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path:
         assert len(together) == 2
 
 
-class SlowBooks(Signed):
+class SlowBooks(SignedBooks):
     """Books with delayed answers, as from a database over a network."""
 
     answering: asyncio.Event
@@ -163,7 +163,7 @@ async def test_guard_counts_a_payment_committed_while_it_reads(tmp_path: Path) -
 
 
 async def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
-    signed = Signed(95)
+    signed = SignedBooks(95)
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock())
     with pytest.raises(Unavailable):
         await passes(held, transfer(10))
@@ -176,7 +176,7 @@ async def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path:
 async def test_withdrawn_request_does_not_degrade_health(tmp_path: Path, later: int) -> None:
     """Its order was refunded or cancelled, so no transfer waits."""
     clock = Clock()
-    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, SignedBooks(), clock)
     with pytest.raises(Unavailable):
         await passes(held, transfer(11))
     clock.now += later
@@ -185,7 +185,7 @@ async def test_withdrawn_request_does_not_degrade_health(tmp_path: Path, later: 
 
 async def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None:
     clock = Clock()
-    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, SignedBooks(), clock)
     for _ in range(10):
         with pytest.raises(Unavailable):
             await passes(held, transfer(11))

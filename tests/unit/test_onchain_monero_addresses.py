@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.address_pools import take
-from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of
+from tests.unit.monero_addresses import OPTIONS, AddressWallet, pool_of
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
 async def test_address_is_never_reused_over_starts_stops_and_crashes(
     ledger: SqlMoneroLedger,
 ) -> None:
-    wallet, given = Wallet(), list[str]()
+    wallet, given = AddressWallet(), list[str]()
     for round_ in range(12):
         pool = await pool_of(wallet, ledger)
         given += await take(pool, 5 + 7 * round_)
@@ -50,7 +50,7 @@ async def test_address_is_never_reused_when_the_wallet_is_reopened(
     ledger: SqlMoneroLedger,
 ) -> None:
     """As after each failure of node or wallet while the service runs."""
-    pool, given = await pool_of(Wallet(), ledger), list[str]()
+    pool, given = await pool_of(AddressWallet(), ledger), list[str]()
     for _ in range(20):
         given += await take(pool, 7)
         await pool.reconcile()
@@ -62,17 +62,17 @@ async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
     ledger: SqlMoneroLedger, is_stopped: bool
 ) -> None:
     """It makes the missing addresses again, most of which were handed out before."""
-    pool = await pool_of(Wallet(), ledger)
+    pool = await pool_of(AddressWallet(), ledger)
     given = await take(pool, 150)
     if is_stopped:
         await pool.close()
-    later = await pool_of(Wallet(), ledger)
+    later = await pool_of(AddressWallet(), ledger)
     given += await take(later, 300)
     assert len(set(given)) == len(given)
 
 
 async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqlMoneroLedger) -> None:
-    wallet = Wallet()
+    wallet = AddressWallet()
     for first in (1, 14, 27):
         pool = await pool_of(wallet, ledger)
         given = await take(pool, 13)
@@ -88,7 +88,11 @@ async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqlMoneroL
 async def test_a_pool_that_runs_low_reserves_more_by_itself(
     ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, reserve, more = await pool_of(Wallet(), ledger), ledger.reserve_addresses, asyncio.Event()
+    pool, reserve, more = (
+        await pool_of(AddressWallet(), ledger),
+        ledger.reserve_addresses,
+        asyncio.Event(),
+    )
 
     async def noted(minor: int) -> None:
         more.set()
@@ -110,7 +114,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
     ledger: SqlMoneroLedger, more: int
 ) -> None:
     """The database is an older copy: the wallet's further addresses may have been handed out."""
-    wallet = Wallet()
+    wallet = AddressWallet()
     await (await pool_of(wallet, ledger)).close()
     await wallet.create_addresses(more)
     pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
@@ -127,7 +131,7 @@ async def test_address_is_never_reused_after_a_silent_rollback(
     ledger: SqlMoneroLedger,
 ) -> None:
     """As with a machine that is reset to a snapshot between two calls, neither of which fails."""
-    wallet = Wallet()
+    wallet = AddressWallet()
     pool = await pool_of(wallet, ledger)
     given = await take(pool, 50)
     wallet.made = wallet.stored = 10
@@ -138,7 +142,7 @@ async def test_address_is_never_reused_after_a_silent_rollback(
 async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
     ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wallet = Wallet()
+    wallet = AddressWallet()
     await pool_of(wallet, ledger)
 
     async def locked(_indices: list[int]) -> list[Subaddress]:
@@ -154,7 +158,7 @@ async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
     ledger: SqlMoneroLedger,
 ) -> None:
-    pool = await pool_of(Wallet(), ledger)
+    pool = await pool_of(AddressWallet(), ledger)
     for _ in range(30):
         (address,) = await take(pool, 1)
         record, minor = await ledger.wallet(), await ledger.address_minor(address)
@@ -166,12 +170,12 @@ async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
 async def test_two_reservations_at_the_same_time_keep_their_order(
     ledger: SqlMoneroLedger,
 ) -> None:
-    pool = await pool_of(Wallet(), ledger)
+    pool = await pool_of(AddressWallet(), ledger)
     given = [pool.take() for _ in range(5)]
     await asyncio.gather(*(pool.refill() for _ in range(4)))
     given += [pool.take() for _ in range(3)]
     await pool.close()
-    later = AddressPool(cast("WalletClient", Wallet()), ledger, OPTIONS)
+    later = AddressPool(cast("WalletClient", AddressWallet()), ledger, OPTIONS)
     record = await ledger.wallet()
     assert record is not None
     assert record.reserved_to >= max([await ledger.address_minor(item) or 0 for item in given])
@@ -181,7 +185,7 @@ async def test_two_reservations_at_the_same_time_keep_their_order(
 async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
     ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wallet = Wallet()
+    wallet = AddressWallet()
 
     async def full_disk() -> None:
         raise NodeError("wallet", "store", -1, "disk full")
@@ -195,10 +199,10 @@ async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
 async def test_restored_wallet_makes_missing_addresses_and_rescans(
     ledger: SqlMoneroLedger,
 ) -> None:
-    wallet = Wallet()
+    wallet = AddressWallet()
     for _ in range(4):
         await take(await pool_of(wallet, ledger), 90)
-    older = Wallet()
+    older = AddressWallet()
     older.made = 3
     await pool_of(older, ledger)
     highest = await ledger.highest_address()
@@ -208,7 +212,7 @@ async def test_restored_wallet_makes_missing_addresses_and_rescans(
 
 
 async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger) -> None:
-    wallet = Wallet()
+    wallet = AddressWallet()
     await pool_of(wallet, ledger)
     wallet.spelling = "8z"
     with pytest.raises(ChainUnusable, match="another wallet"):
@@ -218,17 +222,19 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger)
 # --- a scan of the chain -------------------------------------------------------------------------
 
 
-async def restored(ledger: SqlMoneroLedger, made: int = 0) -> Wallet:
+async def restored(ledger: SqlMoneroLedger, made: int = 0) -> AddressWallet:
     """A wallet with ``made`` of the 300 and more recorded addresses."""
-    wallet = Wallet()
+    wallet = AddressWallet()
     for _ in range(4):
         await take(await pool_of(wallet, ledger), 90)
-    other = Wallet()
+    other = AddressWallet()
     other.made = other.stored = made
     return other
 
 
-def unhurried(wallet: Wallet, ledger: SqlMoneroLedger, scan_wait: float = 5.0) -> AddressPool:
+def unhurried(
+    wallet: AddressWallet, ledger: SqlMoneroLedger, scan_wait: float = 5.0
+) -> AddressPool:
     return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, scan_wait=scan_wait)
 
 

@@ -22,13 +22,13 @@ from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
-from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
+from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
 IMAGE = "image of tr_1"
 
 
 @dataclass
-class RefusingNode(Node):
+class RefusingNode(ReorgNode):
     """A node that refuses submissions. ``spent``: where each key image was seen."""
 
     says: MoneroSubmission = MoneroSubmission.INVALID
@@ -39,7 +39,7 @@ class RefusingNode(Node):
 
 
 @dataclass
-class OwnWallet(Wallet):
+class OwnWallet(ReorgWallet):
     """``does``: its calls, in order."""
 
     does: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class CheckedConnection(MoneroConnection):
 
 @dataclass
 class Ending:
-    rig: Rig
+    rig: ReorgRig
     node: RefusingNode
     wallet: OwnWallet
     gone: MoneroPayoutEnd
@@ -97,7 +97,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     database = await SqliteDatabase.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    rig = Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
+    rig = ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 
     async def annotate(txid: str) -> None:
         wallet.does.append(f"explain {txid}")

@@ -24,22 +24,22 @@ from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
-from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
+from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
 MODULE = "rpcsvc.settlement.onchain.monero.presence"
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[ReorgRig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger, node, wallet = SqlMoneroLedger(database), Node(), Wallet()
+    ledger, node, wallet = SqlMoneroLedger(database), ReorgNode(), ReorgWallet()
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
+    yield ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     await database.close()
 
 
 async def test_settled_payment_is_reported_while_it_is_in_no_block(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ReorgRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that replaces blocks returns their transactions to its pool by itself."""
     logs = captured(monkeypatch, MODULE)
@@ -60,7 +60,7 @@ async def test_settled_payment_is_reported_while_it_is_in_no_block(
     assert await rig.height("tr_1") == rig.node.top - 1
 
 
-async def test_payment_missing_at_the_node_is_resent_until_mined(rig: Rig) -> None:
+async def test_payment_missing_at_the_node_is_resent_until_mined(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.SETTLED, 98)
     rig.node.known.clear()
     rig.node.says = MoneroSubmission.INVALID
@@ -79,7 +79,7 @@ async def test_payment_missing_at_the_node_is_resent_until_mined(rig: Rig) -> No
     assert rig.recovery.gone is None
 
 
-async def test_what_settled_long_ago_is_not_asked_about(rig: Rig) -> None:
+async def test_what_settled_long_ago_is_not_asked_about(rig: ReorgRig) -> None:
     await rig.put("tr_1", MoneroPaymentState.SETTLED, rig.node.top + 1 - OPTIONS.tracked_blocks)
     await rig.put("tr_2", MoneroPaymentState.SETTLED, rig.node.top + 2 - OPTIONS.tracked_blocks)
     rig.node.known.clear()
@@ -89,7 +89,7 @@ async def test_what_settled_long_ago_is_not_asked_about(rig: Rig) -> None:
 
 @pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
 async def test_only_waiting_abandoned_payments_are_offered_again(
-    rig: Rig, state: MoneroPaymentState
+    rig: ReorgRig, state: MoneroPaymentState
 ) -> None:
     made = await rig.put("tr_1", state, None)
     other = await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
@@ -101,7 +101,7 @@ async def test_only_waiting_abandoned_payments_are_offered_again(
     assert rig.recovery.problem is None
 
 
-async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None:
+async def test_node_that_never_forgets_is_reported_until_mined(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.dropped, rig.node.is_restricted = {made.txid}, True
     for _ in range(2):
@@ -113,7 +113,7 @@ async def test_node_that_never_forgets_is_reported_until_mined(rig: Rig) -> None
     assert rig.recovery.problem is None
 
 
-async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> None:
+async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: ReorgRig) -> None:
     await rig.put("tr_1", MoneroPaymentState.PUBLISHED, 98)
     await rig.poll()
     assert rig.node.pools == 0
@@ -126,7 +126,7 @@ async def test_pool_is_read_once_a_block_and_only_for_waiting_ones(rig: Rig) -> 
     assert rig.node.pools == 1
 
 
-async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig) -> None:
+async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: ReorgRig) -> None:
     """Outputs frozen by the operator, and inputs of live payments, stay frozen."""
     await rig.put("tr_1", MoneroPaymentState.FAILED, None)
     await rig.put("tr_2", MoneroPaymentState.PUBLISHED, None)
@@ -141,7 +141,7 @@ async def test_only_money_of_payments_that_can_never_be_made_is_let_go(rig: Rig)
 # --- pending in the pool -------------------------------------------------------------------------
 
 
-async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> None:
+async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: ReorgRig) -> None:
     """A node that is killed between accepting and relaying a transaction never relays it."""
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.known["a stranger's"] = None
@@ -154,7 +154,7 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(rig: Rig) -> 
     assert rig.recovery.waiting is None
 
 
-async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig) -> None:
+async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: ReorgRig) -> None:
     """Its peers may have lost it. Health has the time, and is degraded after ten blocks."""
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     for blocks in range(3):
@@ -175,7 +175,7 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(rig: Rig)
     assert (rig.recovery.waiting, rig.recovery.overdue) == (None, None)
 
 
-async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: Rig) -> None:
+async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     await rig.poll()
     await rig.poll(blocks=2)
@@ -186,7 +186,7 @@ async def test_blocks_are_counted_anew_after_a_mined_payment_is_lost(rig: Rig) -
     assert rig.node.relayed == []
 
 
-async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
+async def test_a_node_that_does_not_relay_names_the_command(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.PUBLISHED, None)
     rig.node.unrelayed, rig.node.is_restricted = {made.txid}, True
     await rig.poll()
@@ -201,7 +201,7 @@ async def test_a_node_that_does_not_relay_names_the_command(rig: Rig) -> None:
 
 @pytest.mark.parametrize("state", [MoneroPaymentState.SETTLED, MoneroPaymentState.PUBLISHED])
 async def test_split_that_can_not_be_mined_again_is_abandoned(
-    rig: Rig, state: MoneroPaymentState
+    rig: ReorgRig, state: MoneroPaymentState
 ) -> None:
     """A payment of the wallet to itself whose input is gone. A payout is never abandoned."""
     await rig.put("upkeep", state, None, MoneroPurpose.UPKEEP)
@@ -220,7 +220,7 @@ async def test_split_that_can_not_be_mined_again_is_abandoned(
     }
 
 
-async def test_a_split_that_comes_back_in_time_is_kept(rig: Rig) -> None:
+async def test_a_split_that_comes_back_in_time_is_kept(rig: ReorgRig) -> None:
     made = await rig.put("upkeep", MoneroPaymentState.SETTLED, None, MoneroPurpose.UPKEEP)
     rig.node.says = MoneroSubmission.INVALID
     for _ in range(3):

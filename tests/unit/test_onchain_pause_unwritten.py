@@ -19,7 +19,7 @@ from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.full_disk import Disk, disk
 from tests.unit.onchain_service import unreachable
-from tests.unit.payout_guard import CAPS, Signed
+from tests.unit.payout_guard import CAPS, SignedBooks
 
 __all__ = ["disk"]
 
@@ -39,7 +39,7 @@ def the_command(data_dir: Path) -> PauseSwitch:
 
 
 def guard_of(switch: PauseSwitch) -> PayoutGuard:
-    return PayoutGuard(switch, CAPS, Signed(), ManualClock())
+    return PayoutGuard(switch, CAPS, SignedBooks(), ManualClock())
 
 
 # --- the switch ------------------------------------------------------------------------------

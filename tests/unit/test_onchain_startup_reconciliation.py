@@ -31,7 +31,7 @@ from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
-from tests.unit.payout_guard import Signed
+from tests.unit.payout_guard import SignedBooks
 
 PAUSE_REASON = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
@@ -85,7 +85,7 @@ class Rig:
         self.poll = StartupReconciliation(
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
-        guard = PayoutGuard(self.switch, CAPS, Signed(), self.clock)
+        guard = PayoutGuard(self.switch, CAPS, SignedBooks(), self.clock)
         adapters = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
             cast("Any", adapters), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.poll}

@@ -15,7 +15,7 @@ from rpcsvc.orders.ports.store import Rows
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_replay import marks_of
 from tests.unit.commits import due, on_record, record
-from tests.unit.journaled import HOT, Books, evm_payment, opened, xmr_payment
+from tests.unit.journaled import HOT, JournaledBooks, evm_payment, opened, xmr_payment
 from tests.unit.orders import key
 
 
@@ -30,7 +30,7 @@ async def test_record_commits_order_and_wallet_together(
         assert groups == [1]
 
 
-def count_commits(books: Books) -> list[int]:
+def count_commits(books: JournaledBooks) -> list[int]:
     """Count the writes from now on, in the only item."""
     counted, write = [0], books.db.write
 

@@ -17,11 +17,11 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite
 from rpcsvc.orders.processor import TRIES, OrderProcessor
 from tests.unit.commits import due, on_record, record
-from tests.unit.journaled import Books, opened
+from tests.unit.journaled import JournaledBooks, opened
 from tests.unit.orders import NOW, key
 
 
-def second(books: Books) -> OrderProcessor:
+def second(books: JournaledBooks) -> OrderProcessor:
     """A processor with locks of its own, as in another process."""
     return OrderProcessor(books.store, books.clock, lambda _order: None)
 
