@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.contract.faulty_line import FaultyLine, faulty_line
 from tests.contract.serving import Served, serving
@@ -40,6 +41,17 @@ async def database_url(
 async def served(tmp_path: Path, database_url: str | None) -> AsyncIterator[Served]:
     """A service without token and rate limits."""
     async with serving(tmp_path, database_url=database_url) as ready:
+        yield ready
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """A service for all tests of a module: for calls that change nothing.
+
+    The module names it ``served``, and runs its tests in its loop:
+    ``pytestmark = pytest.mark.asyncio(loop_scope="module")``.
+    """
+    async with serving(tmp_path_factory.mktemp("shared")) as ready:
         yield ready
 
 

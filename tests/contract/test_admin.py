@@ -114,7 +114,7 @@ async def test_wrong_params_of_admin_are_named(served: Served, method: str, para
 
 # The modules that may open the database file, and when or what for.
 OPENING = {
-    "Database.open(": {
+    "SqliteDatabase.open(": {
         "rpcsvc/store/backends/__init__.py",  # the service
         "rpcsvc/cli/recovery/db.py",  # while it is stopped, under its lock
         "rpcsvc/cli/recovery/drill.py",  # a copy in a scratch directory

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from openapi_spec_validator import validate
 
 from rpcsvc.http.site import BFF_ROOT, site_of
@@ -13,6 +14,15 @@ from rpcsvc.operations.table import BFF_OPERATIONS
 from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled, openapi_of
 from tests.contract.serving import EVM, Served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
 
 # The spec table of each answer.
 TABLE_OF = {

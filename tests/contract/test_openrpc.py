@@ -20,6 +20,15 @@ from rpcsvc.operations import dispatch
 from tests.contract.described import Json, check, resolved
 from tests.contract.serving import BACK, SWAP, TOKEN, Answer, Served, serving
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
+
 DATA = Path(__file__).parent / "data"
 META_SCHEMAS = ("openrpc-meta-schema-1.14.9.json", "json-schema-tools-meta-schema-1.8.0.json")
 ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")

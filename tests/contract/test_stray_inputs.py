@@ -11,6 +11,15 @@ from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract import bff
 from tests.contract.serving import JSON, SWAP, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
+
 CREATE = "/agent/swap/create"
 CREATING = [CREATE, "/agent/swap/execute"]
 KEY_NAMES = ["x-idempotency-key", "X-Idempotency-Key", "idempotency_key", "idempotencykey"]

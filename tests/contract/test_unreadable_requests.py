@@ -18,6 +18,15 @@ from rpcsvc.verify import BadSignature, Exchange, verify_response
 from tests.contract.serving import Served, serving
 from tests.contract.signatures import jwks
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
+
 PLAN = "/api/v1/agent/swap/plan"
 ENVELOPE = [
     "ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data",
@@ -280,7 +289,7 @@ async def test_error_while_answering_reveals_nothing(
     verify_response(got.to("POST", PLAN, b"{}"), served.up.signer.jwks())  # type: ignore[union-attr]
 
 
-def test_aiohttp_asks_its_connection_about_unreadable_requests() -> None:
+async def test_aiohttp_asks_its_connection_about_unreadable_requests() -> None:
     asked = inspect.signature(web.RequestHandler.handle_error)
 
     assert list(asked.parameters) == ["self", "request", "status", "exc", "message"]

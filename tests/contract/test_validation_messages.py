@@ -17,6 +17,15 @@ from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
 from tests.contract.described import openapi_of
 from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
+
 TICKETS = "/agent/support/tickets"
 U2X = {"direction": "u2x", "chain": "base", "amount": "150"}
 

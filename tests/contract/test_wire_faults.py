@@ -15,6 +15,15 @@ from rpcsvc.http import messages as http_transport
 from rpcsvc.operations.dispatch import Dispatcher
 from tests.contract.serving import EVM, JSON, MONERO, SWAP, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def served(shared: Served) -> Served:
+    """One service: the calls below change nothing."""
+    return shared
+
+
 CREATE = "/api/v1/agent/swap/create"
 PLAN = "/api/v1/agent/swap/plan"
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"service.swap.plan"}'
