@@ -64,7 +64,7 @@ async def hosting(browser: Browser, served: Served) -> AsyncIterator[tuple[Page,
         yield page, page.frame_locator("iframe")
 
 
-async def told(page: Page, result: dict[str, Any]) -> None:
+async def reported(page: Page, result: dict[str, Any]) -> None:
     await page.evaluate("(it) => tell(it)", {"method": "ui/notifications/tool-input", "params": {}})
     notice = {"method": "ui/notifications/tool-result", "params": result}
     await page.evaluate("(it) => tell(it)", notice)
@@ -79,7 +79,7 @@ async def test_app_shows_an_order_until_it_is_over(
     funding, order = data["fundingInstructions"], data["order"]
     async with hosting(browser, served) as (page, app):
         await expect(app.locator("h1")).to_have_text(SAY("app.waiting"))
-        await told(page, made)
+        await reported(page, made)
         await expect(app.locator("h1")).to_have_text(SAY("checkout.heading_awaiting_deposit"))
         await expect(app.locator("#amount")).to_have_text(funding["amountDisplay"])
         await expect(app.locator("#address")).to_have_text(funding["depositAddress"])
@@ -103,7 +103,7 @@ async def test_app_shows_an_order_until_it_is_over(
 async def test_app_shows_an_error(browser: Browser, served: Served) -> None:
     refused = await call(served, "create_swap", {**swap(), "amount": "0"}, **APPS)
     async with hosting(browser, served) as (page, app):
-        await told(page, refused)
+        await reported(page, refused)
         text = refused["structuredContent"]["error"]["message"]
         await expect(app.locator("#error")).to_have_text(text)
         await expect(app.locator("#pay")).to_be_hidden()
@@ -115,7 +115,7 @@ async def test_app_is_accessible(browser: Browser, served: Served, theme: str) -
     async with hosting(browser, served) as (page, app):
         context = {"method": "ui/notifications/host-context-changed", "params": {"theme": theme}}
         await page.evaluate("(it) => tell(it)", context)
-        await told(page, made)
+        await reported(page, made)
         await expect(app.locator("#pay")).to_be_visible()
         frame = page.frames[-1]
         await frame.evaluate(AXE.read_text(encoding="utf-8"))

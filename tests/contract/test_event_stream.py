@@ -77,9 +77,9 @@ async def test_stream_resumes_after_the_last_event_to_the_end(
     # A browser keeps the address of its first request: the header is newer.
     resumed = await opened(served, order_id, "?after=1", last_event_id="5")
     assert await read(resumed) == seen[5:]
-    told = await opened(served, order_id, last_event_id=str(len(seen)))
-    assert (told.status, await told.read()) == (204, b"")
-    assert "x-service-signature" in told.headers
+    reported = await opened(served, order_id, last_event_id=str(len(seen)))
+    assert (reported.status, await reported.read()) == (204, b"")
+    assert "x-service-signature" in reported.headers
 
 
 async def test_stream_begins_with_retry_and_stays_alive(

@@ -156,9 +156,9 @@ async def test_waits_of_a_batch_wait_together(served: Served) -> None:
         await until_waiting(served.up.service.waits, len(orders))
         for order_id in orders:
             await served.post("/sandbox/fund", {"orderId": order_id})
-        told: Any = (await answer).body
-    assert [each["id"] for each in told] == [*orders, "plan"]
-    assert all(each["result"]["data"]["cursor"] >= 2 for each in told[:-1])
+        reported: Any = (await answer).body
+    assert [each["id"] for each in reported] == [*orders, "plan"]
+    assert all(each["result"]["data"]["cursor"] >= 2 for each in reported[:-1])
 
 
 def tool_call(order_id: str) -> Json:

@@ -138,8 +138,8 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     ):
         answer = await fund(served, order_id, **header(await signed(other_one)))
         assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
-        told = read_required(answer.body["error"]["details"]["paymentRequired"])
-        assert told.error == "invalid_payment_requirements"
+        reported = read_required(answer.body["error"]["details"]["paymentRequired"])
+        assert reported.error == "invalid_payment_requirements"
     payment = await signed(offer)
     payment["payload"]["authorization"]["nonce"] = "0x" + "1" * 64
     answer = await fund(served, order_id, **header(payment))
@@ -234,8 +234,8 @@ async def test_nonce_of_another_order_is_refused(served: Served) -> None:
     assert (await fund(served, first, **header(payment))).status == 200
     answer = await fund(served, second, **header(payment))
     assert answer.status == 402
-    told = answer.body["error"]["details"]["paymentRequired"]["error"]
-    assert told == "invalid_exact_evm_nonce_already_used"
+    reported = answer.body["error"]["details"]["paymentRequired"]["error"]
+    assert reported == "invalid_exact_evm_nonce_already_used"
 
 
 # --- unknown and failed ----------------------------------------------------------------------
@@ -273,8 +273,8 @@ async def test_reverted_payment_frees_the_order(served: Served) -> None:
     for _ in range(2):
         answer = await fund(served, order_id, **failed)
         assert (answer.status, answer.body["error"]["code"]) == (402, "payment_refused")
-        told = answer.body["error"]["details"]["paymentRequired"]["error"]
-        assert told == "transaction_failed"
+        reported = answer.body["error"]["details"]["paymentRequired"]["error"]
+        assert reported == "transaction_failed"
     assert (await fund(served, order_id, **header(await signed(offer)))).status == 200
     assert (await finished(served, order_id))["state"] == "completed"
 
@@ -457,8 +457,10 @@ async def test_status_asks_for_no_deposit_beside_a_signed_payment(
         checked = (await served.post(f"/agent/swap/check/{order_id}", check)).body["data"]
         assert [each["code"] for each in checked["paymentCheck"]["problems"]] == ["not_payable"]
         service = served.up.service
-        told = await event_body(service.store, service.views, service.venue.gasless, order_id, 1)
-        assert json.loads(told)["data"]["status"]["fundingInstructions"] is None
+        reported = await event_body(
+            service.store, service.views, service.venue.gasless, order_id, 1
+        )
+        assert json.loads(reported)["data"]["status"]["fundingInstructions"] is None
         # A plain deposit renews the stored answer, which is not served either.
         some = {"orderId": order_id, "amount": "50"}
         await served.post("/sandbox/fund", some)

@@ -160,10 +160,10 @@ async def test_check_repeats_and_logs_no_secret(
         path = f"/agent/swap/check/{order_id}"
         rpc = await served.rpc("swap.check", {"orderId": order_id, **payment})
         for answer in (await served.post(path, payment), rpc):
-            told = json.dumps(answer.body)
-            assert "It was not read." in told, payment
-            assert key[:24] not in told.lower(), payment
-            assert encoded[:24] not in told, payment
+            reported = json.dumps(answer.body)
+            assert "It was not read." in reported, payment
+            assert key[:24] not in reported.lower(), payment
+            assert encoded[:24] not in reported, payment
     misplaced = await served.post(f"/agent/swap/check/{raw}", {"transaction": "0x"})
     assert key[:24] not in json.dumps(misplaced.body)
     output = capfd.readouterr()

@@ -229,8 +229,8 @@ async def test_signature_of_another_is_refused_unsent(central: Served, sidecar: 
     payment = await signed(await offered(sidecar, order_id))
     payment["payload"]["authorization"]["nonce"] = "0x" + "1" * 64
     refused = await fund(sidecar, order_id, **header(payment))
-    told = refused.body["error"]["details"]["paymentRequired"]["error"]
-    assert (refused.status, told) == (402, "invalid_exact_evm_payload_signature")
+    reported = refused.body["error"]["details"]["paymentRequired"]["error"]
+    assert (refused.status, reported) == (402, "invalid_exact_evm_payload_signature")
     assert states(sidecar) == states(central) == []
 
 

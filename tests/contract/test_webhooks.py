@@ -169,8 +169,8 @@ async def test_a_url_alone_gets_the_service_signature(pair: tuple[Served, Receiv
     owned = await made(served, receiver.url)
     (got,) = await receiver.until(1)
     assert re.fullmatch(r"v1a,\S+", got.headers["webhook-signature"])
-    told = (await served.http("GET", "/agent/capabilities")).body["data"]["webhooks"]
-    check_v1a(got, told["publicKey"])
+    reported = (await served.http("GET", "/agent/capabilities")).body["data"]["webhooks"]
+    check_v1a(got, reported["publicKey"])
     webhook = (await deliveries(served, owned))["data"]["webhook"]
     assert webhook == {
         "url": receiver.url, "signatures": ["v1a"], "state": "active", "failingSince": None,
@@ -285,8 +285,8 @@ async def test_without_signing_a_webhook_needs_a_secret(tmp_path: Path) -> None:
         problem = await refused(served, PUBLIC)
         assert problem["field"] == "webhook.secret"
         assert "no signing key" in problem["message"]
-        told = (await served.http("GET", "/agent/capabilities")).body["data"]["webhooks"]
-        assert told == {"publicKey": None, "onion": False}
+        reported = (await served.http("GET", "/agent/capabilities")).body["data"]["webhooks"]
+        assert reported == {"publicKey": None, "onion": False}
         await made(served, {"url": PUBLIC, "secret": SECRET})
 
 
@@ -379,9 +379,9 @@ async def test_client_names_a_webhook_and_sees_what_was_sent(
         placed = await client.create(swap)
         owned = {"orderId": placed.order_id, "sessionId": swap.session_id}
         await until_sent(served, owned, "delivered")
-        told = await client.webhook_deliveries(placed.order_id, swap.session_id)
-    assert told.webhook is not None
-    assert told.webhook.url == receiver.url
-    assert [(each.sequence, each.type, each.last_status) for each in told.deliveries] == [
+        reported = await client.webhook_deliveries(placed.order_id, swap.session_id)
+    assert reported.webhook is not None
+    assert reported.webhook.url == receiver.url
+    assert [(each.sequence, each.type, each.last_status) for each in reported.deliveries] == [
         (1, "order.created", 204)
     ]

@@ -130,13 +130,13 @@ async def check(data_dir: Path, placed: Sequence[PlacedOrder], in_doubt: int) ->
     found += [fault for order in await stored(data_dir) for fault in inconsistencies_of(order)]
     reported, there = [each.order_id for each in placed], orders_of(data_dir)
     if len(set(reported)) < len(reported):
-        found.append("two calls were told of one order")
+        found.append("two calls got one order")
     if lost := set(reported) - set(there):
         found.append(f"acknowledged, and not there: {lost}")
     if len(there) > len(reported) + in_doubt:
-        found.append(f"{len(there)} orders, of which {len(reported)} were told of")
+        found.append(f"{len(there)} orders, of which {len(reported)} were reported")
     if count(data_dir, "idempotency_keys") != sum(each.request.has_key for each in placed):
-        found.append("a key stands for an order that its caller was not told of")
+        found.append("a key has an order that its caller did not get")
     if count(data_dir, "effects"):
         found.append("work is left over")
     return found

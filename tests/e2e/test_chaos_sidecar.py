@@ -182,12 +182,12 @@ async def check(there: Path, here: Path, placed: Sequence[PlacedOrder], in_doubt
     if len(set(reported)) < len(reported) or not set(reported) <= {
         order_id for order_id, _ in ours
     }:
-        found.append("an order that was told of is not there, or was told of twice")
+        found.append("a reported order is missing, or was reported twice")
     theirs = {upstream_id for _, upstream_id in ours}
     if not theirs <= set(orders_of(there)):
         found.append("the exchange does not know an order")
     if len(orders_of(there)) > len(placed) + in_doubt:
-        found.append(f"{len(orders_of(there))} orders at the exchange, {len(placed)} were told of")
+        found.append(f"{len(orders_of(there))} orders at the exchange, {len(placed)} were reported")
     if (doubts := count(here, "relays WHERE state IN ('claimed', 'reconciling')")) > in_doubt:
         found.append(f"{doubts} calls are in doubt, and only {in_doubt} were not repeated")
     return found

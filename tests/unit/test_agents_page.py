@@ -102,11 +102,11 @@ async def test_desktop_agent_of_the_agents_page_swaps(tmp_path: Path) -> None:
                 name: given[name] if str(value).startswith("<") else value
                 for name, value in call["arguments"].items()
             }
-            told = await said(client, call["name"], arguments)
-            order_id = told["data"].get("order", {}).get("orderId", order_id)
+            reported = await said(client, call["name"], arguments)
+            order_id = reported["data"].get("order", {}).get("orderId", order_id)
         async with asyncio.timeout(60):
-            while told["state"] != "completed":
-                told = await said(client, call["name"], arguments)
+            while reported["state"] != "completed":
+                reported = await said(client, call["name"], arguments)
 
 
 async def said(client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ async def test_unrecorded_payment_pauses_payouts_until_resumed(
 
     rig.start()
     await rig.engine.prepare(transfer("monero"), [], Recorder())
-    assert rig.switch.reason() is None, "he was told of these"
+    assert rig.switch.reason() is None, "the operator has acknowledged these"
     rig.wallet.sent.add("ef")
     rig.start()
     with pytest.raises(Unavailable, match="not on record"):

@@ -25,7 +25,7 @@ def position(network: str, free: int, target: int | None, **more: int) -> Positi
     return Position(network, asset, held, reserved=reserved, target=target, **given)
 
 
-def told(plan: Plan) -> list[tuple[str, str, int, int]]:
+def reported(plan: Plan) -> list[tuple[str, str, int, int]]:
     return [(each.source.network, each.to.network, each.units, each.arrives) for each in plan.moves]
 
 
@@ -129,12 +129,12 @@ def test_move_within_an_asset_comes_before_an_exchange() -> None:
     missing = 2_000_000_000 - 1_000
     plan = plan_moves(positions, RATE, 10)
     exchanged = missing - 600_000_000
-    assert told(plan) == [
+    assert reported(plan) == [
         ("base", "arbitrum", 600_000_000, 600_000_000),
         ("monero", "arbitrum", -(-exchanged * 10**12 // RATE), exchanged),
     ]
     assert plan.uncovered == {}
-    assert told(plan_moves(positions, None, 10)) == told(plan)[:1]
+    assert reported(plan_moves(positions, None, 10)) == reported(plan)[:1]
     assert plan_moves(positions, None, 10).uncovered == {"arbitrum": exchanged}
 
 
@@ -146,7 +146,7 @@ def test_network_that_runs_dry_first_is_filled_first() -> None:
     ]
     assert [each.dry_in_ms for each in positions] == [100 * DAY, 2 * DAY, None]
     plan = plan_moves(positions, RATE, 10)
-    assert told(plan) == [("polygon", "base", 50, 50)]
+    assert reported(plan) == [("polygon", "base", 50, 50)]
     assert plan.uncovered == {"arbitrum": 100, "base": 50}
 
 
@@ -161,7 +161,7 @@ def test_locked_money_counts_as_held_and_is_not_moved() -> None:
     unswept = position("base", 500, 0, spendable=30, reserved=10)
     assert plan_moves([swept, unswept], RATE, 10).moves == ()
     short = position("polygon", 0, 100)
-    assert told(plan_moves([swept, unswept, short], RATE, 10)) == [("base", "polygon", 20, 20)]
+    assert reported(plan_moves([swept, unswept, short], RATE, 10)) == [("base", "polygon", 20, 20)]
 
 
 def test_network_without_a_target_is_left_as_it_is() -> None:
