@@ -216,7 +216,7 @@ async def listening(
         shutdown_timeout=graceful_seconds or settings.graceful_seconds,
         keepalive_timeout=IDLE_SECONDS,
         # What a caller began is finished though they hang up: an order whose commit is under way
-        # is made, and what it promises of the wallets has to stay promised.
+        # is made, and its reservations have to be kept.
         handler_cancellation=False,
     )
     await runner.setup()
