@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ssl import SSLContext
+from functools import cache
+from ssl import SSLContext, create_default_context
 from typing import Final
 
 from aiohttp import (
@@ -87,6 +88,22 @@ class HttpReply:
     body: bytes
 
 
+def system_trust(url: str) -> SSLContext | bool:
+    """The ``ssl`` argument of an aiohttp request that trusts the system's certificates.
+
+    They are read before the first request over TLS; aiohttp's own context lacks them
+    (importing.py).
+    """
+    return _system_certificates() if url[:6].lower() == "https:" else True
+
+
+@cache
+def _system_certificates() -> SSLContext:
+    context = create_default_context()
+    context.set_alpn_protocols(("http/1.1",))  # as aiohttp's own
+    return context
+
+
 async def exchange(
     session: ClientSession,
     request: HttpRequest,
@@ -106,7 +123,7 @@ async def exchange(
                 headers=request.headers,
                 timeout=ClientTimeout(total=None, connect=request.connect_seconds),
                 allow_redirects=False,
-                ssl=request.tls or True,
+                ssl=request.tls or system_trust(request.url),
             ) as response,
         ):
             look_at_head(response)

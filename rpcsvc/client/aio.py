@@ -27,7 +27,7 @@ from rpcsvc.client.transport import (
     lost,
     not_reached,
 )
-from rpcsvc.http_client import HttpRequest, NoReply, NotReached, exchange
+from rpcsvc.http_client import HttpRequest, NoReply, NotReached, exchange, system_trust
 
 
 class AioTransport:
@@ -75,6 +75,7 @@ class AioTransport:
                     total=None, sock_connect=CONNECT_SECONDS, sock_read=sent.seconds
                 ),
                 allow_redirects=False,
+                ssl=system_trust(self._root),
             )
         async with response:
             yield AioStream(self.name, sent, response)
