@@ -181,7 +181,6 @@ async def _working(up: Running, ended: asyncio.Event) -> AsyncIterator[None]:
 
 def _settle_garbage_collector() -> None:
     """Leave what start-up made out of collections, and collect per many requests, not per few."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
