@@ -61,6 +61,8 @@ _SELECT: Final = """
         o.deadline_at, o.on_deadline, o.action_required
     FROM transfers t JOIN orders o ON o.order_id = t.order_id
 """
+_IN_STATES: Final = f"{_SELECT} WHERE t.state IN :states ORDER BY t.seq DESC LIMIT :limit"
+_ONE: Final = f"{_SELECT} WHERE t.transfer_id = :transfer_id"
 _EVENTS: Final = (
     "SELECT at, details FROM event_log WHERE order_seq = :order_seq ORDER BY version DESC"
 )
@@ -149,13 +151,11 @@ class SqlOperatorBooks:
         self, states: tuple[TransferState, ...], limit: int
     ) -> list[BookedTransfer]:
         """The newest transfers in these states, newest first."""
-        where = "WHERE t.state IN :states ORDER BY t.seq DESC LIMIT :limit"
-        return await self._booked(where, states=states, limit=limit)
+        return await self._booked(_IN_STATES, states=states, limit=limit)
 
     async def transfer(self, transfer_id: str) -> BookedTransfer | None:
         """One transfer."""
-        where = "WHERE t.transfer_id = :transfer_id"
-        return next(iter(await self._booked(where, transfer_id=transfer_id)), None)
+        return next(iter(await self._booked(_ONE, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:
         """All transactions that a wallet signed for a transfer, oldest first."""
@@ -163,8 +163,8 @@ class SqlOperatorBooks:
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
         return [Signed(**row) for row in rows]
 
-    async def _booked(self, where: str, **values: Any) -> list[BookedTransfer]:
-        rows = await self._db.fetch(f"{_SELECT} {where}", **values)
+    async def _booked(self, sql: str, **values: Any) -> list[BookedTransfer]:
+        rows = await self._db.fetch(sql, **values)
         return [_booked(row, *await self._last_event(row)) for row in rows]
 
     async def _last_event(self, row: Row) -> tuple[int, str | None]:

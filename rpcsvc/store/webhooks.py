@@ -62,6 +62,10 @@ _BOOKED: Final = """
     JOIN orders o ON o.seq = d.order_seq
     JOIN event_log e ON e.order_seq = d.order_seq AND e.version = d.version
 """
+_OF_ORDER: Final = f"{_BOOKED} WHERE d.order_seq = {_SEQ} ORDER BY d.version DESC LIMIT :limit"
+_IN_STATES: Final = (
+    f"{_BOOKED} WHERE d.state IN :states ORDER BY e.at DESC, d.version DESC LIMIT :limit"
+)
 _BACKLOG: Final = """
     SELECT count(*) AS pending, min(e.at) AS oldest FROM webhook_deliveries d
     JOIN event_log e ON e.order_seq = d.order_seq AND e.version = d.version
@@ -174,14 +178,12 @@ class SqlWebhooks:
 
     async def deliveries(self, order_id: str, limit: int) -> list[BookedDelivery]:
         """The newest messages of an order, oldest first."""
-        sql = f"{_BOOKED} WHERE d.order_seq = {_SEQ} ORDER BY d.version DESC LIMIT :limit"
-        rows = await self._db.fetch(sql, order_id=order_id, limit=limit)
+        rows = await self._db.fetch(_OF_ORDER, order_id=order_id, limit=limit)
         return [_booked(row) for row in reversed(rows)]
 
     async def listed(self, states: Sequence[str], limit: int) -> list[BookedDelivery]:
         """The newest messages in these states, newest first."""
-        sql = f"{_BOOKED} WHERE d.state IN :states ORDER BY e.at DESC, d.version DESC LIMIT :limit"
-        rows = await self._db.fetch(sql, states=list(states), limit=limit)
+        rows = await self._db.fetch(_IN_STATES, states=list(states), limit=limit)
         return [_booked(row) for row in rows]
 
     async def replay(self, order_id: str, sequence: int | None) -> int:
