@@ -12,6 +12,7 @@ import pytest_asyncio
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from tests.postgres import new_database, own_server
 from tests.regtest.daemons import (
     Anvil,
     Miner,
@@ -25,6 +26,7 @@ from tests.regtest.daemons import (
 from tests.regtest.evm_payer import ETHER, HOT, USDC, EvmPayer, evm_payer
 from tests.regtest.exchange import Exchange, exchange
 from tests.regtest.payees import Payee, funded_accounts
+from tests.regtest.replicas import Replicas
 from tests.regtest.token import Token, compiled, deploy
 from tests.regtest.trading import Trader, trading
 from tests.regtest.treasury import Treasury, treasury
@@ -230,3 +232,15 @@ async def trader(
     home = tmp_path_factory.mktemp("exchange")
     async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
         yield ready
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def replicas(trader: Trader) -> AsyncIterator[Replicas]:
+    """Replicas of the trader's service on a PostgreSQL server of their own."""
+    with own_server() as server:
+        async with new_database(server.url, empty=True) as url:
+            made = Replicas(trader, url)
+            try:
+                yield made
+            finally:
+                made.end()

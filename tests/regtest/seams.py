@@ -14,6 +14,7 @@ from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.ledger import EvmPurpose
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.journal.entries import AttemptEntry, EvmEntry, MoneroEntry
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
@@ -81,10 +82,14 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "engine acknowledge": (OnchainEngine, "acknowledge", _something),
     "evm deposit": (SqlEvmDepositLedger, "put_deposits", _something),
     "evm acknowledge": (SqlEvmDepositLedger, "acknowledge", _something),
+    # Before: nothing is signed.
+    "evm prepare": (EvmPayments, "prepare", _something),
     # Before: signed, not in the journal. After: committed, not published.
     "evm record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
+    # After: recorded as published, and not handed to the node.
+    "evm mark": (EvmPublisher, "_mark_published", _evm(EvmPurpose.TRANSFER)),
     # After: published, and not recorded as such.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (SqlEvmPaymentLedger, "put_payment", _mined),
@@ -106,6 +111,8 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "authorization publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
     "monero deposit": (SqlMoneroLedger, "put_deposits", _something),
     "monero acknowledge": (SqlMoneroLedger, "acknowledge", _something),
+    # Before: nothing is signed.
+    "monero prepare": (MoneroPayments, "prepare", _something),
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
     # After: recorded as RELAYING, and not handed to the wallet.
@@ -117,6 +124,7 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "upkeep journal": (PaymentJournal, "_append", _journaled_upkeep),
     "upkeep relayed": (MoneroPayments, "_relay", _upkeep),
     "monero note": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.PUBLISHED)),
+    "monero settle": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.SETTLED)),
 }
 
 
