@@ -16,7 +16,9 @@ from eth_account import Account
 
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from tests.e2e.cluster import is_ready, reads
 from tests.e2e.processes import Crash, until
+from tests.regtest.exchange import call, status
 from tests.regtest.ledger_of_chains import usdc_received
 from tests.regtest.replicas import Replicas
 from tests.regtest.trading import Trader
@@ -77,5 +79,39 @@ async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas:
     asked = await replicas.command("fourth", "onchain", "init")
     assert "Put the mnemonic back" in asked[1], "a new replica makes no keys of its own"
     assert not (trader.stack.data_dir.parent / "fourth" / KEY_FILE).exists()
+    await trader.stop(other)
+    await trader.check()
+
+
+async def test_no_orders_are_taken_while_nobody_settles(trader: Trader, replicas: Replicas) -> None:
+    """Published states count for 5 seconds at this replica: a minute of waiting shows no more."""
+    names = replicas.in_turn()
+    settler = await replicas.settling(replicas.start(next(names)))
+    other = replicas.start(next(names), module="tests.regtest.short_age")
+    await until(partial(is_ready, other))
+    made = [await trader.order(other, direction) for direction in ("x2u", "u2x")]
+    os.kill(settler.pid, signal.SIGSTOP)
+    await replicas.keep_lease()
+    for deal, address in made:
+        await trader.pay(deal.direction, address)
+
+    async def refuses() -> bool:
+        await trader.stack.mine_in_time()
+        return not await is_ready(other)
+
+    await until(refuses, seconds=30)
+    swap = {"chain": "arbitrum", "direction": "x2u", "amount": "1", "to": made[0][0].to}
+    refused = await call(other, "service.swap.create", swap)
+    assert refused["error"]["code"] == "unavailable", refused
+    assert "published no fresh state" in refused["error"]["message"]
+    assert await reads(other)
+    for deal, _ in made:
+        assert (await status(other, deal.order_id))["status"] == "awaiting_deposit"
+    await replicas.end_lease()
+    await replicas.settling(other)
+    await trader.order_and_pay(other, "x2u")
+    await trader.finish(other)
+    os.kill(settler.pid, signal.SIGCONT)
+    assert await settler.death() == 1, "its lease is lost"
     await trader.stop(other)
     await trader.check()
