@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rpcsvc.store.backends.copying import to_server
-from tests.bench import driver, onchain, overload, peers, report, seeding, sidecar
+from tests.bench import driver, onchain, overload, peers, report, seeding, settling, sidecar
 from tests.bench.memory import NotHeld, held
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 from tests.bench.watching import Watching
@@ -47,6 +47,10 @@ IDLE_SECONDS = 1.0  # after the first answer, before memory is read
 STARTUP = "startup"
 SIDECAR = "sidecar"
 POSTGRES = "postgres"
+REPLICAS = "replicas"
+ON_POSTGRES = (POSTGRES, REPLICAS)
+# Two replicas against one: CPU per request within 10 %.
+SCALES = 0.90
 BEFORE = "-before"
 # With --against: no row may be slower by more than 3 %.
 NOT_SLOWER = 0.97
@@ -56,6 +60,9 @@ PEERS = tuple(Ratio(name) for name in peers.SERVERS)
 COMMANDS, OVERLOAD, OPEN = "commands", "overload", "open"
 IDLE_CPU_SECONDS = 10.0
 COMMAND_RUNS = 10
+
+
+FAILURES = (settling.SettlingFailed, *onchain.FAILURES)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Plan:
     overload_seconds: float
     open_orders: tuple[int, int]
     onchain: onchain.Size
+    settlings: int
 
     @property
     def rounds(self) -> int:
@@ -88,6 +96,7 @@ FULL = Plan(
     overload_seconds=60.0,
     open_orders=(100, 100_000),
     onchain=onchain.FULL,
+    settlings=5,
 )
 QUICK = Plan(
     seconds=0.8,
@@ -99,6 +108,7 @@ QUICK = Plan(
     overload_seconds=12.0,
     open_orders=(100, 10_000),
     onchain=onchain.QUICK,
+    settlings=3,
 )
 
 
@@ -175,6 +185,23 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             f"{POSTGRES}-{plan.base}",
             lambda _: seeding.create_requests(),
             (Ratio("create", 0.80),),
+            "swap.create",
+            unique_orders=True,
+        ),
+        Scenario(
+            "replicas-status",
+            f"swap.status, random of {plan.base:,}, two replicas, connections at each",
+            f"{REPLICAS}-{plan.base}",
+            seeding.status_requests,
+            (Ratio("postgres-status", SCALES, by_cpu=True),),
+            "swap.status",
+        ),
+        Scenario(
+            "replicas-create",
+            "swap.create, durable, fresh key, two replicas, connections at each",
+            f"{REPLICAS}-{plan.base}",
+            lambda _: seeding.create_requests(),
+            (Ratio("postgres-create", SCALES, by_cpu=True),),
             "swap.create",
             unique_orders=True,
         ),
@@ -289,13 +316,13 @@ class Bench:
     def _period(
         self,
         scenario: Scenario,
-        server: driver.Server,
+        server: driver.Server | driver.Replicas,
         connections: int,
         requests: Iterator[bytes],
     ) -> None:
         say(f"{scenario.title}, {connections} connections")
         load = driver.drive(
-            server.port,
+            server.ports,
             requests,
             connections=connections,
             seconds=self._plan.seconds / self._plan.rounds,
@@ -360,28 +387,40 @@ class Bench:
             for name, count, share in zip(names, self._plan.open_orders, shares, strict=True)
         ]
 
+    def lease_check(self) -> None:
+        """Settle orders with and without the check of the lease in each write."""
+        if (why := settling.why_not()) is not None:
+            self._report.remarks.append(f"not measured: {settling.LEASE} ({why})")
+            return
+        directory = self._dir / settling.LEASE
+        self._report.readings += settling.lease_check(directory, self._plan.settlings, say)
+
     def overload(self) -> None:
         """Send a signing service twice the rate that it can serve."""
         seconds = self._plan.overload_seconds
         name = f"signing-{self._plan.small}"
         with self._servers([name]) as servers:
             say(f"overload, {overload.CONNECTIONS} connections, {seconds:g} s")
-            run = overload.Overload(servers[name], self._order_ids[name], self._report)
+            server = servers[name]
+            assert isinstance(server, driver.Server)
+            run = overload.Overload(server, self._order_ids[name], self._report)
             asyncio.run(run.run(seconds))
 
     @contextmanager
-    def _servers(self, names: Iterable[str]) -> Iterator[dict[str, driver.Server]]:
+    def _servers(
+        self, names: Iterable[str]
+    ) -> Iterator[dict[str, driver.Server | driver.Replicas]]:
         with ExitStack() as stack:
-            servers = {}
+            servers = dict[str, driver.Server | driver.Replicas]()
             for name in sorted(names):
                 if name == SIDECAR:
                     self._upstream = stack.enter_context(self._counted_upstream())
-                if name.startswith(POSTGRES):
+                if name.startswith(ON_POSTGRES):
                     self._postgres = stack.enter_context(own_server(**DURABLE))
                 servers[name] = server = self._start(name)
                 stack.callback(server.stop)
                 server.wait_for("/readyz", READY_SECONDS)
-                if name in self._order_ids and not name.startswith(POSTGRES):
+                if name in self._order_ids and not name.startswith(ON_POSTGRES):
                     self._hold(stack, self._dir / name)
             yield servers
 
@@ -412,7 +451,7 @@ class Bench:
         sidecar.ask(at, "/mark")
         return sidecar.service(data_dir, log, at, calls_per_minute=sidecar.CALLS_PER_MINUTE)
 
-    def _start(self, name: str) -> driver.Server:
+    def _start(self, name: str) -> driver.Server | driver.Replicas:
         log = self._dir / f"{name}.log"
         if name in (RAW, NAIVE, *peers.SERVERS):
             arguments = ["tests.bench.yardsticks", name, "--db", str(self._dir / "naive.db")]
@@ -433,10 +472,17 @@ class Bench:
         open_in = {"open_in": 1} if kind == OPEN else {}
         self._order_ids[name] = seeding.clone_orders(data_dir, int(count), **open_in)
         more = {}
-        if kind == POSTGRES:
+        if kind in ON_POSTGRES:
             say("copying them to PostgreSQL")
             asyncio.run(to_server(data_dir, self._postgres.url, lambda _what, _rows, _total: None))
             more["RPCSVC_DATABASE_URL"] = self._postgres.url
+        if kind == REPLICAS:
+            other = data_dir.with_name(f"{name}-other")
+            shutil.copytree(data_dir, other)
+            folders = (data_dir, other)
+            return driver.Replicas(
+                *(seeding.service(name, each, log, signs=signs, more=more) for each in folders)
+            )
         return seeding.service(name, data_dir, log, signs=signs, more=more)
 
     def _template(self, signs: bool) -> Path:
@@ -527,9 +573,11 @@ def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None
             bench.idle()
         if not only or OVERLOAD in only:
             bench.overload()
+        if not only or settling.LEASE in only:
+            bench.lease_check()
         bench.load(chosen(at_scale(plan), only))
         bench.on_chains(only)
-    except (driver.ServerFailed, seeding.SeedingFailed, OSError, *onchain.FAILURES) as error:
+    except (driver.ServerFailed, seeding.SeedingFailed, OSError, *FAILURES) as error:
         found.problems.append(str(error) or repr(error))
     found.conclude()
     return found
@@ -561,7 +609,7 @@ def arguments() -> tuple[Plan, argparse.Namespace]:
             parser.error(f"--overload-seconds must be from 2 to 60, not {args.overload_seconds:g}")
         plan = replace(plan, overload_seconds=args.overload_seconds)
     names = [s.name for s in side_by_side(plan) + with_open_orders(plan) + at_scale(plan)]
-    names += [STARTUP, COMMANDS, OVERLOAD, OPEN, *onchain.NAMES]
+    names += [STARTUP, COMMANDS, OVERLOAD, OPEN, settling.LEASE, *onchain.NAMES]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")

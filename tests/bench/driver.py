@@ -39,13 +39,17 @@ _OK_FALSE = re.compile(rb'"ok": ?false')
 
 @dataclass
 class Measurement:
-    """The results of one period, or of several of the same kind. Times in seconds."""
+    """The results of one period, or of several of the same kind. Times in seconds.
+
+    ``rates`` and ``cpu_rates``: requests per second, and per second of the server's CPU, by period.
+    """
 
     seconds: float = 0.0
     driver_cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
     latencies: array[float] = field(default_factory=lambda: array("d"))
     rates: list[float] = field(default_factory=list)
+    cpu_rates: list[float] = field(default_factory=list)
     failures: int = 0
     failure_samples: list[str] = field(default_factory=list)
     samples: list[bytes] = field(default_factory=list)
@@ -59,6 +63,12 @@ class Measurement:
     def rate(self) -> float:
         """Requests per second over all periods."""
         return self.requests / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_rate(self) -> float:
+        """Requests per second of the server's CPU over all periods; 0.0: not measured."""
+        used = self.server_cpu_seconds
+        return self.requests / used if used else 0.0
 
     def percentile(self, share: float) -> float:
         """The latency, in seconds, that ``share`` (0 to 1) of the requests did not exceed."""
@@ -74,6 +84,7 @@ class Measurement:
         self.server_cpu_seconds += other.server_cpu_seconds
         self.latencies.extend(other.latencies)
         self.rates.append(other.rate)
+        self.cpu_rates.append(other.cpu_rate)
         self.failures += other.failures
         self.failure_samples = (self.failure_samples + other.failure_samples)[:_KEPT_FAILURES]
         self.samples = (self.samples + other.samples)[:_KEPT_SAMPLES]
@@ -201,7 +212,7 @@ def succeeded(head: bytes, body: bytes) -> bool:
 
 
 async def drive(
-    port: int,
+    ports: Sequence[int],
     requests: Iterator[bytes],
     *,
     connections: int,
@@ -211,11 +222,12 @@ async def drive(
 ) -> Measurement:
     """Load a server on the loopback for ``warm_up`` and then ``seconds`` measured seconds.
 
-    ``requests`` must not end; ``server_cpu`` gives the CPU seconds that the server used so far.
+    ``ports``: one, or those of equal servers, which get as many ``connections`` each. ``requests``
+    must not end; ``server_cpu`` gives the CPU seconds that all servers used so far.
     Raises OSError when the connections can't be made.
     """
     run = _Run(requests)
-    clients = [await _connect(port, run) for _ in range(connections)]
+    clients = [await _connect(port, run) for port in ports for _ in range(connections)]
     for client in clients:
         client.start()
     await _until_broken(run, warm_up)
@@ -351,6 +363,11 @@ class Server:
         raise ServerFailed(self._report(f"did not answer 200 at {path} within {seconds:.0f} s"))
 
     @property
+    def ports(self) -> list[int]:
+        """Its port."""
+        return [self.port]
+
+    @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
@@ -387,6 +404,27 @@ class Server:
     def _report(self, what: str) -> str:
         tail = self._log.read_text(errors="replace")[-2000:]
         return f"{self.name} {what}. Its log ends with:\n{tail or '(nothing)'}"
+
+
+class Replicas:
+    """Equal servers, measured together."""
+
+    def __init__(self, *servers: Server) -> None:
+        self._servers = servers
+        self.ports = [each.port for each in servers]
+
+    def wait_for(self, path: str, seconds: float) -> float:
+        """As Server says, for the last one that answers."""
+        return max(each.wait_for(path, seconds) for each in self._servers)
+
+    def cpu_seconds(self) -> float:
+        """As Server says, of all."""
+        return sum(each.cpu_seconds() for each in self._servers)
+
+    def stop(self) -> None:
+        """As Server says, all of them."""
+        for each in self._servers:
+            each.stop()
 
 
 def _answers(port: int, path: str) -> bool:

@@ -292,7 +292,7 @@ class Creates:
             server.wait_for("/readyz", _START_SECONDS)
             await until(lambda: _takes_orders(server.port), seconds=_START_SECONDS)
             period = await driver.drive(
-                server.port,
+                [server.port],
                 row.requests([]),
                 connections=connections,
                 seconds=self._seconds(connections),

@@ -22,12 +22,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rpcsvc.store.backends.copying import to_server
 from tests.bench import seeding
 from tests.bench.driver import HOST, Server, drive
+from tests.postgres import DURABLE, own_server
 
 CONNECTIONS: Final = 16
 WARM_UP: Final = 256
@@ -36,6 +39,7 @@ START_SECONDS: Final = 120.0
 RATE: Final = 1_000
 COUNTED: Final = 20_000
 MOST_OF_STATUS: Final = 0.02
+MOST_OF_REPLICAS: Final = 0.10
 MOST_MILLIONS: Final = {"create-x2u": 2.4, "create-u2x": 2.4}
 Requests = Callable[[list[str]], Iterator[bytes]]
 WORK: Final[dict[str, Requests]] = {
@@ -78,16 +82,16 @@ _WAITING: Final = re.compile(r"^(_connection_worker_thread|_worker|.*wait|.*sele
 
 
 class Tracing:
-    """A service under callgrind, with counting off until ``counted``."""
+    """A process under callgrind, with counting off until ``counted``."""
 
-    def __init__(self, server: Server, out: Path) -> None:
-        self.server = server
+    def __init__(self, pid: int, out: Path) -> None:
+        self._pid = pid
         self._out = out
         self._dumps = 0
 
     def control(self, *arguments: str) -> None:
         """Send a command to callgrind."""
-        command = ["callgrind_control", *arguments, str(self.server.pid)]
+        command = ["callgrind_control", *arguments, str(self._pid)]
         subprocess.run(command, check=True, capture_output=True)
 
     def counted(self, work: Callable[[], object]) -> tuple[int, float]:
@@ -139,7 +143,7 @@ def instructions(directory: Path, names: list[str], count: int) -> dict[str, flo
     found = {}
     try:
         server.wait_for("/readyz", START_SECONDS)
-        tracing = Tracing(server, out)
+        tracing = Tracing(server.pid, out)
         idle, seconds = tracing.counted(lambda: time.sleep(3))
         for name in names:
             load = partial(_load, server.port, WORK[name](order_ids))
@@ -148,6 +152,50 @@ def instructions(directory: Path, names: list[str], count: int) -> dict[str, flo
             found[name] = (used - idle * took / seconds) / count
     finally:
         server.stop()
+    return found
+
+
+def replica_instructions(
+    directory: Path, names: list[str], count: int
+) -> dict[str, tuple[float, float]]:
+    """The same on PostgreSQL: of one replica, and of two that get half of the requests each."""
+    data, order_ids = _store(directory, "one")
+    shutil.copytree(data, directory / "two", ignore=shutil.ignore_patterns("*.sock"))
+    with own_server(**DURABLE) as postgres, ExitStack() as stack:
+        asyncio.run(to_server(data, postgres.url, lambda _what, _rows, _total: None))
+        one = stack.enter_context(_replica(directory, "one", postgres.url))
+        alone = _per_request([one], names, order_ids, count)
+        two = stack.enter_context(_replica(directory, "two", postgres.url))
+        both = _per_request([one, two], names, order_ids, count)
+    return {name: (alone[name], both[name]) for name in names}
+
+
+@contextmanager
+def _replica(directory: Path, name: str, url: str) -> Iterator[tuple[Server, Tracing]]:
+    out = directory / f"{name}.callgrind"
+    tracer = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}")
+    more = {"RPCSVC_DATABASE_URL": url}
+    log = directory / f"{name}.log"
+    server = seeding.service(name, directory / name, log, signs=True, more=more, under=tracer)
+    try:
+        server.wait_for("/readyz", START_SECONDS)
+        yield server, Tracing(server.pid, out)
+    finally:
+        server.stop()
+
+
+def _per_request(
+    replicas: list[tuple[Server, Tracing]], names: list[str], order_ids: list[str], count: int
+) -> dict[str, float]:
+    """The instructions of each replica during its share of the requests, without an idle one's."""
+    found = dict.fromkeys(names, 0.0)
+    for server, tracing in replicas:
+        idle, seconds = tracing.counted(lambda: time.sleep(3))
+        for name in names:
+            load = partial(_load, server.port, WORK[name](order_ids))
+            load(WARM_UP // len(replicas))
+            used, took = tracing.counted(partial(load, count // len(replicas)))
+            found[name] += (used - idle * took / seconds) / count
     return found
 
 
@@ -186,7 +234,7 @@ def _sampled(
     command += ["--rate", str(RATE), "--duration", str(int(seconds)), "--pid", str(server.pid)]
     sampler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     load = drive(
-        server.port,
+        server.ports,
         requests,
         connections=CONNECTIONS,
         seconds=seconds + 1,
@@ -231,11 +279,21 @@ def _verdict(name: str, each: float) -> str:
     return f"  target <= {MOST_MILLIONS[name]} M: {met}"
 
 
+def _print_replicas(found: dict[str, tuple[float, float]]) -> None:
+    print("on PostgreSQL: one replica, and two that get half of the requests each")
+    for name, (alone, both) in found.items():
+        more = both / alone - 1
+        met = "met" if abs(more) <= MOST_OF_REPLICAS else "NOT MET"
+        target = f"target within {MOST_OF_REPLICAS:.0%}: {met}"
+        print(f"  {name:26}{alone / 1e6:8.3f} M{both / 1e6:8.3f} M{more:+8.1%}  {target}")
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
     parser.add_argument("--only", action="append", choices=WORK, help="work to look at")
     parser.add_argument("--requests", type=int, default=512, help="how many callgrind counts")
+    parser.add_argument("--replicas", action="store_true", help="compare two replicas with one")
     parser.add_argument("--seconds", type=float, default=5, help="how long py-spy samples")
     args = parser.parse_args()
     names = args.only or list(WORK)
@@ -246,6 +304,8 @@ def main() -> None:
             counted = instructions(directory, names, args.requests)
             for name, each in counted.items():
                 print(f"  {name:26}{each / 1e6:8.3f} M{_verdict(name, each)}", flush=True)
+            if args.replicas:
+                _print_replicas(replica_instructions(directory, names, args.requests))
             if status := counted.get("status"):
                 each = metrics_instructions(directory)
                 share = f"{each / status:.1%} of a status (bound: {MOST_OF_STATUS:.0%})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -25,16 +25,17 @@ _FEWEST_ROUNDS = 4
 class Ratio:
     """At least ``at_least`` times the throughput of another scenario at as many connections.
 
-    None: there is no target; the ratio is shown in the notes.
+    None: there is no target; the ratio is shown in the notes. ``by_cpu``: of the throughput per
+    second of the servers' CPU.
     """
 
     against: str
     at_least: float | None = None
+    by_cpu: bool = False
 
     def __str__(self) -> str:
-        if self.at_least is None:
-            return f"x {self.against}"
-        return f">= {self.at_least:.2f} x {self.against}"
+        name = f"{self.against} by CPU" if self.by_cpu else self.against
+        return f"x {name}" if self.at_least is None else f">= {self.at_least:.2f} x {name}"
 
 
 @dataclass(frozen=True)
@@ -133,27 +134,34 @@ class Report:
         other = self.measured.get((against, connections))
         if own is None or other is None or name == against:
             return None
-        theirs, spent = other.server_cpu_seconds, own.server_cpu_seconds
-        if not spent or not theirs:
-            return None
-        return (own.requests / spent) / (other.requests / theirs)
+        return own.cpu_rate / other.cpu_rate if own.cpu_rate and other.cpu_rate else None
 
-    def standard_error(self, name: str, against: str, connections: int) -> float | None:
+    def compared(self, target: Ratio, name: str, connections: int) -> float | None:
+        """The ratio that a target is about; None when it was not measured."""
+        ratio = self.cpu_ratio if target.by_cpu else self.ratio
+        return ratio(name, target.against, connections)
+
+    def standard_error(self, target: Ratio, name: str, connections: int) -> float | None:
         """The standard error of the ratio, from the ratios of the rounds; None: too few rounds.
 
         A round of one is compared with the round of the other that was measured next to it.
         """
-        own = self.measured.get((name, connections), Measurement()).rates
-        other = self.measured.get((against, connections), Measurement()).rates
-        ratios = [mine / theirs for mine, theirs in zip(own, other, strict=False) if theirs]
-        if len(ratios) < _FEWEST_ROUNDS or name == against:
+        own = self.measured.get((name, connections), Measurement())
+        other = self.measured.get((target.against, connections), Measurement())
+        rounds = zip(
+            own.cpu_rates if target.by_cpu else own.rates,
+            other.cpu_rates if target.by_cpu else other.rates,
+            strict=False,
+        )
+        ratios = [mine / theirs for mine, theirs in rounds if theirs]
+        if len(ratios) < _FEWEST_ROUNDS or name == target.against:
             return None
         return stdev(ratios) / math.sqrt(len(ratios))
 
     def verdict(self, target: Ratio | Tail, name: str, connections: int) -> bool | None:
         """Whether a target is met; None if it does not apply or was not measured."""
         if isinstance(target, Ratio):
-            ratio = self.ratio(name, target.against, connections)
+            ratio = self.compared(target, name, connections)
             if ratio is None or target.at_least is None:
                 return None
             return ratio >= target.at_least
@@ -260,12 +268,14 @@ def _standard_errors(report: Report) -> Iterator[str]:
         for target in report.scenarios[name].targets:
             if not isinstance(target, Ratio):
                 continue
-            ratio = report.ratio(name, target.against, connections)
-            error = report.standard_error(name, target.against, connections)
+            ratio = report.compared(target, name, connections)
+            error = report.standard_error(target, name, connections)
             if ratio is not None and error is not None:
+                wall = report.ratio(name, target.against, connections) if target.by_cpu else None
                 yield (
                     f"{name} at {connections} connections: {ratio:.3f} +- {error:.3f}"
-                    f" x {target.against} (standard error over the rounds)"
+                    f" {replace(target, at_least=None)} (standard error over the rounds)"
+                    + (f"; {wall:.3f} x by wall time" if wall is not None else "")
                 )
 
 
@@ -309,7 +319,7 @@ def _row_document(report: Report, key: Key, measurement: Measurement) -> dict[st
             {
                 "target": str(target),
                 "met": report.verdict(target, name, connections),
-                "standardError": report.standard_error(name, target.against, connections)
+                "standardError": report.standard_error(target, name, connections)
                 if isinstance(target, Ratio)
                 else None,
             }
