@@ -2,9 +2,10 @@
 
     python -m tests.bench.settling checked|unchecked --data-dir DIR
 
-The sandbox's worker settles the same orders with and without the check. Its user instructions are
-counted by callgrind, which the load of the machine does not change; PostgreSQL's CPU is measured.
-Orders come one at a time, when each write has a transaction of its own, or many at once.
+The instructions of single writes with and without the check, times the writes of an order, as a
+share of what settling an order in the sandbox takes. They are counted by callgrind: the difference
+of two whole settlements would be smaller than their noise. A write that shares its transaction, as
+under load, shares the check.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,18 +31,18 @@ from rpcsvc.store.leases import Fenced
 from tests.bench.profile import Tracing
 from tests.bench.report import Reading
 from tests.postgres import DURABLE, own_server
-from tests.postgres import Server as Postgres
 from tests.sandbox import ManualClock, Sandbox
 
 LEASE: Final = "lease"
 MOST_PERCENT: Final = 5.0
 CHECKED, UNCHECKED = "checked", "unchecked"
-SIZES: Final = (1, 4)
+# Single writes, one after another.
+WRITES: Final = 100
 _URL: Final = "RPCSVC_DATABASE_URL"
 # Blocks come every second or faster, and a payout needs two: in so many all are settled.
 _STEPS_SECONDS: Final = 6
-_IDLE_SECONDS: Final = 5
-_OPEN: Final = "SELECT count(*) AS orders FROM orders WHERE deadline_at IS NOT NULL"
+_OPEN: Final = "SELECT order_id FROM orders WHERE deadline_at IS NOT NULL LIMIT 1"
+_NO_ROW: Final = "DELETE FROM reservations WHERE order_id = :order_id"
 
 
 class SettlingFailed(Exception):
@@ -53,24 +53,45 @@ class SettlingFailed(Exception):
 
 
 async def _work(data_dir: Path) -> None:
-    """For each number on stdin: make so many orders, say so; after another line, settle them."""
+    """On stdin: ``order`` makes one, ``settle`` settles it, ``write`` writes so many times.
+
+    Each is answered by the number of writes that it took.
+    """
     environ = {key: os.environ[key] for key in (_URL,)}
     flags = {"data_dir": str(data_dir)}
     settings = load_settings(config_file=None, environ=environ, flags=flags).settings
     clock = ManualClock()
     async with running(settings, clock=clock) as up:
         await up.worker.recover()
-        box = Sandbox(up, clock)
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            # Orders are taken only by a clock that is close to the database's.
-            clock.now = max(clock.now, time.time_ns() // 1_000_000)
-            for number in range(int(line)):
-                await (await box.order("x2u" if number % 2 else "u2x")).fund()
-            print("made", flush=True)
-            await asyncio.to_thread(sys.stdin.readline)
-            await box.settle(_STEPS_SECONDS)
-            row = await up.database.fetch_one(_OPEN)
-            print(0 if row is None else row["orders"], flush=True)
+        box, tables, writes = Sandbox(up, clock), Fenced(up.database, up.lease), _counted()
+        while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            before = next(writes)
+            if line == "order":
+                # Orders are taken only by a clock that is close to the database's.
+                clock.now = max(clock.now, time.time_ns() // 1_000_000)
+                await (await box.order("u2x")).fund()
+            elif line == "settle":
+                await box.settle(_STEPS_SECONDS)
+                if await up.database.fetch_one(_OPEN) is not None:
+                    raise SettlingFailed("an order is still open")
+            else:
+                for _ in range(WRITES):
+                    await tables.write([Statement(_NO_ROW, {"order_id": ""})])
+            print(next(writes) - before, flush=True)
+
+
+def _counted() -> Iterator[int]:
+    """How many writes of the settler there were."""
+    write, count = Fenced.write, 0
+
+    async def counted(self: Fenced, statements: Sequence[Statement]) -> None:
+        nonlocal count
+        count += 1
+        await write(self, statements)
+
+    setattr(Fenced, "write", counted)  # noqa: B010 - mypy refuses to assign to a method
+    while True:
+        yield count
 
 
 async def _write(self: Fenced, statements: Sequence[Statement]) -> None:
@@ -92,50 +113,31 @@ def main() -> None:
 # --- measuring ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of settling: the worker's user instructions, and CPU seconds of its PostgreSQL server."""
-
-    instructions: float
-    server_seconds: float
-
-
 class Settler:
     """A worker under callgrind, on a PostgreSQL server of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], postgres: Postgres, out: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], out: Path) -> None:
         self._process = process
-        self._postgres = postgres
         self._tracing = Tracing(process.pid, out)
-        self._background = 0.0
+        self.ask("order")
+        self.ask("settle")  # connections, prepared statements
 
-    def begin(self) -> None:
-        """Settle one order, and count what runs meanwhile that has nothing to do with orders."""
-        self.settle(1)
-        used, seconds = self._tracing.counted(lambda: time.sleep(_IDLE_SECONDS))
-        self._background = used / seconds
+    def instructions(self, line: str) -> tuple[int, int]:
+        """What a request takes, and the number of writes. Raises SettlingFailed."""
+        answers: list[int] = []
+        used, _ = self._tracing.counted(lambda: answers.append(self.ask(line)))
+        return used, answers[0]
 
-    def settle(self, orders: int) -> Cost:
-        """Settle so many new orders. Raises SettlingFailed."""
-        self._ask(str(orders), "made")
-        before = self._server_seconds()
-        used, seconds = self._tracing.counted(lambda: self._ask("", "0"))
-        return Cost(used - self._background * seconds, self._server_seconds() - before)
-
-    def _ask(self, line: str, expected: str) -> None:
+    def ask(self, line: str) -> int:
+        """One request; the number of writes. Raises SettlingFailed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline().strip()
-        if answer != expected:
-            raise SettlingFailed(f"a worker said {answer!r}, not {expected!r}")
-
-    def _server_seconds(self) -> float:
-        postmaster = int((self._postgres.folder / "data/postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-        schedules = [Path(f"/proc/{pid}/schedstat") for pid in (postmaster, *children)]
-        return sum(int(each.read_text().split()[0]) for each in schedules) / 1e9
+        if not answer.isdigit():
+            raise SettlingFailed(f"a worker said {answer!r} to {line!r}")
+        return int(answer)
 
 
 @contextmanager
@@ -156,7 +158,7 @@ def settler(directory: Path, which: str) -> Iterator[Settler]:
             text=True,
         )
         try:
-            yield Settler(process, postgres, out)
+            yield Settler(process, out)
         finally:
             process.kill()
             process.wait()
@@ -167,38 +169,27 @@ def why_not() -> str | None:
     return None if shutil.which("valgrind") else "valgrind is not installed"
 
 
-def lease_check(directory: Path, rounds: int, say: Callable[[str], None]) -> list[Reading]:
-    """By how many per cent the check raises the costs of settling, by pair of rounds."""
-    readings = []
+def lease_check(directory: Path, rounds: int, say: Callable[[str], None]) -> Reading:
+    """The share of the check in settling one order, by round, in per cent."""
+    shares = []
     with ExitStack() as stack:
         checked, unchecked = (
             stack.enter_context(settler(directory, which)) for which in (CHECKED, UNCHECKED)
         )
         for each in (checked, unchecked):
-            each.begin()
-        # Passes that find nothing to do: there are as many with the check as without.
-        idle = unchecked.settle(0)
-        for orders in SIZES:
-            say(f"settling {orders} at once, with and without a check of the lease")
-            pairs = [(checked.settle(orders), unchecked.settle(orders)) for _ in range(rounds)]
-            title = f"a check of the lease in each write, settling {orders} at once"
-            worker = tuple(
-                _more(own.instructions, other.instructions, idle.instructions)
-                for own, other in pairs
-            )
-            server = tuple(
-                _more(own.server_seconds, other.server_seconds, idle.server_seconds)
-                for own, other in pairs
-            )
-            readings += [
-                Reading(LEASE, f"{title}: instructions", "%", worker, under=MOST_PERCENT),
-                Reading(LEASE, f"{title}: CPU of PostgreSQL", "%", server, under=MOST_PERCENT),
-            ]
-    return readings
-
-
-def _more(own: float, other: float, idle: float) -> float:
-    return 100 * ((own - idle) / (other - idle) - 1)
+            each.ask("write")
+        idle, _ = unchecked.instructions("settle")
+        for number in range(rounds):
+            say(f"what a check of the lease adds to settling, round {number + 1} of {rounds}")
+            unchecked.ask("order")
+            order, writes = unchecked.instructions("settle")
+            with_check, _ = checked.instructions("write")
+            without, _ = unchecked.instructions("write")
+            check = (with_check - without) / WRITES
+            say(f"a check {check:,.0f}, {writes} writes, an order {order - idle:,}")
+            shares.append(100 * check * writes / (order - idle))
+    title = "checks of the lease while an order is settled alone, of its instructions"
+    return Reading(LEASE, title, "%", tuple(shares), under=MOST_PERCENT)
 
 
 if __name__ == "__main__":
