@@ -26,7 +26,7 @@ from tests.regtest.daemons import (
 from tests.regtest.evm_payer import ETHER, HOT, USDC, EvmPayer, evm_payer
 from tests.regtest.exchange import Exchange, exchange
 from tests.regtest.payees import Payee, funded_accounts
-from tests.regtest.replicas import Replicas
+from tests.regtest.replicas import OnchainReplicas
 from tests.regtest.token import Token, compiled, deploy
 from tests.regtest.trading import Trader, trading
 from tests.regtest.treasury import Treasury, treasury
@@ -235,11 +235,11 @@ async def trader(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def replicas(trader: Trader) -> AsyncIterator[Replicas]:
+async def replicas(trader: Trader) -> AsyncIterator[OnchainReplicas]:
     """Replicas of the trader's service on a PostgreSQL server of their own."""
     with own_server() as server:
         async with new_database(server.url, empty=True) as url:
-            made = Replicas(trader, url)
+            made = OnchainReplicas(trader, url)
             try:
                 yield made
             finally:

@@ -21,7 +21,7 @@ from tests.e2e.processes import Crash, Server, until
 from tests.regtest.trading import Trader
 
 
-class Replicas:
+class OnchainReplicas:
     """Replicas of a trader's service, each with its own data directory and payment journal."""
 
     def __init__(self, trader: Trader, url: str) -> None:

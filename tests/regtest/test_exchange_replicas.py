@@ -20,7 +20,7 @@ from tests.e2e.cluster import is_ready, reads
 from tests.e2e.processes import Crash, until
 from tests.regtest.exchange import call, status
 from tests.regtest.ledger_of_chains import usdc_received
-from tests.regtest.replicas import Replicas
+from tests.regtest.replicas import OnchainReplicas
 from tests.regtest.trading import Trader
 from tests.regtest.x402_payer import VALUE, Payer
 
@@ -34,7 +34,9 @@ POINTS: list[tuple[str, Crash]] = [
 ]
 
 
-async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas: Replicas) -> None:
+async def test_standby_finishes_what_the_settler_began(
+    trader: Trader, replicas: OnchainReplicas
+) -> None:
     plain = await replicas.settling(replicas.start("first"))
     names = ["third", "first"]
     for direction, crash in POINTS:
@@ -83,7 +85,9 @@ async def test_standby_finishes_what_the_settler_began(trader: Trader, replicas:
     await trader.check()
 
 
-async def test_no_orders_are_taken_while_nobody_settles(trader: Trader, replicas: Replicas) -> None:
+async def test_no_orders_are_taken_while_nobody_settles(
+    trader: Trader, replicas: OnchainReplicas
+) -> None:
     """Published states count for 5 seconds at this replica: a minute of waiting shows no more."""
     names = replicas.in_turn()
     settler = await replicas.settling(replicas.start(next(names)))

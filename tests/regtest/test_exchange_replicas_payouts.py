@@ -20,7 +20,7 @@ import pytest
 
 from tests.e2e.cluster import is_ready
 from tests.e2e.processes import Crash, until
-from tests.regtest.replicas import Replicas
+from tests.regtest.replicas import OnchainReplicas
 from tests.regtest.trading import Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -72,7 +72,7 @@ def points_of(chain: Sequence[tuple[str, str]]) -> Iterator[Crash]:
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 async def test_standby_finishes_a_payout_between_each_pair_of_steps(
-    trader: Trader, replicas: Replicas, chain: Sequence[tuple[str, str]]
+    trader: Trader, replicas: OnchainReplicas, chain: Sequence[tuple[str, str]]
 ) -> None:
     points: list[Crash | None] = [*points_of(chain), None]
     names = replicas.in_turn()

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -406,9 +405,15 @@ async def test_doubt_of_a_closed_claim_stays_beside_the_next_call(world: World) 
 
 
 async def test_call_that_is_cut_off_is_in_doubt_at_once(world: World) -> None:
-    world.upstream.meanwhile = partial(asyncio.sleep, 60)
+    is_asked = asyncio.Event()
+
+    async def asked_for_long() -> None:
+        is_asked.set()
+        await asyncio.sleep(60)
+
+    world.upstream.meanwhile = asked_for_long
     calling = asyncio.create_task(world.create("ord_1", MADE))
-    await until(partial(world.store.relay_of_key, CLAIM.namespace, CLAIM.key))
+    await is_asked.wait()
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
