@@ -48,7 +48,6 @@ from rpcsvc.orders.lease import (
     Lease,
     LeaseKeeper,
     LeaseTaken,
-    StandingBy,
     holder_name,
 )
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
@@ -256,11 +255,8 @@ async def _compose(
     settles = parts.lease.is_held
     settlement = await (backend.open(core) if settles else backend.join(core))
     venue, worker = settlement.venue, settlement.worker
-    retry = (
-        partial(retry_transfer, hurry=worker.hurry, processor=processor)
-        if settles
-        else _retried_elsewhere
-    )
+    hurry = worker.hurry if settles else store.hurry
+    retry = partial(retry_transfer, hurry=hurry, processor=processor)
     messages = SqlWebhooks(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
@@ -319,11 +315,6 @@ async def _compose(
         settlement.readings,
         parts.lease,
     )
-
-
-async def _retried_elsewhere(_transfer_id: str) -> bool:
-    """Raises StandingBy: the schedule is that of the replica that settles."""
-    raise StandingBy
 
 
 def _kept(settings: Settings) -> Kept:

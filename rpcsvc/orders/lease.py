@@ -40,17 +40,6 @@ class LeaseLost(Unavailable):
         super().__init__("Another replica has taken over; nothing was changed. Try again.")
 
 
-class StandingBy(Unavailable):
-    """Only the replica that holds the lease carries this out; nothing was changed here."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Another replica does this, and nothing was changed here. Send the same call again; it"
-            " has to reach the replica that settles.",
-            retry_after=1,
-        )
-
-
 class LeaseTaken(Exception):
     """Another process holds the lease; the message names it."""
 

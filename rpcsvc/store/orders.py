@@ -13,6 +13,7 @@ from typing import Final
 import orjson
 
 from rpcsvc.clock import day_of
+from rpcsvc.domain.events import AdvanceTransfer, order_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
@@ -149,6 +150,11 @@ _SELECT_EFFECTS: Final = """
     LEFT JOIN transfers t ON t.transfer_id = e.subject
     ORDER BY t.state IS NULL OR t.state = 'planned', e.order_id
 """
+_SET_HURRIED: Final = (
+    "UPDATE effects SET hurried = :hurried"
+    " WHERE order_id = :order_id AND kind = :kind AND subject = :subject"
+)
+_SELECT_HURRIED: Final = "SELECT order_id, kind, subject FROM effects WHERE hurried = 1"
 _SELECT_PLANNED: Final = """
     SELECT t.order_id, t.transfer_id FROM transfers t JOIN effects e
         ON e.order_id = t.order_id AND e.kind = 'advance_transfer'
@@ -327,6 +333,22 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
             PendingEffect(row["order_id"], effect_from(row["kind"], row["subject"]))
             for row in await self._db.fetch(_SELECT_EFFECTS)
         ]
+
+    async def hurry(self, transfer_id: str) -> bool:
+        """Have whoever settles run a transfer now; whether it was pending."""
+        values = effect_values(order_of(transfer_id), AdvanceTransfer(transfer_id))
+        try:
+            await self._db.write([Statement(_SET_HURRIED, {**values, "hurried": 1}, finds=True)])
+        except StaleWrite:
+            return False
+        return True
+
+    async def take_hurried(self) -> list[str]:
+        """The ids of the transfers that ``hurry`` named since the last call."""
+        found = [{**row, "hurried": 0} for row in await self._db.fetch(_SELECT_HURRIED)]
+        if found:
+            await self._db.write([Statement(_SET_HURRIED, values) for values in found])
+        return [values["subject"] for values in found]
 
     async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
         """Order and transfer ids of unsigned transfers due on a network, oldest first."""

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
+from rpcsvc.serving import SOCKET_NAME
 from tests.e2e import forking
 
 SETTINGS = {
@@ -219,6 +220,20 @@ async def call_for_data(at: Server, method: str, params: dict[str, Any]) -> tupl
     envelope = json.loads(body)["result"]
     assert envelope["ok"], envelope
     return envelope["data"], body.partition(b'"data":')[2].rpartition(b',"requestId"')[0]
+
+
+async def admin(data_dir: Path, method: str, params: dict[str, Any]) -> Any:
+    """The result of an operator's call over the socket of a running service."""
+    asked = {"jsonrpc": "2.0", "id": 1, "method": f"admin.{method}", "params": params}
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(data_dir / SOCKET_NAME))
+        ) as session,
+        session.post("http://localhost/rpc", json=asked) as response,
+    ):
+        answer = await response.json()
+    assert "result" in answer, answer
+    return answer["result"]
 
 
 async def until_over(at: Server, order_id: str) -> dict[str, Any]:

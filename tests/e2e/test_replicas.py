@@ -32,6 +32,7 @@ from tests.e2e.processes import (
     TIMEOUT_SECONDS,
     Gone,
     Server,
+    admin,
     call,
     call_for_data,
     message,
@@ -185,6 +186,28 @@ async def test_every_replica_takes_orders_and_the_settler_settles_them(
         )
         assert not await said(second, "lease_taken")
         assert not await said(third, "lease_taken")
+
+
+async def test_transfer_is_retried_at_a_replica_that_does_not_settle(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with replicas(postgres(), tmp_path) as up:
+        await up.start_ready()
+        standby = await up.start_ready()
+        data, _ = await call_for_data(standby, "swap.execute", SWAPS["u2x"])
+        made = {"orderId": data["order"]["orderId"]}
+        await call_for_data(standby, "sandbox.fault", {"fault": "engine_down"})
+        await call_for_data(standby, "sandbox.fund", made)
+
+        async def is_pending() -> bool:
+            return bool(await up.value("SELECT count(*) FROM effects WHERE hurried = 0"))
+
+        await until(is_pending)
+        transfer = {"transferId": f"{made['orderId']}/payout/1"}
+        await admin(standby.data_dir, "payouts.retry", transfer)
+        await until(is_pending)
+        await call_for_data(standby, "sandbox.fault", {"fault": "engine_up"})
+        assert (await until_over(standby, made["orderId"]))["state"] == "completed"
 
 
 async def quotes_at(at: Server, rate: str) -> bool:

@@ -8,9 +8,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-import aiohttp
-
-from rpcsvc.serving import SOCKET_NAME
+from tests.e2e import processes
 from tests.regtest.exchange import Exchange
 
 
@@ -28,15 +26,7 @@ class CommandResult(NamedTuple):
 
 async def admin(stack: Exchange, method: str, **params: Any) -> Any:
     """The result of a method of the running service, for polls: a command takes 0.6 s of CPU."""
-    path = str(stack.data_dir / SOCKET_NAME)
-    message = {"jsonrpc": "2.0", "id": 1, "method": f"admin.{method}", "params": params}
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
-        session.post("http://localhost/rpc", json=message) as response,
-    ):
-        answer = await response.json()
-    assert "result" in answer, answer
-    return answer["result"]
+    return await processes.admin(stack.data_dir, method, params)
 
 
 async def command(stack: Exchange, *arguments: str, typed: str = "") -> CommandResult:

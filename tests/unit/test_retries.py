@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from unittest.mock import AsyncMock
+
+import pytest
 
 from rpcsvc.domain.events import AdvanceTransfer
 from tests.sandbox import ManualClock, sandbox
@@ -21,6 +24,24 @@ async def test_retried_transfer_runs_at_once_and_restarts_its_pauses(
         await effects.drain()
         assert await effects.start_due() == 0
         assert effects.hurry(TRANSFER)
+        assert await effects.start_due() == 1
+        await effects.drain()
+    assert stuck.calls == 2
+
+
+async def test_transfer_hurried_at_another_replica_runs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sandbox(tmp_path) as box:
+        stuck = Stuck()
+        effects = runner(box, stuck, ManualClock())
+        stuck.gate.set()
+        assert await effects.start_due() == 1
+        await effects.drain()
+        monkeypatch.setattr(
+            box.up.service.store, "take_hurried", AsyncMock(return_value=[TRANSFER])
+        )
+        await effects.find()
         assert await effects.start_due() == 1
         await effects.drain()
     assert stuck.calls == 2

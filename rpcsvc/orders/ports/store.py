@@ -360,6 +360,14 @@ class OrderStore(Protocol):
         """Every effect that is committed and not done; prepared transfers first."""
         ...
 
+    async def hurry(self, transfer_id: str) -> bool:
+        """Have the replica that settles run a transfer now; whether it was pending."""
+        ...
+
+    async def take_hurried(self) -> list[str]:
+        """The ids of the transfers that ``hurry`` named since the last call."""
+        ...
+
     async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
         """Order and transfer ids of what is due on a network and not signed, oldest first."""
         ...

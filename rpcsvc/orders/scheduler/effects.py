@@ -105,12 +105,15 @@ class EffectRunner:
     async def find(self) -> int:
         """Schedule what other replicas have committed, once a second; returns 0: not work yet.
 
-        An effect that ended since it was read runs once more, and finds nothing left to do.
+        An effect that ended since it was read runs once more, and finds nothing left to do. What an
+        operator hurried at another replica runs now.
         """
         now = steady_ms()
         if now >= self._find_at:
             self._find_at = now + FIND_MS
             await self.recover()
+            for transfer_id in await self._store.take_hurried():
+                self.hurry(transfer_id)
         return 0
 
     async def start_due(self) -> int:
@@ -329,13 +332,13 @@ class WalletQueue:
 
 
 async def retry_transfer(
-    transfer_id: str, hurry: Callable[[str], bool], processor: OrderProcessor
+    transfer_id: str, hurry: Callable[[str], Awaitable[bool]], processor: OrderProcessor
 ) -> bool:
     """Whether the transfer, or its order's refund to the agreed address, goes on now.
 
     It moves to the front of its schedule; nothing is signed by it. Raises errors.Unavailable.
     """
-    if hurry(transfer_id):
+    if await hurry(transfer_id):
         return True
     try:
         await processor.apply(order_of(transfer_id), RefundRetried())

@@ -67,7 +67,7 @@ class Worker:
         for runner in self._runners:
             await runner.drain()
 
-    def hurry(self, transfer_id: str) -> bool:
+    async def hurry(self, transfer_id: str) -> bool:
         """Move a transfer to the next pass instead of after its pause; whether it waited."""
         return any(runner.hurry(transfer_id) for runner in self._runners)
 

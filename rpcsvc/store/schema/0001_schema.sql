@@ -242,8 +242,12 @@ CREATE TABLE effects (
     kind     TEXT NOT NULL CHECK (kind IN (
         'advance_transfer', 'fill_chunk', 'price_late_deposit')),
     subject  TEXT NOT NULL,
+    -- an operator asked another replica than the one that settles to have it run now
+    hurried  INTEGER NOT NULL DEFAULT 0 CHECK (hurried IN (0, 1)),
     PRIMARY KEY (order_id, kind, subject)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX effects_hurried ON effects (order_id) WHERE hurried = 1;
 
 -- The status answer of an order, written with the change that it shows; ``key`` names the code and
 -- settings that rendered it. Beside the orders and not in their rows: deleting it frees its pages.

@@ -172,6 +172,26 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
+async def test_transfer_that_is_hurried_is_taken_once(
+    store: SqlOrderStore, database: Tables
+) -> None:
+    order = fresh(1)
+    await store.commit(created(order))
+    deposit = DepositKey("monero", "tx", 0)
+    seen = ev.DepositSeen(deposit, order.terms.deposit_amount, None, NOW)
+    for event in (seen, ev.DepositConfirmed(deposit)):
+        result = transition(order, event, NOW)
+        order = result.order
+        entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+        await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
+    assert await store.take_hurried() == []
+    assert await store.hurry("ord_1/payout/1")
+    assert not await store.hurry("ord_1/refund/1"), "it is not pending"
+    assert not await store.hurry("ord_2/payout/1"), "there is no such order"
+    assert await store.take_hurried() == ["ord_1/payout/1"]
+    assert await store.take_hurried() == []
+
+
 async def test_overdue_orders_can_be_read_without_those_to_refund(
     store: SqlOrderStore,
 ) -> None:
