@@ -13,16 +13,18 @@ from tests.contract.serving import Served, serving
 from tests.contract.sidecar import beside
 from tests.postgres import new_database
 
-# Tests of creating, retrying, reading, following and cancelling orders run on both databases, all
-# others on SQLite.
-_ON_BOTH = {"test_cancel", "test_envelope", "test_event_stream", "test_idempotency"}
+# All tests of a service of their own run on both databases; on PostgreSQL those of creating,
+# retrying, reading, following and cancelling orders are quick tests, the others slow ones.
+_QUICK = {"test_cancel", "test_envelope", "test_event_stream", "test_idempotency"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of some modules once on each database."""
-    module = metafunc.module.__name__.rpartition(".")[2]
-    if module in _ON_BOTH and "database_url" in metafunc.fixturenames:
-        metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+    """Run each test once on each database."""
+    if "database_url" in metafunc.fixturenames:
+        is_quick = metafunc.module.__name__.rpartition(".")[2] in _QUICK
+        marks = () if is_quick else (pytest.mark.slow,)
+        databases = ["sqlite", pytest.param("postgresql", marks=marks)]
+        metafunc.parametrize("database_url", databases, indirect=True)
 
 
 @pytest.fixture

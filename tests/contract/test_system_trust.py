@@ -16,8 +16,7 @@ with Importing():
     import rpcsvc.serving
 from aiohttp import ClientSession
 from rpcsvc.client.aio import AioTransport
-from rpcsvc.client.endpoint import Endpoint
-from rpcsvc.client.transport import ServiceRequest
+from rpcsvc.client.transport import Endpoint, ServiceRequest
 from rpcsvc.http_client import HttpRequest, NotReached, exchange
 
 async def main(url):

@@ -15,7 +15,6 @@ from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.command_line import clean_environ, logging_kept, run_here
 from tests.contract.error_codes import all_errors
 from tests.contract.serving import BACK, MONERO, SWAP, Served, split_path
@@ -171,7 +170,7 @@ async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
         "sandbox.fault": {"fault": "pause_blocks"},
     }
     for access in ("fetch", "fetch_one", "write"):
-        monkeypatch.setattr(SqliteDatabase, access, fail)
+        monkeypatch.setattr(type(served.up.database), access, fail)
     answer = await served.rpc(operation.name, calls.get(operation.name, {}))
     error = answer.body["result"].get("error") or {}
     is_down = error.get("code") == "unavailable"
