@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import pytest
 
@@ -26,7 +27,7 @@ from tests.contract.sidecar import STAGENET
 from tests.contract.store.cutting import COMMIT, Proxy, proxied
 from tests.e2e.audit import count
 from tests.e2e.bad_line import bad_line
-from tests.e2e.cluster import Replicas, replicas
+from tests.e2e.cluster import TOKEN, Replicas, replicas
 from tests.e2e.histories import History, violations
 from tests.e2e.processes import (
     TIMEOUT_SECONDS,
@@ -250,6 +251,25 @@ async def behind(
     ):
         await up.start_ready()
         yield up, exchange
+
+
+async def test_orders_of_an_address_are_counted_over_all_replicas(
+    postgres: Callable[[], str], tmp_path: Path
+) -> None:
+    async with server(tmp_path / "exchange") as exchange:
+        limits = {"RPCSVC_ORDERS__ADDRESS_ORDERS_A_DAY": "2", "AGENT_RPC_TOKEN": TOKEN}
+        environment = {**environ(exchange.port), **limits}
+        async with (
+            replicas(postgres(), tmp_path, environment) as up,
+            aiohttp.ClientSession() as session,
+        ):
+            answers = []
+            for at in [await up.start_ready(), await up.start_ready()] * 2:
+                url = f"{at.url}/api/v1/agent/swap/execute"
+                async with session.post(url, json=SWAPS["x2u"]) as response:
+                    answers.append((response.status, await response.json()))
+    assert [status for status, _ in answers] == [200, 200, 429, 429]
+    assert all("2 orders today" in body["error"]["message"] for _, body in answers[2:])
 
 
 async def test_every_replica_orders_at_the_upstream_and_one_follows(

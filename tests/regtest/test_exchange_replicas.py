@@ -45,10 +45,10 @@ async def test_standby_finishes_what_the_settler_began(
         await replicas.settling(struck)
         plain = await replicas.taking_orders(names[0])
         names.reverse()
-        deal = await trader.order_and_pay(plain, direction)
+        order = await trader.order_and_pay(plain, direction)
         await replicas.stopped(struck)
         await replicas.settling(plain)
-        await trader.finish(plain, deal)
+        await trader.finish(plain, order)
         if not struck.is_dead:
             os.kill(struck.pid, signal.SIGCONT)
             assert await struck.death() == 1, "its lease is lost"
@@ -58,7 +58,7 @@ async def test_standby_finishes_what_the_settler_began(
     await payer.run(other)
     assert await trader.stack.token.balance(payer.account.address) == 0
     assert await usdc_received(trader.stack, payer.deposit_address) == [VALUE]
-    deal, address = await trader.order(other, "x2u")
+    order, address = await trader.order(other, "x2u")
     paused = await replicas.command("second", "payouts", "pause", "--reason", "from a standby")
     assert paused[0] == 0, paused
     await trader.pay("x2u", address)
@@ -68,14 +68,14 @@ async def test_standby_finishes_what_the_settler_began(
         return "Payouts are paused" in plain.log.read_text()
 
     await until(is_refused)
-    signed = f"SELECT 1 FROM evm_payments WHERE payment_id LIKE '{deal.order_id}/%'"
+    signed = f"SELECT 1 FROM evm_payments WHERE payment_id LIKE '{order.order_id}/%'"
     assert await replicas.value(signed) is None
     await trader.stop(plain)
     await until(partial(replicas.holds, other))
     resumed = await replicas.command(names[0], "payouts", "resume")
     assert "from a standby" in resumed[1], "the pause outlives the replica that settled"
     await replicas.settling(other)
-    await trader.finish(other, deal)
+    await trader.finish(other, order)
     audit = await replicas.command(names[0], "audit")
     assert audit[0] == 0, audit
     asked = await replicas.command("fourth", "onchain", "init")
@@ -96,8 +96,8 @@ async def test_no_orders_are_taken_while_nobody_settles(
     made = [await trader.order(other, direction) for direction in ("x2u", "u2x")]
     os.kill(settler.pid, signal.SIGSTOP)
     await replicas.keep_lease()
-    for deal, address in made:
-        await trader.pay(deal.direction, address)
+    for order, address in made:
+        await trader.pay(order.direction, address)
 
     async def refuses() -> bool:
         await trader.stack.mine_in_time()
@@ -109,8 +109,8 @@ async def test_no_orders_are_taken_while_nobody_settles(
     assert refused["error"]["code"] == "unavailable", refused
     assert "published no fresh state" in refused["error"]["message"]
     assert await reads(other)
-    for deal, _ in made:
-        assert (await status(other, deal.order_id))["status"] == "awaiting_deposit"
+    for order, _ in made:
+        assert (await status(other, order.order_id))["status"] == "awaiting_deposit"
     await replicas.end_lease()
     await replicas.settling(other)
     await trader.order_and_pay(other, "x2u")

@@ -82,17 +82,17 @@ async def test_standby_finishes_a_payout_between_each_pair_of_steps(
         direction = ("x2u", "u2x")[number % 2]
         with noted(point):
             await until(partial(is_ready, standby))
-            deal = await trader.order_and_pay(standby, direction)
+            order = await trader.order_and_pay(standby, direction)
             await replicas.stopped(settler)
             await replicas.end_lease()
             await replicas.settling(standby)
             # It starts while the payout is confirmed.
             more = [replicas.start(next(names), crash) for crash in points[number + 2 :][:1]]
-            await trader.finish(standby, deal)
+            await trader.finish(standby, order)
             if not settler.is_dead:
                 os.kill(settler.pid, signal.SIGCONT)
                 assert await settler.death() == 1, "its lease is lost"
-            assert await trader.received(deal) == [deal.expected]
+            assert await trader.received(order) == [order.expected]
         settler, standby = standby, more[0] if more else standby
     await trader.stop(settler)
     if any(RELAYS_AGAIN in pair for pair in chain):
