@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
@@ -115,6 +116,7 @@ def own_server(**options: str) -> Iterator[PostgresqlServer]:
     try:
         yield server
     finally:
+        _free.pop(server.url, None)
         server.stop()
         shutil.rmtree(folder)
 
@@ -152,14 +154,13 @@ async def new_database(server: str, *, empty: bool = False) -> AsyncIterator[str
     if empty:
         yield await _made(server, empty=True)
         return
-    if not _free:
-        _free.append(await _made(server))
-    url = _free.pop()
+    free = _free[server]
+    url = free.pop() if free else await _made(server)
     try:
         yield url
     finally:
         await _empty(url)
-        _free.append(url)
+        free.append(url)
 
 
 async def _made(server: str, *, empty: bool = False) -> str:
@@ -196,7 +197,7 @@ async def _empty(url: str) -> None:
         await connection.close()
 
 
-_free: list[str] = []
+_free: defaultdict[str, list[str]] = defaultdict(list)  # by server
 _END_OTHERS: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
