@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import tempfile
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from rpcsvc.store.backends.postgresql.schema import migrate
+from tests.e2e.processes import free_port
 
 _NAMED: Final = "TEST_POSTGRES_URL"
 # These tests do not need durability over a crash of the machine.
@@ -56,7 +56,7 @@ class PostgresqlServer:
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._options = _OPTIONS | options | {"port": str(self.port)}
 
     @property
@@ -99,12 +99,6 @@ def _let_through(path: Path) -> None:
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
             folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
