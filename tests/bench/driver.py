@@ -15,7 +15,6 @@ import asyncio
 import http.client
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from tests.e2e.processes import free_port
 
 HOST = "127.0.0.1"
 DRAIN_SECONDS = 15.0  # how long the answers in flight may take once the period is over
@@ -325,7 +326,7 @@ class Server:
         runs it.
         """
         self.name = name
-        self.port = _free_port()
+        self.port = free_port()
         self._log = log
         command = [*under, python_of(checkout), "-m", *arguments, "--port", str(self.port)]
         pin(cores().server)  # inherited by the child
@@ -436,10 +437,3 @@ def _answers(port: int, path: str) -> bool:
         return False  # not listening yet, or closing again
     finally:
         connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
