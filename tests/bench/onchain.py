@@ -221,7 +221,8 @@ def environ(operator: Exchange, onchain: dict[str, int]) -> dict[str, str]:
 
 
 def _settings(operator: Exchange, data_dir: Path, onchain: dict[str, int]) -> Settings:
-    given = environ(operator, {"poll_ms": 50} | onchain) | {"RPCSVC_SIGNING__ENABLED": "false"}
+    given = environ(operator, {"poll_ms": 50} | onchain) | seeding.UNBOUNDED
+    given |= {"RPCSVC_SIGNING__ENABLED": "false"}
     flags = {"data_dir": str(data_dir)}
     return load_settings(config_file=None, environ=given, flags=flags).settings
 

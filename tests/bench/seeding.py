@@ -33,6 +33,13 @@ from monero.seed import Seed
 from tests.bench.driver import HOST, Server, python_of
 
 TOKEN = secrets.token_hex(16)
+# Orders without a deposit as many as are measured, all of one client.
+UNBOUNDED = {
+    "RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000",
+    "RPCSVC_ORDERS__UNFUNDED_ADDRESS_SHARE": "100",
+    "RPCSVC_ORDERS__UNFUNDED_TOKEN_SHARE": "100",
+    "RPCSVC_ORDERS__UNFUNDED_SHARE": "100",
+}
 SAMPLE = 100_000  # how many order ids a seeded store gives back at most
 IDENTITY = frozenset(
     {"order_id", "session_id", "deposit_address", "transfer_id", "txid", "idempotency_key"}
@@ -75,9 +82,7 @@ def service(
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
     env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
-    env |= {"RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000"}
-    env |= {f"RPCSVC_ORDERS__UNFUNDED_{name}_SHARE": "100" for name in ("ADDRESS", "TOKEN")}
-    env |= {"RPCSVC_ORDERS__UNFUNDED_SHARE": "100"}
+    env |= UNBOUNDED
     # Stored answers contain the site's URL: under another port all would be rendered anew.
     env["RPCSVC_SITE_URL"] = "https://bench.example"
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
