@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -155,6 +155,15 @@ async def new_database(server: str, *, empty: bool = False) -> AsyncIterator[str
     finally:
         await _empty(url)
         free.append(url)
+
+
+async def value_of(url: str, sql: str) -> Any:
+    """The first value of a query."""
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(sql)
+    finally:
+        await connection.close()
 
 
 async def _made(server: str, *, empty: bool = False) -> str:

@@ -25,7 +25,7 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from tests.e2e.processes import Server, free_port, until
-from tests.postgres import new_database, own_server
+from tests.postgres import new_database, own_server, value_of
 
 CONFIG: Final = Path(__file__).parents[2] / "config/haproxy.cfg"
 REPLICAS: Final = 3
@@ -108,11 +108,7 @@ class Replicas:
         return None
 
     async def value(self, sql: str) -> Any:
-        connection = await asyncpg.connect(self.url)
-        try:
-            return await connection.fetchval(sql)
-        finally:
-            await connection.close()
+        return await value_of(self.url, sql)
 
     def kill(self) -> None:
         for each in self.all:

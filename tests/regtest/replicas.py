@@ -13,11 +13,10 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-import asyncpg
-
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from tests.e2e.cluster import is_ready, reads, settles
 from tests.e2e.processes import Crash, Server, until
+from tests.postgres import value_of
 from tests.regtest.trading import Trader
 
 
@@ -66,11 +65,7 @@ class OnchainReplicas:
         return int(process.returncode or 0), out.decode(), err.decode()
 
     async def value(self, sql: str) -> object:
-        connection = await asyncpg.connect(self._url)
-        try:
-            return await connection.fetchval(sql)
-        finally:
-            await connection.close()
+        return await value_of(self._url, sql)
 
     async def end_lease(self) -> None:
         """Have the lease end now, by the database's clock; its holder does not know."""
