@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
@@ -24,10 +25,11 @@ def clean_environ() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("RPCSVC", "AGENT_RPC"))}
 
 
-def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> Done:
-    """Run ``rpcsvc`` with the arguments. Blocking; stdout and stderr are the process's own."""
+def run_here(arguments: Sequence[str], environ: Mapping[str, str], typed: str = "") -> Done:
+    """Run ``rpcsvc`` with the arguments. Blocking; the standard streams are the process's own."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(err):
+    given = patch.object(sys, "stdin", io.StringIO(typed))
+    with redirect_stdout(out), redirect_stderr(err), given:
         status = run(arguments, environ, serve=_never, local=local_service, private=_never)
     stdout, stderr = (stream.buffer.getvalue().decode() for stream in (out, err))
     return Done(arguments, status, stdout, stderr)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Done, clean_environ
+from tests.command_line import Done, clean_environ, logging_kept, run_here
 from tests.e2e.audit import audit, count, debits
 from tests.e2e.processes import SETTINGS, Crash, Server, crash_name, server
 from tests.sandbox import EVM, MONERO
@@ -23,11 +21,8 @@ TYPED = {EVM: f"5 {EVM[-6:]}\n", MONERO: f"0.5 {MONERO[-6:]}\n"}
 
 async def command(at: Server, *arguments: str, typed: str = "") -> Done:
     environ = {**clean_environ(), **SETTINGS, **ALLOWED, "RPCSVC_DATA_DIR": str(at.data_dir)}
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "rpcsvc", "treasury", *arguments],
-        env=environ, input=typed, capture_output=True, text=True, check=False, timeout=180,
-    )  # fmt: skip
+    with logging_kept():
+        return await asyncio.to_thread(run_here, ["treasury", *arguments], environ, typed)
 
 
 async def withdraw(at: Server, *more: str, to: str = EVM, typed: str | None = None) -> Done:
