@@ -319,11 +319,13 @@ async def _compose(
 
 def _kept(settings: Settings) -> Kept:
     orders = settings.orders
+    history = orders.history_keep_days
     return Kept(
         responses=orders.idempotency_days * _DAY_MS,
         tickets=settings.support.keep_days * _DAY_MS,
         unpaid=orders.unpaid_keep_days * _DAY_MS,
         unpaid_bytes=orders.unpaid_bytes,
+        history=None if history is None else history * _DAY_MS,
     )
 
 

@@ -126,6 +126,7 @@ class LimitSettings(Group):
 
 
 Percent = Annotated[int, integer_in(1, 100)]
+HistoryDays = Annotated[int, integer_in(90, 36_500)]
 
 
 class OrderSettings(Group):
@@ -135,7 +136,8 @@ class OrderSettings(Group):
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
     what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
     that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
-    ended unpaid are kept, and how many bytes of them (orders/policy.py).
+    ended unpaid are kept, and how many bytes of them; ``history_keep_days`` the history of orders
+    that are over, None for ever (orders/policy.py).
     """
 
     deposit_window_seconds: Seconds = HOUR
@@ -157,10 +159,23 @@ class OrderSettings(Group):
     unfunded_token_orders: Annotated[int, integer_in(1, 1_000_000)] = 100
     unpaid_keep_days: Annotated[int, integer_in(1, 36_500)] = 30
     unpaid_bytes: Annotated[int, integer_in(1024 * 1024, 2**40)] = 256 * 1024 * 1024
+    history_keep_days: Annotated[HistoryDays | None, BLANK_IS_NONE] = None
     confirm_timeout_seconds: Seconds = DAY
     prepare_timeout_seconds: Seconds = 900
     payout_check_seconds: Seconds = 600
     refund_reminder_seconds: Seconds = 7 * DAY
+
+    @field_validator("history_keep_days")
+    @classmethod
+    def _history_outlasts_answers(cls, days: int | None, info: ValidationInfo) -> int | None:
+        # While keys and webhooks are kept, callers may ask for what the history tells.
+        longest = max(info.data.get(name, 0) for name in ("idempotency_days", "unpaid_keep_days"))
+        if days is not None and days <= longest:
+            raise ValueError(
+                f"more than {longest}, the larger one of idempotency_days and unpaid_keep_days;"
+                " leave it out to keep the history for ever"
+            )
+        return days
 
     @property
     def effective_late_window_seconds(self) -> int:

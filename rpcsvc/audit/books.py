@@ -37,6 +37,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
 from rpcsvc.store.database import BooksUnreadable, Query, Tables
+from rpcsvc.store.orders import AUDITED_EVENTS
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
@@ -59,8 +60,8 @@ _WITHDRAWALS = (
 )
 _FILLS = "SELECT order_id, units, output, integrator_fee, rate FROM fills ORDER BY order_id, chunk"
 _EVENTS = (
-    "SELECT order_id, event, details FROM order_events"
-    " WHERE event IN ('Repriced', 'RefundAddressGiven') ORDER BY order_id, version"
+    "SELECT order_id, event, details FROM order_events"  # noqa: S608 - of constants
+    f" WHERE event IN {AUDITED_EVENTS} ORDER BY order_id, version"
 )
 # A transaction that pays several transfers is one entry for each of them.
 _MONERO_PAYMENTS = (

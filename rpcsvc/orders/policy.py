@@ -134,16 +134,22 @@ UNPAID_BYTES: Final = 11_000
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Retention times in ms; ``unpaid_bytes`` limits the size of unpaid orders' answers."""
+    """Retention times in ms; ``unpaid_bytes`` limits the size of unpaid orders' answers.
+
+    ``history``: None keeps it for ever.
+    """
 
     responses: int
     tickets: int
     unpaid: int
     unpaid_bytes: int
+    history: int | None
 
 
 class Retention:
-    """Deletes answers to idempotency keys, tickets and unpaid orders' answers after their time."""
+    """Deletes answers to idempotency keys, tickets, unpaid orders' answers, and the history
+    of orders that are over, after their time.
+    """
 
     def __init__(self, store: OrderStore, clock: Clock, kept: Kept) -> None:
         self._store = store
@@ -163,13 +169,18 @@ class Retention:
         return 0
 
     async def _prune(self, now: int) -> None:
-        """One step; the next one follows at once while there is more."""
-        most = self._kept.unpaid_bytes // UNPAID_BYTES
-        pruned = await self._store.prune_unpaid(now - self._kept.unpaid, most, STEP)
-        if pruned < STEP:
+        """One step of each; the next one follows at once while there is more."""
+        kept, reduced = self._kept, 0
+        most = kept.unpaid_bytes // UNPAID_BYTES
+        pruned = await self._store.prune_unpaid(now - kept.unpaid, most, STEP)
+        if kept.history is not None:
+            reduced = await self._store.reduce_history(now - kept.history, STEP)
+        if max(pruned, reduced) < STEP:
             self._next_pruning = now + _MINUTE_MS
         if pruned:
             log.info("unpaid_orders_pruned", count=pruned)
+        if reduced:
+            log.info("histories_reduced", count=reduced)
 
     async def _forget(self, now: int) -> None:
         forgotten = await self._store.forget_responses(now - self._kept.responses)

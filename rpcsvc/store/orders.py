@@ -169,6 +169,20 @@ _SELECT_UNPAID: Final = (
     "SELECT seq FROM orders WHERE unpaid_since IS NOT NULL AND unpaid_since < :before"
     " ORDER BY unpaid_since LIMIT :limit"
 )
+# Events that an order keeps when its history is reduced, because the auditor checks payments by
+# their details, which are nowhere else: the rates of late deposits, and how many refund addresses
+# were named.
+AUDITED_EVENTS: Final = "('Repriced', 'RefundAddressGiven')"
+# The order is over, owes nothing, and has no webhook, whose messages are made of events. A late
+# deposit leaves status_at as it is, so the time of the last event counts as well.
+_IS_OLD: Final = (
+    "deadline_at IS NULL AND action_required IS NULL AND history_from < version"
+    " AND status_at < :before AND (SELECT e.at FROM event_log e"
+    " WHERE e.order_seq = orders.seq AND e.version = orders.version) < :before"
+    " AND NOT EXISTS (SELECT 1 FROM effects f WHERE f.order_id = orders.order_id)"
+    " AND NOT EXISTS (SELECT 1 FROM webhooks w WHERE w.order_seq = orders.seq)"
+)
+_SELECT_OLD: Final = f"SELECT seq FROM orders WHERE {_IS_OLD} ORDER BY status_at LIMIT :limit"
 
 _INSERT_ORDER: Final = insert("orders", (*TERMS, *CHANGING))
 _UPDATE_ORDER: Final = update("orders", CHANGING, "order_id = :order_id AND version = :based_on")
@@ -204,6 +218,16 @@ _PRUNE: Final = (
     "UPDATE relays SET raw = :nothing"
     f" WHERE order_id = (SELECT order_id FROM orders WHERE {_IS_UNPAID})",
     f"UPDATE orders SET unpaid_since = NULL WHERE {_IS_UNPAID}",
+)
+# An order that has changed since the query keeps its history. Its row goes first: it is locked from
+# then on, and the deletions go by what was written to it.
+_REDUCE: Final = (
+    f"UPDATE orders SET history_from = version WHERE seq IN :seqs AND {_IS_OLD}",
+    "DELETE FROM event_log WHERE order_seq IN :seqs"
+    f" AND event NOT IN {AUDITED_EVENTS}"
+    " AND version < (SELECT o.history_from FROM orders o WHERE o.seq = event_log.order_seq)",
+    "DELETE FROM status_views WHERE order_seq IN :seqs AND EXISTS (SELECT 1 FROM orders o"
+    " WHERE o.seq = status_views.order_seq AND o.history_from = o.version)",
 )
 
 
@@ -406,6 +430,19 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         if found:
             values = [{"seq": row["seq"], "nothing": b""} for row in found]
             await self._db.write([Statement(sql, each) for sql in _PRUNE for each in values])
+        return len(found)
+
+    async def reduce_history(self, before: int, limit: int) -> int:
+        """Reduce the history of orders that are over, and whose last event is from before a time,
+        to that event and AUDITED_EVENTS; delete their stored status answers.
+
+        It handles ``limit`` at once and returns how many. Orders, deposits, transfers and chunks
+        stay. A later deposit adds to what is left of the history.
+        """
+        found = await self._db.fetch(_SELECT_OLD, before=before, limit=limit)
+        if found:
+            values = {"seqs": [row["seq"] for row in found], "before": before}
+            await self._db.write([Statement(sql, values) for sql in _REDUCE])
         return len(found)
 
 

@@ -103,6 +103,22 @@ async def test_an_order_that_ended_unpaid_at_the_upstream_is_pruned(
     assert again["data"] == before["data"]
 
 
+async def test_reduced_history_of_an_upstream_order_leaves_its_status(
+    central: Served, sidecar: Served
+) -> None:
+    made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]["order"]
+    at_central = await upstream_id(sidecar, made["orderId"])
+    assert (await central.post("/sandbox/fund", {"orderId": at_central})).status == 200
+    before = await until(sidecar, made["orderId"], "completed")
+    for served in (central, sidecar):
+        assert await served.up.service.store.reduce_history(2**62, 10) == 1
+        assert (served.count("event_log"), served.count("status_views")) == (1, 0)
+    again = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
+    assert again["data"] == before["data"]
+    events = (await sidecar.rpc("swap.events", {"orderId": made["orderId"]})).body["result"]["data"]
+    assert [each["state"] for each in events["events"]] == ["completed"]
+
+
 async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
     central: Served, sidecar: Served
 ) -> None:

@@ -69,7 +69,7 @@ _NOWHERE = """
 """
 _HALF_WRITTEN = """
     SELECT 'order ' || o.order_id FROM orders o
-    LEFT JOIN event_log e ON e.order_seq = o.seq AND e.version = 1
+    LEFT JOIN event_log e ON e.order_seq = o.seq AND e.version = o.history_from
     WHERE e.version IS NULL
     UNION ALL
     SELECT 'key ' || idempotency_key FROM idempotency_keys k

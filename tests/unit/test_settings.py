@@ -149,6 +149,8 @@ def test_a_flag_of_several_words_is_named_as_it_is_typed() -> None:
         ("RPCSVC_RATE_LIMIT__ENABLED", "YES", "rate_limit.enabled", True),
         ("RPCSVC_ORDERS__LATE_WINDOW_SECONDS", "60", "orders.late_window_seconds", 60),
         ("RPCSVC_ORDERS__LATE_WINDOW_SECONDS", "", "orders.late_window_seconds", None),
+        ("RPCSVC_ORDERS__HISTORY_KEEP_DAYS", "90", "orders.history_keep_days", 90),
+        ("RPCSVC_ORDERS__HISTORY_KEEP_DAYS", "", "orders.history_keep_days", None),
         ("RPCSVC_DATA_DIR", "/srv/data", "data_dir", "/srv/data"),
         ("RPCSVC_LOG__LEVEL", "WARNING", "log.level", "warning"),
         ("RPCSVC_CONTACT", "", "contact", None),
@@ -299,6 +301,15 @@ def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         (
             '[brand]\nslug = "X"',
             "brand.slug: received 'X'; allowed: a string that matches ^[a-z][a-z0-9-]{0,30}$",
+        ),
+        (
+            "[orders]\nhistory_keep_days = 30",
+            "orders.history_keep_days: received 30; allowed: a whole number from 90 to 36500",
+        ),
+        (
+            "[orders]\nidempotency_days = 100\nhistory_keep_days = 100",
+            "orders.history_keep_days: received 100; allowed: more than 100, the larger one of"
+            " idempotency_days and unpaid_keep_days; leave it out to keep the history for ever",
         ),
         (
             "[sandbox]\nusdc_per_xmr = 165.0",

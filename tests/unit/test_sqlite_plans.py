@@ -14,7 +14,9 @@ from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, 
 from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
 from rpcsvc.store.operator_books import _FLOWS, _MADE_AT
 from rpcsvc.store.orders import (
+    _REDUCE,
     _SELECT_GIVEN,
+    _SELECT_OLD,
     _SELECT_OVERDUE,
     _SELECT_SESSION,
     _SELECT_SESSION_BEFORE,
@@ -28,6 +30,13 @@ PLANS = [
     (_SELECT_SESSION, "SEARCH orders USING INDEX orders_by_session_start"),
     (_SELECT_SESSION_BEFORE, "orders_by_session_start (session_start=? AND rowid<?)"),
     (_SELECT_OVERDUE.format(scanned="deadline_at"), "SEARCH orders USING INDEX orders_by_deadline"),
+    (_SELECT_OLD, "SEARCH orders USING INDEX orders_with_history (status_at<?)"),
+    (_SELECT_OLD, "SEARCH e USING PRIMARY KEY (order_seq=? AND version=?)"),
+    (_SELECT_OLD, "SEARCH f USING PRIMARY KEY (order_id=?)"),
+    (_SELECT_OLD, "SEARCH w USING INTEGER PRIMARY KEY (rowid=?)"),
+    (_REDUCE[0], "SEARCH orders USING INTEGER PRIMARY KEY (rowid=?)"),
+    (_REDUCE[1], "SEARCH event_log USING PRIMARY KEY (order_seq=?)"),
+    (_REDUCE[2], "SEARCH status_views USING INTEGER PRIMARY KEY (rowid=?)"),
     (_SELECT_VIEW, "SEARCH f USING INDEX funding_unresolved (order_id=?)"),
     (_THERE, "USING INDEX orders_open_at_upstream"),
     (_SELECT_OPEN, "USING INDEX orders_open_at_upstream"),

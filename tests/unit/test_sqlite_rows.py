@@ -228,6 +228,7 @@ async def test_terms_and_status_are_in_columns_of_their_names(
         "twap_chunk_units": 120_000_119,
         "twap_interval_ms": 121,
         "unpaid_since": None,
+        "history_from": 1,
         "agreed_refund_address": None,
     }
     row = stored(tmp_path, "orders")

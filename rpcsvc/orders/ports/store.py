@@ -60,7 +60,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One line of an order's append-only history. ``version`` is the order's after the event."""
+    """One line of an order's history. ``version`` is the order's after the event."""
 
     version: int
     at: int
@@ -446,5 +446,12 @@ class OrderStore(Protocol):
     async def prune_unpaid(self, before: int, most: int, limit: int) -> int:
         """Delete the stored answers of orders that ended unpaid: of those that ended before that
         time, and of the oldest of those beyond ``most``. ``limit`` at once; returns how many.
+        """
+        ...
+
+    async def reduce_history(self, before: int, limit: int) -> int:
+        """Reduce the history of orders that are over, and whose last event is from before that
+        time, to what must stay; delete their stored status answers. ``limit`` at once; returns how
+        many.
         """
         ...

@@ -67,6 +67,9 @@ CREATE TABLE orders (
     lock_broken_at        INTEGER,
     -- when the order ended if nothing was ever paid to it; NULL again once its answers were pruned
     unpaid_since          INTEGER,
+    -- the version from which event_log has every event of the order; above 1 once its history was
+    -- reduced (store/orders.py)
+    history_from          INTEGER NOT NULL DEFAULT 1,
     -- Both ends of the deposit address, where its random characters are: an index over the whole
     -- (42 or 95 characters, in no order) is so wide that nearly every order dirties a page of it.
     deposit_address_ends  TEXT    GENERATED ALWAYS AS (
@@ -74,6 +77,7 @@ CREATE TABLE orders (
     ) VIRTUAL,
     -- How a session id begins, 32 random bits, for the same reason.
     session_start         TEXT    GENERATED ALWAYS AS (substr(session_id, 1, 8)) VIRTUAL,
+    CHECK (history_from BETWEEN 1 AND version),
     CHECK ((twap_chunk_units IS NULL) = (twap_interval_ms IS NULL)),
     -- an order that is not over has a deadline, and one that is over has none
     CHECK ((deadline_at IS NULL) = (status IN ('completed', 'refunded', 'failed', 'expired')))
@@ -95,6 +99,9 @@ CREATE INDEX orders_by_locked_rate ON orders (direction, rate, price_locked_unti
     WHERE price_locked_until IS NOT NULL AND lock_broken_at IS NULL
     AND status IN ('awaiting_deposit', 'deposit_detected');
 CREATE INDEX orders_unpaid ON orders (unpaid_since) WHERE unpaid_since IS NOT NULL;
+-- Orders that are over, and whose history was not reduced since. No new order is among them.
+CREATE INDEX orders_with_history ON orders (status_at)
+    WHERE deadline_at IS NULL AND action_required IS NULL AND history_from < version;
 
 -- No statement of the service names one of these columns, so the trigger costs an update nothing.
 CREATE TRIGGER orders_keep_their_terms BEFORE UPDATE OF
@@ -210,8 +217,8 @@ CREATE TABLE fills (
 CREATE TRIGGER fills_are_never_changed BEFORE UPDATE ON fills
 BEGIN SELECT RAISE(ABORT, 'a chunk is filled once'); END;
 
--- The history of orders, append-only. The primary key is also the guard against two writers: a
--- version happens once. By the order's number instead of its random id, so that new rows go to the
+-- The history of orders. Only the events of an order that is over are ever deleted, and never its
+-- last one. The primary key is also the guard against two writers: a version happens once. By the order's number instead of its random id, so that new rows go to the
 -- end of the tree.
 CREATE TABLE event_log (
     order_seq INTEGER NOT NULL REFERENCES orders (seq) DEFERRABLE INITIALLY DEFERRED,
@@ -225,10 +232,13 @@ CREATE TABLE event_log (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER events_are_never_changed BEFORE UPDATE ON event_log
-BEGIN SELECT RAISE(ABORT, 'event_log is append-only'); END;
+BEGIN SELECT RAISE(ABORT, 'an event stays as it is'); END;
 
-CREATE TRIGGER events_are_never_deleted BEFORE DELETE ON event_log
-BEGIN SELECT RAISE(ABORT, 'event_log is append-only'); END;
+-- history_from is at most the order's version, so its last event stays.
+CREATE TRIGGER the_last_event_is_never_deleted BEFORE DELETE ON event_log
+WHEN NOT EXISTS (SELECT 1 FROM orders o WHERE o.seq = OLD.order_seq
+    AND o.deadline_at IS NULL AND OLD.version < o.history_from)
+BEGIN SELECT RAISE(ABORT, 'an event of an open order, and the last one of any, stays'); END;
 
 -- The history by order id.
 CREATE VIEW order_events AS

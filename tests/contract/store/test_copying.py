@@ -82,6 +82,22 @@ def content(data_dir: Path) -> dict[str, list[tuple[object, ...]]]:
         return {table.name: reader.execute(table.query).fetchall() for table in tables()}
 
 
+async def test_reduced_history_is_copied_out_and_back(tmp_path: Path, url: str) -> None:
+    database = await SqliteDatabase.open(tmp_path)
+    store = SqlOrderStore(database, lambda: "key")
+    order = open_order(terms(Direction.USDC_TO_XMR))
+    for now in (order, transition(order, ev.Cancelled(), NOW).order):
+        entry = HistoryEntry(now.version, NOW, "e", now.status.value, {})
+        await store.commit(Change(order=now, is_new=now is order, history=entry))
+    assert await store.reduce_history(NOW + 1, 10) == 1
+    await database.close()
+    assert (await to_server(tmp_path, url, silent))["event_log"] == 1
+    assert await check_server(url) == []
+    assert (await from_server(url, tmp_path / "back", silent))["event_log"] == 1
+    assert content(tmp_path / "back") == content(tmp_path)
+    assert check_database(tmp_path / "back") == []
+
+
 async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> None:
     database = await SqliteDatabase.open(tmp_path)
     await fill(database)

@@ -57,11 +57,12 @@ _COPIED: Final = {
     "session_id": "md5('s' || n)",
     "deposit_address": "'0x' || substr(md5('a' || n) || md5('b' || n), 1, 40)",
     "status": "CASE WHEN n % 100 = 0 THEN 'awaiting_deposit' ELSE 'completed' END",
+    "version": "CASE WHEN n % 100 = 0 THEN 1 ELSE 2 END",
     "deadline_at": "CASE WHEN n % 100 = 0 THEN created_at + n END",
     "created_at": "created_at + n",
 }
 _FILL: Final = (
-    "INSERT INTO event_log SELECT seq, 1, created_at, 'OrderCreated', status, '{}' FROM orders",
+    "INSERT INTO event_log SELECT seq, version, created_at, 'e', status, '{}' FROM orders",
     "INSERT INTO status_views SELECT seq, 'view', NULL, 'key' FROM orders",
     "INSERT INTO idempotency_keys"
     " (namespace, idempotency_key, operation, params, body, created_at, order_seq)"
