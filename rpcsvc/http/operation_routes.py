@@ -62,7 +62,7 @@ from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.
-_DIGITS: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DIGITS: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
 
 

@@ -132,6 +132,11 @@ async def test_unknown_fault_gets_the_nearest_and_a_missing_one_all(served: Serv
     assert all(kind in missing for kind in every)
 
 
+async def test_negative_number_in_a_query_is_refused_by_its_bound(served: Served) -> None:
+    answer = await served.http("GET", f"/agent/swap/events/{UNKNOWN_ORDER}?after=-1")
+    assert problem(answer.body)["message"] == "after must be at least 0."
+
+
 # --- missing inputs --------------------------------------------------------------------------
 
 
