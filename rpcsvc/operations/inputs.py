@@ -344,6 +344,8 @@ HINTS = {
     "address": "Send the user's own address on the network of the deposit.",
     "funding": "Send x402 to pay a u2x order by signing, or leave it out.",
     "quoteDigest": "Send the one that quote answered, or leave it out.",
+    "transaction": "Send the unsigned EVM transaction or its calldata, or leave it out.",
+    "payment": "Send the PaymentPayload of x402, or leave it out to learn what to sign.",
     "webhook": 'Send an https URL, or an object such as {"url": "https://agent.example/hook"}.',
     "webhook.url": "Send an https URL of a public host, such as https://agent.example/hook.",
     "webhook.secret": "This service has no signing key: send whsec_ and the base64 of 24 to 64"
@@ -365,7 +367,7 @@ HINTS = {
 
 
 # How a validator names the branches of a union; they are no part of a field's name.
-_BRANCHES: Final = frozenset({"str", "int"})
+_BRANCHES: Final = frozenset({"str", "int", "dict[str,any]"})
 
 
 # In any spelling: the idempotency key has a different place on each transport.
@@ -510,6 +512,8 @@ _LIMITS: Final = ("ge", "le", "min_length", "max_length")
 
 _TYPES: Final = {
     "string_type": "a string",
+    "string_pattern_mismatch": "as the service answered it",
+    "dict_type": "an object or a string",
     "bool_type": "true or false",
     "int_type": "a whole number",
     "int_from_float": "a whole number",

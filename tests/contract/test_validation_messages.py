@@ -110,6 +110,23 @@ async def test_property_that_is_no_object_reveals_no_code(served: Served, config
 
 
 @pytest.mark.parametrize(
+    ("operation", "field", "wrong", "expected"),
+    [("swap.check", "transaction", 1, "must be an object or a string"),
+     ("swap.fund", "payment", [], "must be an object or a string"),
+     ("swap.execute", "quoteDigest", "x", "Send the one that quote answered")],
+)  # fmt: skip
+async def test_wrong_form_is_named_without_the_validators_words(
+    served: Served, operation: str, field: str, wrong: Any, expected: str
+) -> None:
+    order = SWAP if operation == "swap.execute" else {"orderId": UNKNOWN_ORDER}
+    answer = (await served.rpc(operation, {**order, field: wrong})).body["result"]
+    reported = problem(answer)
+    assert reported["field"] == field
+    assert expected in reported["message"]
+    assert not any(word in json.dumps(answer) for word in ("dict[", "pattern", "should"))
+
+
+@pytest.mark.parametrize(
     ("message", "expected", "allowed"),
     [("", "at least 1 character", {"minimumLength": 1}),
      ("x" * 8001, "at most 8000 characters", {"maximumLength": 8000})],
