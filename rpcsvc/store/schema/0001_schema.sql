@@ -218,8 +218,8 @@ CREATE TRIGGER fills_are_never_changed BEFORE UPDATE ON fills
 BEGIN SELECT RAISE(ABORT, 'a chunk is filled once'); END;
 
 -- The history of orders. Only the events of an order that is over are ever deleted, and never its
--- last one. The primary key is also the guard against two writers: a version happens once. By the order's number instead of its random id, so that new rows go to the
--- end of the tree.
+-- last one. The primary key is also the guard against two writers: a version happens once. By the
+-- order's number instead of its random id, so that new rows go to the end of the tree.
 CREATE TABLE event_log (
     order_seq INTEGER NOT NULL REFERENCES orders (seq) DEFERRABLE INITIALLY DEFERRED,
     version   INTEGER NOT NULL,
