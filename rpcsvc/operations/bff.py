@@ -52,7 +52,7 @@ from rpcsvc.operations.inputs import (
     read_destination,
     read_refund_address,
     read_session,
-    require_fundable,
+    require_signable,
     require_verified,
 )
 from rpcsvc.operations.ordering import PlacedOrder, place
@@ -103,7 +103,7 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     amount = _amount(params.from_amount, pair)
     with _in_bff_terms(service, params):
         if params.funding is not None:
-            require_fundable(pair.direction, service)
+            require_signable(pair.direction)
         request = QuoteRequest(
             *pair,
             amount,
@@ -282,7 +282,7 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
         problems.append(problem)
     try:
         if params.funding is not None:
-            require_fundable(pair.direction, service)
+            require_signable(pair.direction)
     except InputError as problem:
         problems.append(problem)
     if problems:

@@ -137,25 +137,21 @@ async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[I
     funding = known.get("funding")
     try:
         if funding is not None:
-            require_fundable(direction, service)
+            require_signable(direction)
     except InputError as problem:
         problems.append(problem)
     return SwapIntent(direction, chain, amount, to, refund_to, funding), problems
 
 
-def require_fundable(direction: Direction | None, service: Service) -> None:
-    """Raise InvalidInput where the deposit can't be paid by signing."""
-    if not service.venue.profile.is_gasless:
-        why = "This service takes no signed payments (x402)"
-    elif direction is Direction.XMR_TO_USDC:
-        why = "Only USDC is paid by signing (x402), and with x2u the user sends XMR"
-    else:
-        return
-    raise InvalidInput(
-        f"{why}. Leave funding out, and send the deposit in the ordinary way.",
-        field="funding",
-        received="x402",
-    )
+def require_signable(direction: Direction | None) -> None:
+    """Raise InvalidInput for a deposit that no service takes by a signature."""
+    if direction is Direction.XMR_TO_USDC:
+        raise InvalidInput(
+            "Only USDC is paid by signing (x402), and with x2u the user sends XMR. Leave funding"
+            " out, and send the deposit in the ordinary way.",
+            field="funding",
+            received="x402",
+        )
 
 
 def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:

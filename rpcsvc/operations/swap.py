@@ -274,12 +274,14 @@ def _no_order(order_id: str) -> OrderNotFound:
 
 
 async def _limit_problems(service: Service, intent: SwapIntent) -> list[InputError]:
-    """Problems with an unusable chain, or an amount outside the limits, as far as they are
-    known.
+    """Problems with an unusable chain or funding, or an amount outside the limits, as far as they
+    are known.
     """
     try:
         if intent.chain is not None:
             service.venue.profile.require_offered(intent.chain)
+        if intent.funding is not None:
+            service.venue.profile.require_gasless()
         if intent.amount is not None:
             await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
     except InputError as problem:

@@ -31,6 +31,7 @@ from rpcsvc.settlement.upstream.transport import (
     UpstreamCall,
     UpstreamTransport,
 )
+from tests.contract.bff import ORDER_BACK
 from tests.contract.paying import (
     PAYER,
     debits,
@@ -315,6 +316,7 @@ async def test_junk_signatures_do_not_stop_the_payer(central: Served, sidecar: S
 
 
 PAYING = {**SWAP, "funding": "x402"}
+KEY = "0b54e4b0-7c5e-4a43-9f53-3e1b1de3a901"
 GAS = 50_000  # sandbox.usdc_payout_fee: the cost of a USDC transfer there
 
 
@@ -460,3 +462,38 @@ async def test_amount_due_above_the_deposit_is_refused(
     assert logs[-1]["event"] == "upstream_poll_failed"
     status = (await sidecar.http("GET", f"/agent/swap/status/{order_id}")).body
     assert status["data"]["amountDue"] == "150"
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        ("/api/v1/agent/swap/execute", PAYING),
+        ("/bff/v1/orders", {**ORDER_BACK, "toAddress": SWAP["to"], "funding": "x402"}),
+    ],
+)
+async def test_key_answers_while_no_signatures_are_taken(
+    central: Served, tmp_path: Path, path: str, params: Json
+) -> None:
+    """A sidecar that starts while its upstream is down does not know yet what it offers."""
+    key = {"idempotency-key": KEY}
+    for changed, replayed in ({}, None), ({"upstream__url": "http://127.0.0.1:9"}, "true"):
+        async with (
+            beside(central, tmp_path / "sidecar", **changed) as sidecar,
+            sidecar.client.post(path, json=params, headers=key) as answer,
+        ):
+            replay = answer.headers.get("idempotent-replayed")
+            assert (answer.status, replay) == (200, replayed)
+
+
+async def test_call_in_doubt_is_repeated_while_no_signatures_are_taken(
+    central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"idempotency-key": KEY}
+    with monkeypatch.context() as lossy:
+        change_answers(lossy, "/bff/v1/orders", expectedOutput="0")
+        assert (await sidecar.post("/agent/swap/execute", PAYING, **key)).status == 503
+    assert all_rows(sidecar.up.database, "SELECT state FROM relays") == [("reconciling",)]
+    profile = replace(sidecar.up.service.venue.profile, takes_signatures=lambda: False)
+    sidecar.up.service.venue.profile = profile
+    assert (await sidecar.post("/agent/swap/execute", PAYING, **key)).status == 200
+    assert all_rows(central.up.database, "SELECT count(*) FROM orders") == [(1,)]

@@ -21,7 +21,7 @@ from rpcsvc.domain.money import XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
 from rpcsvc.domain.webhooks import Webhook
-from rpcsvc.errors import UnsupportedChain
+from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, RelayRecord, Ticket
@@ -97,6 +97,16 @@ class VenueProfile:
             received=chain.name,
             allowed=names,
         )
+
+    def require_gasless(self) -> None:
+        """Raise InvalidInput while no signed payments are taken; checked as ``require_offered``."""
+        if not self.is_gasless:
+            raise InvalidInput(
+                "This service takes no signed payments (x402). Leave funding out, and send the"
+                " deposit in the ordinary way.",
+                field="funding",
+                received="x402",
+            )
 
 
 class QuoteRequest(NamedTuple):

@@ -93,6 +93,8 @@ class UpstreamVenue:
         """A quote, and the bounds within which an order at it can be made."""
         self._upstream.require_ready()
         self.profile.require_offered(request.chain)
+        if request.pays_gas:
+            self.profile.require_gasless()
         amount = request.amount
         admission = await self._require(request, 0)
         if request.chain.name == PERPS:
