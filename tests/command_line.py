@@ -1,4 +1,4 @@
-"""Runs the command line in this process: streams are captured, logging is restored."""
+"""Runs the command line in this process, and captures its streams."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 from unittest.mock import patch
-
-import structlog
 
 from rpcsvc.app import local_service
 from rpcsvc.cli.main import run
@@ -37,16 +35,3 @@ def run_here(arguments: Sequence[str], environ: Mapping[str, str], typed: str = 
 
 def _never(_settings: Settings) -> Any:
     raise AssertionError("serve runs in a process of its own")
-
-
-@contextmanager
-def logging_kept() -> Iterator[None]:
-    """Restore logging: otherwise a command's log level would apply to all later tests."""
-    before, configure = structlog.get_config(), structlog.configure
-
-    def uncached(**how: Any) -> None:
-        configure(**{**how, "cache_logger_on_first_use": False})
-
-    with patch.object(structlog, "configure", uncached):
-        yield
-    configure(**before)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
@@ -34,6 +35,15 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+_configure = structlog.configure
+
+
+def _configure_uncached(**how: Any) -> None:
+    """A logger that keeps its first configuration would have it in all later tests."""
+    _configure(**{**how, "cache_logger_on_first_use": False})
+
+
+patch.object(structlog, "configure", _configure_uncached).start()
 structlog.configure(
     processors=[
         structlog.processors.add_log_level,
@@ -45,6 +55,14 @@ structlog.configure(
     # Resolve sys.stderr at each write.
     logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
 )
+LOGGING: Final = structlog.get_config()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Undo what a command has set: its level would apply to all later tests of the process."""
+    structlog.configure(**LOGGING)
+
 
 # Hypothesis also draws numbers and texts that it finds in the modules loaded so far. These are
 # others when one file runs than when all do, and others in each process of pytest-xdist.

@@ -15,7 +15,7 @@ from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
-from tests.command_line import clean_environ, logging_kept, run_here
+from tests.command_line import clean_environ, run_here
 from tests.contract.error_codes import all_errors
 from tests.contract.serving import BACK, MONERO, SWAP, Served, split_path
 from tests.mcp import call as call_tool
@@ -45,10 +45,9 @@ async def over_http(served: Served, operation: Operation, params: dict[str, Any]
 
 async def over_cli(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
     arguments = [operation.command, "--url", served.url, "--stateless"]
-    with logging_kept():
-        done = await asyncio.to_thread(
-            run_here, [*arguments, "--params", json.dumps(params)], clean_environ()
-        )
+    done = await asyncio.to_thread(
+        run_here, [*arguments, "--params", json.dumps(params)], clean_environ()
+    )
     answer: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if answer["ok"] else 1)
     return answer

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.command_line import Done, clean_environ, logging_kept, run_here
+from tests.command_line import Done, clean_environ, run_here
 from tests.e2e.processes import SETTINGS, Server, call, free_port, server, until
 from tests.sandbox import EVM, MONERO
 
@@ -76,9 +76,8 @@ class Cli:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Cli]:
-    with logging_kept():
-        yield Cli(tmp_path / "data")
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "data")
 
 
 @pytest.fixture(scope="module")

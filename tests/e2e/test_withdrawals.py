@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Done, clean_environ, logging_kept, run_here
+from tests.command_line import Done, clean_environ, run_here
 from tests.e2e.audit import audit, count, debits
 from tests.e2e.processes import SETTINGS, Crash, Server, crash_name, server
 from tests.sandbox import EVM, MONERO
@@ -21,8 +21,7 @@ TYPED = {EVM: f"5 {EVM[-6:]}\n", MONERO: f"0.5 {MONERO[-6:]}\n"}
 
 async def command(at: Server, *arguments: str, typed: str = "") -> Done:
     environ = {**clean_environ(), **SETTINGS, **ALLOWED, "RPCSVC_DATA_DIR": str(at.data_dir)}
-    with logging_kept():
-        return await asyncio.to_thread(run_here, ["treasury", *arguments], environ, typed)
+    return await asyncio.to_thread(run_here, ["treasury", *arguments], environ, typed)
 
 
 async def withdraw(at: Server, *more: str, to: str = EVM, typed: str | None = None) -> Done:

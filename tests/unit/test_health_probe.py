@@ -26,7 +26,6 @@ from rpcsvc.client.blocking import BlockingTransport, finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import ServiceRequest
 from rpcsvc.health_probe import probe
-from tests.command_line import logging_kept
 
 # Runs a command line, then writes its exit status and what it imported.
 RUN = """
@@ -175,7 +174,7 @@ def test_probe_leaves_other_words_to_the_command_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(sys, "argv", ["rpcsvc", "health", *words])
-    with logging_kept(), pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
 
