@@ -1,11 +1,12 @@
 """``make profile``: where a create, a status and a plan spend their CPU.
 
-    python -m tests.bench.profile [--only NAME]... [--requests N] [--seconds S]
+    python -m tests.bench.profile [--only NAME]... [--requests N] [--seconds S] [--against CHECKOUT]
 
 Prints user instructions per request, counted by callgrind, which the load of the machine does not
 change; the share of a status that counting for /metrics takes; and shares of the CPU time by part
 of the service, sampled by py-spy. Needs valgrind and permission to trace processes of the same
-user. Answers are signed and orders attested, as by default.
+user. Answers are signed and orders attested, as by default; ``--against`` counts the code of
+another checkout besides, with signatures and without.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Final
 
 from rpcsvc.store.backends.copying import to_server
 from tests.bench import seeding
-from tests.bench.driver import HOST, Server, drive
+from tests.bench.driver import HOST, Server, drive, python_of
 from tests.postgres import DURABLE, own_server
 
 CONNECTIONS: Final = 16
@@ -134,12 +135,21 @@ async def _answers(port: int, requests: Iterator[bytes], count: int) -> None:
     writer.close()
 
 
-def instructions(directory: Path, names: list[str], count: int) -> dict[str, float]:
+def instructions(
+    directory: Path,
+    names: list[str],
+    count: int,
+    *,
+    signs: bool = True,
+    checkout: Path | None = None,
+) -> dict[str, float]:
     """User instructions per request of each work, an idle service's own subtracted."""
-    data, order_ids = _store(directory, "counted")
+    directory = Path(tempfile.mkdtemp(dir=directory))
+    data, order_ids = _store(directory, "counted", signs=signs, checkout=checkout)
     out = directory / "callgrind.out"
     tracer = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}")
-    server = seeding.service("counted", data, directory / "log", signs=True, under=tracer)
+    log = directory / "log"
+    server = seeding.service("counted", data, log, signs=signs, checkout=checkout, under=tracer)
     found = {}
     try:
         server.wait_for("/readyz", START_SECONDS)
@@ -266,9 +276,13 @@ def _waits(frames: list[str]) -> bool:
     return _WAITING.search(frames[-1]) is not None
 
 
-def _store(directory: Path, name: str) -> tuple[Path, list[str]]:
+def _store(
+    directory: Path, name: str, *, signs: bool = True, checkout: Path | None = None
+) -> tuple[Path, list[str]]:
     data = directory / name
-    seeding.make_template(data, signs=True)
+    if checkout is not None:
+        return data, seeding.seed_with(checkout, data, ORDERS, signs=signs)
+    seeding.make_template(data, signs=signs)
     return data, seeding.clone_orders(data, ORDERS)
 
 
@@ -288,6 +302,17 @@ def _print_replicas(found: dict[str, tuple[float, float]]) -> None:
         print(f"  {name:26}{alone / 1e6:8.3f} M{both / 1e6:8.3f} M{more:+8.1%}  {target}")
 
 
+def _print_against(checkout: Path, directory: Path, names: list[str], count: int) -> None:
+    for signs in (True, False):
+        print(f"beside {checkout}, {'signed' if signs else 'unsigned'}: before, now")
+        before = instructions(directory, names, count, signs=signs, checkout=checkout)
+        for name, now in instructions(directory, names, count, signs=signs).items():
+            more = now / before[name] - 1
+            print(
+                f"  {name:26}{before[name] / 1e6:8.3f} M{now / 1e6:8.3f} M{more:+8.1%}", flush=True
+            )
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
@@ -295,7 +320,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512, help="how many callgrind counts")
     parser.add_argument("--replicas", action="store_true", help="compare two replicas with one")
     parser.add_argument("--seconds", type=float, default=5, help="how long py-spy samples")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="count that code, too")
     args = parser.parse_args()
+    if args.against is not None and not Path(python_of(args.against)).exists():
+        parser.error(f"{args.against} has no .venv: run make install there")
     names = args.only or list(WORK)
     directory = Path(tempfile.mkdtemp(prefix="rpcsvc-profile-"))
     try:
@@ -304,6 +332,8 @@ def main() -> None:
             counted = instructions(directory, names, args.requests)
             for name, each in counted.items():
                 print(f"  {name:26}{each / 1e6:8.3f} M{_verdict(name, each)}", flush=True)
+            if args.against is not None:
+                _print_against(args.against.resolve(), directory, names, args.requests)
             if args.replicas:
                 _print_replicas(replica_instructions(directory, names, args.requests))
             if status := counted.get("status"):
