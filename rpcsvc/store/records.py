@@ -115,6 +115,11 @@ _UPSERT_RELAY: Final = (
     " WHEN 'claimed' THEN relays.state = 'reconciling' AND relays.attempt = excluded.attempt - 1"
     " ELSE relays.attempt = excluded.attempt END"
 )
+# It runs after the claim's row, which waits for another process that commits the key's answer.
+_IS_UNANSWERED: Final = (
+    "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM idempotency_keys"
+    " WHERE namespace = :namespace AND idempotency_key = :idempotency_key)"
+)
 # What a claim reserved. An order that another call has made of it keeps what it reserves.
 _END_RESERVATION: Final = (
     "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'unfunded' AND NOT EXISTS"
@@ -192,13 +197,15 @@ def report_from(rows: Sequence[Row]) -> Report | None:
 def relay_statements(record: RelayRecord) -> list[Statement]:
     """Store a claim, and end what it reserves once it has no order.
 
-    The transaction fails if another process makes the call.
+    The transaction fails if another process makes the call, or has answered its key.
     """
     values: dict[str, Any] = asdict(record)
     values["idempotency_key"] = values.pop("key")
     values["state"] = record.state.value
     values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
     stored = Statement(_UPSERT_RELAY, values, finds=record.state is RelayState.CLAIMED)
+    if record.state is RelayState.CLAIMED and record.key is not None:
+        return [stored, Statement(_IS_UNANSWERED, values, finds=True)]
     if record.state in (RelayState.CLAIMED, RelayState.CREATED):
         return [stored]
     return [stored, Statement(_END_OF_CLAIM, {"order_id": record.order_id})]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.orders.idempotency import Claim, Idempotency
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqlOrderStore
@@ -66,3 +67,15 @@ async def test_two_stores_of_one_database_make_one_order(database: Tables) -> No
     assert answers[0][0] == answers[1][0]
     assert sorted(is_replay for _, is_replay in answers) == [False, True]
     assert len(await database.fetch("SELECT order_id FROM orders")) == 1
+
+
+async def test_an_answered_key_is_not_claimed_again(database: Tables) -> None:
+    """A replica that found the key free may come when another's claim has ended in an order."""
+    store = SqlOrderStore(database, lambda: "key")
+    late = RelayRecord("ord_late", RelayState.CLAIMED, 0, "s", namespace="public", key="k")
+    await store.commit(created(fresh(1), response("k")))
+    with pytest.raises(StaleWrite):
+        await store.commit(Change(relay=late))
+    await store.commit(Change(relay=replace(late, key="another")))
+    (row,) = await database.fetch("SELECT idempotency_key FROM relays")
+    assert row["idempotency_key"] == "another"
