@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from rpcsvc.orders import backend
+from rpcsvc.orders.upstream import follower
+from rpcsvc.settlement.upstream import wiring
+from rpcsvc.settlement.upstream.transport import ClientOptions
 from tests.contract.faulty_line import FaultyLine, faulty_line
 from tests.contract.serving import Served, serving
 from tests.contract.sidecar import beside
@@ -55,6 +60,14 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     """
     async with serving(tmp_path_factory.mktemp("shared")) as ready:
         yield ready
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between polls of an upstream, and before a lost call is sent again."""
+    monkeypatch.setattr(follower, "ASK_EVERY_MS", 100)
+    monkeypatch.setattr(backend, "POLL_MS", 100)
+    monkeypatch.setattr(wiring, "ClientOptions", partial(ClientOptions, backoff_ms=25))
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ from tests.logs import logs_of
 from tests.operator_cli import on_socket
 from tests.rows import one_row
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 OTHER = "0x8617E340B3D01FA5F11F306F4090FD50E238070D"
 TWAP = {
     "enabled": True, "status": "active", "chunksCompleted": 1, "chunksTotal": 4, "filledQty": 1,

@@ -20,6 +20,8 @@ from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id
 from tests.rows import all_rows
 from tests.sandbox import attested
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 _ANY: Final = "any"
 
 

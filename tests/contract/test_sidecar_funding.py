@@ -20,6 +20,7 @@ from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.operations.table import MONERO
+from rpcsvc.orders import gasless
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings_onchain import chains_toml
@@ -48,6 +49,8 @@ from tests.contract.swap_clients import client_of
 from tests.e2e.processes import until
 from tests.rows import all_rows
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 SWAP = SWAPS["u2x"]
 CHAINS = load_chains(chains_toml(None))
 Json = dict[str, Any]
@@ -71,7 +74,10 @@ async def credited(served: Served, txid: str) -> None:
 
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
-    """Lose the answers to signed payments; ``arrives``: the payments reach the upstream."""
+    """Lose the answers to signed payments; ``arrives``: the payments reach the upstream.
+
+    Callers wait for the outcome only briefly: it stays unknown.
+    """
     send = UpstreamTransport.send
 
     async def lost(
@@ -84,6 +90,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         raise NoAnswer("The connection was lost.", retryable=False)
 
     monkeypatch.setattr(UpstreamTransport, "send", lost)
+    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
 
 
 async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> None:

@@ -23,6 +23,8 @@ from tests.e2e.processes import until
 from tests.logs import logs_of
 from tests.rows import one_row
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 STAGENET = stagenet_subaddress(bytes(range(64)))
 KEY = "integrator-key-0123456789abcdef"
 ACME = f"acme:0.75:{hashlib.sha256(KEY.encode()).hexdigest()}"
