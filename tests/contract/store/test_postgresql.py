@@ -13,6 +13,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.store.backends.postgresql import reader
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.database import MOST_TRIES, PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import PostgresqlReader
@@ -28,6 +29,7 @@ from rpcsvc.store.database import (
 )
 from rpcsvc.store.schema import NEWEST, UnknownSchema, scripts
 from tests.contract.store.cutting import COMMIT, Proxy, proxied
+from tests.e2e.processes import TIMEOUT_SECONDS
 from tests.postgres import new_database, own_server
 
 ADD = insert("sandbox_settings", ("name", "value"))
@@ -73,11 +75,11 @@ async def test_reader_closes_what_is_opened_for_a_gone_caller(url: str) -> None:
         opened.append(await connect(url))
         return opened[-1]
 
-    reader = PostgresqlReader(opening)
-    caller = asyncio.create_task(reader.fetch(ALL))
+    opener = PostgresqlReader(opening)
+    caller = asyncio.create_task(opener.fetch(ALL))
     await asyncio.sleep(0)
     caller.cancel()
-    await reader.close()
+    await opener.close()
     assert [each.is_closed() for each in opened] == [True]
 
 
@@ -107,6 +109,17 @@ async def test_nothing_is_prepared_inside_a_transaction(
 
 
 # --- reads and writes together -------------------------------------------------------------------
+
+
+async def test_read_after_an_answer_gathers_behind_no_lane(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "GATHER_SECONDS", 3_600)
+    database = await PostgresqlDatabase.open(url)
+    await database.write(add("first"))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        assert [await names(database) for _ in range(3)] == [["first"]] * 3
+    await database.close()
 
 
 async def test_reads_of_one_turn_get_their_own_answers(url: str) -> None:

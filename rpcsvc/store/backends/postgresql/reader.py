@@ -147,13 +147,17 @@ class PostgresqlReader:
         if self._waiting and len(self._lanes) < LANES:
             lane = asyncio.get_running_loop().create_task(self._run(), name="database reads")
             self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
 
     async def _run(self) -> None:
         """Answer reads as long as some wait."""
-        while self._waiting:
-            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-            await self._answer(batch)
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                await self._answer(batch)
+        finally:
+            # Before a reader that was answered continues: its next read must not gather behind a
+            # lane that is over.
+            self._lanes -= {asyncio.current_task()}
 
     async def _answer(self, batch: list[_Read], *, again: bool = True) -> None:
         try:
