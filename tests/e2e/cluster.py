@@ -110,6 +110,10 @@ class Replicas:
     async def value(self, sql: str) -> Any:
         return await value_of(self.url, sql)
 
+    async def end_lease(self) -> None:
+        """Have the lease end now. Its holder is dead: nobody renews it."""
+        await self.value("UPDATE leases SET expires_at = now_ms()")
+
     def kill(self) -> None:
         for each in self.all:
             if not each.is_dead:

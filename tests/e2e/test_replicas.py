@@ -77,6 +77,7 @@ async def test_standby_takes_over_from_a_process_that_was_killed(
         second = await up.start_ready()
         order_id, answer = await order(first, "a key of sixteen or more")
         first.kill()
+        await up.end_lease()
         assert await up.holder() is second
         assert await order(second, "a key of sixteen or more") == (order_id, answer)
         assert (await until_over(second, order_id))["state"] == "completed"
@@ -127,6 +128,7 @@ async def test_standby_notifies_systemd_that_it_is_ready(
             await heard("READY=1\nSTATUS=Standing by on ")
             await heard("WATCHDOG=1")
             first.kill()
+            await up.end_lease()
             await heard("READY=1\nSTATUS=Serving ")
             await heard("WATCHDOG=1")
             assert second.stop() == 0
@@ -267,6 +269,7 @@ async def behind(
         server(folder / "exchange") as exchange,
         replicas(postgres(), folder, environ(exchange.port)) as up,
     ):
+        up.module = "tests.e2e.polling"
         await up.start_ready()
         yield up, exchange
 
@@ -453,6 +456,7 @@ async def test_process_paused_past_its_lease_writes_nothing_and_ends(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
     async with replicas(postgres(), tmp_path) as up:
+        up.module = "tests.e2e.leasing"
         first = await up.start_ready()
         order_id, _ = await order(first, "a key of sixteen or more")
         second = up.start()
