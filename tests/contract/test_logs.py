@@ -103,7 +103,10 @@ def test_terminal_gets_lines_for_people_and_a_greeting(tmp_path: Path) -> None:
     port, data_dir = free_port(), tmp_path / "data"
     served = ["serve", "--port", port, "--data-dir", str(data_dir)]
     ours, theirs = os.openpty()
-    child = subprocess.Popen([sys.executable, "-m", "rpcsvc", *served], stderr=theirs)
+    blocks = {"RPCSVC_SANDBOX__XMR_BLOCK_MS": "50", "RPCSVC_SANDBOX__USDC_BLOCK_MS": "50"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "rpcsvc", *served], stderr=theirs, env={**os.environ, **blocks}
+    )
     os.close(theirs)
     lines: list[str] = []
     try:

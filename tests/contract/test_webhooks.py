@@ -17,6 +17,7 @@ from nacl.signing import VerifyKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from rpcsvc.client import Swap, SwapClient
+from rpcsvc.domain import webhooks
 from rpcsvc.operations.params import SwapParams
 from tests.contract.following import events, followed, ordered, status
 from tests.contract.serving import EVM, SWAP, Served, serving
@@ -177,7 +178,10 @@ async def test_a_url_alone_gets_the_service_signature(pair: tuple[Served, Receiv
     }  # fmt: skip
 
 
-async def test_a_failed_attempt_is_shown_and_made_again(pair: tuple[Served, Receiver]) -> None:
+async def test_a_failed_attempt_is_shown_and_made_again(
+    pair: tuple[Served, Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "FIRST_PAUSE_MS", 200)  # shorter than the receiver asks for
     served, receiver = pair
     receiver.answer = lambda _got: web.Response(status=503, headers={"retry-after": "1"})
     owned = await made(served, {"url": receiver.url, "secret": SECRET})

@@ -17,6 +17,7 @@ import aiohttp
 
 from rpcsvc.serving import SOCKET_NAME
 from tests.e2e import forking
+from tests.e2e.patched import VARIABLE
 
 SETTINGS = {
     "RPCSVC_RATE_LIMIT__ENABLED": "false",
@@ -104,6 +105,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         if crash is not None:
             module = "tests.e2e.crashing"
+        elif VARIABLE in (environ or {}):
+            module = "tests.e2e.patched"
         served = ["serve", "--port", str(self.port), "--data-dir", str(data_dir)]
         self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
         self._process = forking.start(

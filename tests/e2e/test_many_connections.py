@@ -53,8 +53,9 @@ async def test_idle_connections_leave_room_for_others(tmp_path: Path, few_descri
             for number in range(IDLE):
                 source = f"127.0.0.{2 + number % 6}"
                 stack.enter_context(connect(server.port, source))
-            with connect(server.port, "127.0.0.100") as another:
-                assert get(another).startswith(b"HTTP/1.1 200")
+                if number % 100 == 99:  # the system drops those beyond the backlog for a second
+                    with connect(server.port, "127.0.0.100") as another:
+                        assert get(another).startswith(b"HTTP/1.1 200")
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(str(tmp_path / "data" / "rpcsvc.sock"))
                 assert get(probe).startswith(b"HTTP/1.1 200")

@@ -29,6 +29,7 @@ from tests.e2e.audit import count
 from tests.e2e.bad_line import bad_line
 from tests.e2e.cluster import TOKEN, Replicas, replicas
 from tests.e2e.histories import History, violations
+from tests.e2e.patched import LEASING, POLLING, environ_of
 from tests.e2e.processes import (
     TIMEOUT_SECONDS,
     Gone,
@@ -267,9 +268,8 @@ async def behind(
     """Replicas of the engine upstream, and the exchange that settles their orders."""
     async with (
         server(folder / "exchange") as exchange,
-        replicas(postgres(), folder, environ(exchange.port)) as up,
+        replicas(postgres(), folder, environ(exchange.port) | environ_of(POLLING)) as up,
     ):
-        up.module = "tests.e2e.polling"
         await up.start_ready()
         yield up, exchange
 
@@ -455,8 +455,7 @@ async def placed(up: Replicas, key: str) -> str:
 async def test_process_paused_past_its_lease_writes_nothing_and_ends(
     postgres: Callable[[], str], tmp_path: Path
 ) -> None:
-    async with replicas(postgres(), tmp_path) as up:
-        up.module = "tests.e2e.leasing"
+    async with replicas(postgres(), tmp_path, environ_of(LEASING)) as up:
         first = await up.start_ready()
         order_id, _ = await order(first, "a key of sixteen or more")
         second = up.start()

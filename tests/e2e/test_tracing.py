@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.e2e.patched import EXPORTING, environ_of
 from tests.e2e.processes import call, free_port, server, until, until_over
 from tests.e2e.swaps import SWAPS
 
@@ -80,12 +82,13 @@ async def test_a_swap_is_one_trace_also_after_a_restart(tmp_path: Path) -> None:
         async with server(tmp_path / "data", environ=to(collector.url)) as first:
             made = (await call(first, "swap.create", SWAPS["x2u"]))["data"]
             order_id = made["order"]["orderId"]
-            assert first.stop() == 0
+            # In a thread: the collector has to answer meanwhile.
+            assert await to_thread(first.stop) == 0
         async with server(tmp_path / "data", environ=to(collector.url)) as second:
             await call(second, "sandbox.fund", {"orderId": order_id})
             assert (await until_over(second, order_id))["state"] == "completed"
             await until(lambda: collector.order_is_traced(order_id))
-            assert second.stop() == 0
+            assert await to_thread(second.stop) == 0
 
     spans = collector.of(order_id)
     assert {span.name for span in spans} >= WAY
@@ -109,7 +112,8 @@ async def test_a_collector_that_is_away_stops_nothing(tmp_path: Path, answers: s
         if answers == "is silent":
             silent.listen()
         nowhere = to(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces")
-        async with server(tmp_path / "data", environ=nowhere) as running:
+        environ = nowhere | environ_of(EXPORTING)
+        async with server(tmp_path / "data", environ=environ) as running:
             made: dict[str, Any] = (await call(running, "swap.create", SWAPS["u2x"]))["data"]
             order_id = made["order"]["orderId"]
             await call(running, "sandbox.fund", {"orderId": order_id})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.cli.operator import treasury
 from tests.command_line import Done, clean_environ, run_here
 from tests.e2e.audit import audit, count, debits
 from tests.e2e.processes import SETTINGS, Crash, Server, crash_name, server
@@ -17,6 +18,12 @@ NAME = "wd_2026-11-24"
 ALLOWED = {"RPCSVC_INVENTORY__WITHDRAW_TO": f"arbitrum={EVM},monero={MONERO}"}
 OTHER = "0x" + "0b" * 20
 TYPED = {EVM: f"5 {EVM[-6:]}\n", MONERO: f"0.5 {MONERO[-6:]}\n"}
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command look often whether a withdrawal is over."""
+    monkeypatch.setattr(treasury, "_LOOK_SECONDS", 0.05)
 
 
 async def command(at: Server, *arguments: str, typed: str = "") -> Done:
