@@ -7,8 +7,10 @@ which other packages install, takes a second to print one.
 from __future__ import annotations
 
 import gc
-import sqlite3
+import os
+import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -23,8 +25,7 @@ from hypothesis.internal.conjecture import providers
 from rpcsvc import settings_onchain
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.store.backends.sqlite import database
-from rpcsvc.store.backends.sqlite.migrations import migrate, version_of
-from rpcsvc.store.schema import scripts
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.postgres import shared_server, stop_shared_server
 
 settings.register_profile(
@@ -71,24 +72,30 @@ patch.object(
 ).start()
 
 
+_prepare_file = database._prepare_file
+
+
 @cache
-def _migrated() -> sqlite3.Connection:
-    """An empty database with the schema, made once in each process."""
-    template = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    migrate(template)
-    return template
+def _new_file() -> tuple[int, bytes]:
+    """Mode and content of a new database file, made once in each process."""
+    with tempfile.TemporaryDirectory(prefix="rpcsvc-schema-") as folder:
+        path = Path(folder) / DATABASE_NAME
+        _prepare_file(path)
+        return stat.S_IMODE(path.stat().st_mode), path.read_bytes()
 
 
-def _migrate_by_copy(connection: sqlite3.Connection) -> list[str]:
-    """Give a new database file the pages that migrating it would write; migrate any other."""
-    if version_of(connection) or connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
-        return migrate(connection)
-    _migrated().backup(connection)
-    return [name for _, name, _ in scripts()]
+def _prepare_by_copy(path: Path) -> None:
+    """Give a database that does not exist the file that preparing it makes; prepare any other."""
+    if path.exists():
+        _prepare_file(path)
+        return
+    mode, content = _new_file()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
 
 
-# Most tests open a new database, and its schema takes three times as long to make as to copy.
-patch.object(database, "migrate", _migrate_by_copy).start()
+# Most tests open a new database, and it takes a hundred times as long to make one as to copy it.
+patch.object(database, "_prepare_file", _prepare_by_copy).start()
 # A table of chains never changes; each service reads its own.
 patch.object(settings_onchain, "load_chains", cache(load_chains)).start()
 
