@@ -21,6 +21,7 @@ class Importing:
     """
 
     def __enter__(self) -> None:
+        self._collects = gc.isenabled()
         gc.disable()
         self._certificates = os.environ.get(_CERTIFICATES)
         os.environ[_CERTIFICATES] = os.devnull
@@ -29,7 +30,8 @@ class Importing:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails
 
     def __exit__(self, *_: object) -> None:
-        gc.enable()
+        if self._collects:
+            gc.enable()
         del os.environ[_CERTIFICATES]
         if self._certificates is not None:
             os.environ[_CERTIFICATES] = self._certificates

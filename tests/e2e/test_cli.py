@@ -201,9 +201,9 @@ async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
 
 async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli, shared: Server) -> None:
     words = ["agent:swap:plan", *SWAP, "--request-id", "same", "--compact"]
-    in_process = await cli.process(*words)
-    over_socket = await Cli(shared.data_dir).process(*words)
-    over_url = await cli.process(*words, "--url", shared.url)
+    in_process = await cli.run(*words)
+    over_socket = await Cli(shared.data_dir).run(*words)
+    over_url = await cli.run(*words, "--url", shared.url)
     assert in_process.stdout == over_socket.stdout == over_url.stdout
 
 

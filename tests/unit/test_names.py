@@ -6,7 +6,9 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,19 +23,34 @@ def sources(folder: str) -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
 
 
+class Named(NamedTuple):
+    """The classes that a module defines, and the events that it logs."""
+
+    classes: list[str]
+    events: list[str]
+
+
+@cache
+def named_in(path: Path) -> Named:
+    found = Named([], [])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in LEVELS
+            and isinstance(node.func.value, ast.Name)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        ):
+            found.events.append(node.args[0].value)
+    return found
+
+
 def log_events() -> set[str]:
-    return {
-        node.args[0].value
-        for source in sources("rpcsvc")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in LEVELS
-        and isinstance(node.func.value, ast.Name)
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-        and isinstance(node.args[0].value, str)
-    }
+    return {event for path in (ROOT / "rpcsvc").rglob("*.py") for event in named_in(path).events}
 
 
 def imported_modules(source: str) -> Iterator[str]:
@@ -46,8 +63,14 @@ def imported_modules(source: str) -> Iterator[str]:
             yield from (f"{folder}.{each.name}" for each in node.names)
 
 
+# A module is parsed, which takes long, only if a test is named where something is imported.
+IMPORT_OF_A_TEST = re.compile(r"\bimport\b(?:[^\n(]*|\s*\([^)]*)\btest_|\bfrom\b[^\n]*\btest_")
+
+
 def imported_tests(source: str) -> set[str]:
     """The test modules that a module imports."""
+    if IMPORT_OF_A_TEST.search(source) is None:
+        return set()
     return {name for name in imported_modules(source) if re.match(r"tests\.(\w*\.)*test_\w+", name)}
 
 
@@ -64,6 +87,7 @@ def test_test_modules_are_not_imported() -> None:
         "def ordered():\n    from tests.contract.test_events import ordered",
         "from .test_events import ordered",
         "from . import test_events",
+        "from tests.contract import (\n    bff,\n    test_events,\n)",
     ],
 )
 def test_import_of_a_test_module_is_found(line: str) -> None:
@@ -73,12 +97,7 @@ def test_import_of_a_test_module_is_found(line: str) -> None:
 
 def class_names(paths: Iterable[Path]) -> Counter[str]:
     """How many classes of each name modules define."""
-    return Counter(
-        node.name
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    return Counter(name for path in paths for name in named_in(path).classes)
 
 
 def test_class_name_has_one_meaning() -> None:

@@ -46,11 +46,11 @@ def levels_in(node: ast.AST) -> set[str]:
     return {each.attr for each in inside if isinstance(each, ast.Attribute)} & LEVELS
 
 
-def chosen_levels(tree: ast.AST) -> dict[str, set[str]]:
+def chosen_levels(nodes: list[ast.AST]) -> dict[str, set[str]]:
     """Names assigned to a log method: ``write = log.warning if ... else log.info``."""
     return {
         target.id: levels
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call)
         for target in node.targets
         if isinstance(target, ast.Name) and (levels := levels_in(node.value))
@@ -80,8 +80,9 @@ def events() -> dict[str, set[str]]:
     """Every event that the service logs, and the levels that it is logged at."""
     found: dict[str, set[str]] = {}
     for tree in trees().values():
-        chosen = chosen_levels(tree)
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(tree))
+        chosen = chosen_levels(nodes)
+        for node in nodes:
             if isinstance(node, ast.Call) and (entry := logged(node, chosen)):
                 found.setdefault(entry[1], set()).update(entry[0])
     return found
