@@ -21,7 +21,7 @@ from rpcsvc.http.gate import WrongTokens
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import SettingsError
 from tests.contract import bff
-from tests.contract.processes import free_port, logged, process
+from tests.contract.processes import free_port, process
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.logs import logs_of
 
@@ -377,7 +377,7 @@ async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(
     monkeypatch.setenv("AGENT_RPC_TOKEN", TOKEN)
     arguments = ["serve", "--port", free_port(), "--data-dir", str(tmp_path)]
     async with process(*arguments) as child:
-        await logged(child, b"serving")
+        await child.logged("serving")
         path = tmp_path / "rpcsvc.sock"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
@@ -386,7 +386,7 @@ async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(
             assert answer["result"]["ok"]
             assert (await session.get("http://localhost/metrics")).status == 200
         child.terminate()
-        assert await child.wait() == 0
+        assert (await child.ended())[0] == 0
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -429,7 +429,7 @@ async def test_https_is_served_with_a_certificate_and_a_key(tmp_path: Path) -> N
         str(cert),
     ]
     async with process(*arguments, "--tls-key", str(key)) as child:
-        await logged(child, b"serving")
+        await child.logged("serving")
         trust = ssl.create_default_context(cafile=str(cert))
         async with (
             aiohttp.ClientSession() as session,
@@ -441,16 +441,16 @@ async def test_https_is_served_with_a_certificate_and_a_key(tmp_path: Path) -> N
 async def test_plain_http_is_not_served_to_the_world(tmp_path: Path) -> None:
     arguments = ["serve", "--host", "0.0.0.0", "--port", free_port(), "--data-dir", str(tmp_path)]
     async with process(*arguments) as child:
-        _, stderr = await child.communicate()
-        assert child.returncode == 2
-        assert b"tls" in stderr.lower()
+        status, stderr = await child.ended()
+        assert status == 2
+        assert "tls" in stderr.lower()
 
 
 async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
     arguments = ["serve", "--data-dir", str(tmp_path)]
     async with process(*arguments, "--port", free_port()) as first:
-        await logged(first, b"serving")
+        await first.logged("serving")
         async with process(*arguments, "--port", free_port()) as second:
-            _, stderr = await second.communicate()
-            assert second.returncode == 2
-            assert b"already serves the data directory" in stderr
+            status, stderr = await second.ended()
+            assert status == 2
+            assert "already serves the data directory" in stderr

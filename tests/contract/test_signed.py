@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rpcsvc.verify import (
     verify_attestation,
     verify_response,
 )
+from tests.command_line import clean_environ, run_here
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.contract.signatures import Json, jwks
 
@@ -254,11 +254,9 @@ async def test_rotation_is_seamless_for_clients_that_refetch_the_keys(
 ) -> None:
     before, old_keys = await exchanged(served, "GET", "/llms.txt"), await jwks(served)
     data_dir = str(served.up.settings.data_dir)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rpcsvc", "keys", "rotate", "--data-dir", data_dir,
-        stdout=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    assert await process.wait() == 0
+    words = ["keys", "rotate", "--data-dir", data_dir]
+    rotated = await asyncio.to_thread(run_here, words, clean_environ())
+    assert rotated.returncode == 0
 
     while True:
         after = await exchanged(served, "GET", "/llms.txt")

@@ -13,7 +13,7 @@ import pytest
 from rpcsvc import app, serving
 from rpcsvc.orders.ports.store import Change
 from rpcsvc.settings import load_settings
-from tests.contract.processes import free_port, logged, process
+from tests.contract.processes import free_port, process
 from tests.contract.serving import SWAP
 from tests.e2e.processes import TIMEOUT_SECONDS
 
@@ -66,23 +66,21 @@ async def test_stop_under_load_keeps_every_acknowledged_order(
     arguments = ["serve", "--port", port, "--data-dir", str(tmp_path)]
     acknowledged: dict[str, str] = {}
     async with process(*arguments) as child:
-        await logged(child, b"serving")
+        await child.logged("serving")
         enough = asyncio.Event()
         clients = [asyncio.create_task(_load(port, n, acknowledged, enough)) for n in range(4)]
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await enough.wait()
         child.terminate()
         await asyncio.gather(*clients)
-        await child.communicate()
-        assert child.returncode == 0
+        assert (await child.ended())[0] == 0
     async with process(*arguments) as child:
-        await logged(child, b"serving")
+        await child.logged("serving")
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             for key, order_id in acknowledged.items():
                 assert await _create(session, key) == order_id
         child.terminate()
-        await child.communicate()
-        assert child.returncode == 0
+        assert (await child.ended())[0] == 0
 
 
 async def _load(
