@@ -44,6 +44,8 @@ demo: $(LIGHT) ## run a whole swap each way and print every step
 # Without bytecode each worker would rewrite the asserts of all test files at every run. Files are
 # begun as they are listed: sorted by the number of tests, the slow ones of e2e would come last.
 test: export PYTHONDONTWRITEBYTECODE =
+# Folders of tests are in memory where it has room: files would cost a fourth of the CPU.
+test: export PYTEST_DEBUG_TEMPROOT = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 1000000 {print "/dev/shm"}')
 test: install ## the quick tests; those of real daemons too, where these are installed
 	$(BIN)/python -m pytest -m 'not slow' --ignore tests/browser --ignore tests/container -n 4 --dist loadfile --no-loadscope-reorder -rs
 
