@@ -119,6 +119,11 @@ async def test_read_after_an_answer_gathers_behind_no_lane(
     await database.write(add("first"))
     async with asyncio.timeout(TIMEOUT_SECONDS):
         assert [await names(database) for _ in range(3)] == [["first"]] * 3
+        one = asyncio.create_task(names(database))
+        for _ in range(3):  # until it is asked; the next one gathers meanwhile
+            await asyncio.sleep(0)
+        assert (await names(database), await one) == (["first"], ["first"])
+        assert await names(database) == ["first"]
     await database.close()
 
 

@@ -106,7 +106,7 @@ class PostgresqlReader:
         self._idle: list[Connection] = []
         self._lanes: set[asyncio.Task[None]] = set()
         self._waiting: list[_Read] = []
-        self._next_lane: asyncio.TimerHandle | None = None
+        self._next_lane: asyncio.Handle | None = None
         self._closing = False
 
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
@@ -128,7 +128,7 @@ class PostgresqlReader:
             if self._lanes:
                 self._next_lane = loop.call_later(GATHER_SECONDS, self._open_lane)
             else:
-                self._next_lane = loop.call_soon(self._open_lane)  # type: ignore[assignment]
+                self._next_lane = loop.call_soon(self._open_lane)
         return await read.done
 
     async def close(self) -> None:
@@ -156,8 +156,11 @@ class PostgresqlReader:
                 await self._answer(batch)
         finally:
             # Before a reader that was answered continues: its next read must not gather behind a
-            # lane that is over.
+            # lane that is over, nor wait for the timer of a read that this lane has answered.
             self._lanes -= {asyncio.current_task()}
+            if not self._lanes and self._next_lane is not None:
+                self._next_lane.cancel()
+                self._next_lane = None
 
     async def _answer(self, batch: list[_Read], *, again: bool = True) -> None:
         try:
