@@ -37,6 +37,8 @@ _FOREIGN_KEY: Final = re.compile(
     r"\s+(?P<target>\w+ \(\w+\))(?P<when>\s+DEFERRABLE INITIALLY DEFERRED)?",
     re.MULTILINE,
 )
+# Stored uncompressed (docs/adr/0013-postgresql.md).
+_BLOB: Final = re.compile(r"^\s*(\w+)\s+BLOB\b", re.MULTILINE)
 _TRIGGER: Final = re.compile(
     r"CREATE TRIGGER (?P<name>\w+)\s+(?P<when>BEFORE|AFTER) (?P<event>INSERT|DELETE|UPDATE"
     r"(?:\s+OF\s+[\w,\s]+?)?)\s+ON (?P<table>\w+)(?:\s+WHEN (?P<condition>.+?))?"
@@ -84,20 +86,24 @@ def statements(script: str) -> Iterator[str]:
 
 def translated(script: str) -> list[str]:
     """A script of the shared schema, as statements for PostgreSQL."""
-    made, references = [], []
+    made, made_later = [], []
     for statement in statements(script):
         if statement.startswith("CREATE TRIGGER"):
             made.append(_trigger(statement))
             continue
         if found := re.match(r"CREATE TABLE (\w+)", statement):
-            references += [
+            made_later += [
                 f"ALTER TABLE {found[1]} ADD FOREIGN KEY ({each['column']})"
                 f" REFERENCES {each['target']}{each['when'] or ''}"
                 for each in _FOREIGN_KEY.finditer(statement)
             ]
+            made_later += [
+                f"ALTER TABLE {found[1]} ALTER COLUMN {column} SET STORAGE EXTERNAL"
+                for column in _BLOB.findall(statement)
+            ]
         text = _FOREIGN_KEY.sub(lambda each: each["head"], statement)
         made.append(reduce(_replaced, _WORDS, text))
-    return made + references
+    return made + made_later
 
 
 def _replaced(text: str, word: tuple[str, str]) -> str:
