@@ -80,6 +80,17 @@ class PostgresqlServer:
         """Stop it: ``immediate`` is a crash, after which it recovers from its log."""
         self._run("pg_ctl", "-w", "-m", mode, "stop")
 
+    def backend_cpu_ns(self) -> int:
+        """CPU time of the processes that serve connections now, in nanoseconds (Linux)."""
+        postmaster = (self.folder / "data" / "postmaster.pid").read_text().split()[0]
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        serving = (
+            Path("/proc", child)
+            for child in children
+            if b"postgres: postgres" in Path("/proc", child, "cmdline").read_bytes()
+        )
+        return sum(int((each / "schedstat").read_text().split()[0]) for each in serving)
+
     def _run(self, program: str, *words: str) -> None:
         is_root = os.geteuid() == 0
         subprocess.run(

@@ -393,7 +393,7 @@ class Bench:
             self._report.remarks.append(f"not measured: {settling.LEASE} ({why})")
             return
         directory = self._dir / settling.LEASE
-        self._report.readings.append(settling.lease_check(directory, self._plan.settlings, say))
+        self._report.readings += settling.lease_check(directory, self._plan.settlings, say)
 
     def overload(self) -> None:
         """Send a signing service twice the rate that it can serve."""

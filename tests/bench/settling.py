@@ -5,7 +5,7 @@
 The instructions of single writes with and without the check, times the writes of an order, as a
 share of what settling an order in the sandbox takes. They are counted by callgrind: the difference
 of two whole settlements would be smaller than their noise. A write that shares its transaction, as
-under load, shares the check.
+under load, shares the check. The server's own share is of its CPU time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -30,7 +30,7 @@ from rpcsvc.store.database import Statement
 from rpcsvc.store.replicas import Fenced
 from tests.bench.profile import Tracing
 from tests.bench.report import Reading
-from tests.postgres import DURABLE, own_server
+from tests.postgres import DURABLE, PostgresqlServer, own_server
 from tests.sandbox import ManualClock, Sandbox
 
 LEASE: Final = "lease"
@@ -113,20 +113,30 @@ def main() -> None:
 # --- measuring ---------------------------------------------------------------------------------
 
 
+class Cost(NamedTuple):
+    """Instructions of the worker, nanoseconds of CPU of the server, and how many writes it took."""
+
+    instructions: int
+    server_ns: int
+    writes: int
+
+
 class Settler:
     """A worker under callgrind, on a PostgreSQL server of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], out: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], out: Path, server: PostgresqlServer) -> None:
         self._process = process
         self._tracing = Tracing(process.pid, out)
+        self._server = server
         self.ask("order")
         self.ask("settle")  # connections, prepared statements
 
-    def instructions(self, line: str) -> tuple[int, int]:
-        """What a request takes, and the number of writes. Raises SettlingFailed."""
+    def cost(self, line: str) -> Cost:
+        """What a request takes. Raises SettlingFailed."""
         answers: list[int] = []
+        before = self._server.backend_cpu_ns()
         used, _ = self._tracing.counted(lambda: answers.append(self.ask(line)))
-        return used, answers[0]
+        return Cost(used, self._server.backend_cpu_ns() - before, answers[0])
 
     def ask(self, line: str) -> int:
         """One request; the number of writes. Raises SettlingFailed."""
@@ -158,7 +168,7 @@ def settler(directory: Path, which: str) -> Iterator[Settler]:
             text=True,
         )
         try:
-            yield Settler(process, out)
+            yield Settler(process, out, postgres)
         finally:
             process.kill()
             process.wait()
@@ -169,27 +179,38 @@ def why_not() -> str | None:
     return None if shutil.which("valgrind") else "valgrind is not installed"
 
 
-def lease_check(directory: Path, rounds: int, say: Callable[[str], None]) -> Reading:
-    """The share of the check in settling one order, by round, in per cent."""
-    shares = []
+def lease_check(directory: Path, rounds: int, say: Callable[[str], None]) -> list[Reading]:
+    """The shares of the check in settling one order, by round, in per cent."""
+    in_worker: list[float] = []
+    in_server: list[float] = []
     with ExitStack() as stack:
         checked, unchecked = (
             stack.enter_context(settler(directory, which)) for which in (CHECKED, UNCHECKED)
         )
         for each in (checked, unchecked):
             each.ask("write")
-        idle, _ = unchecked.instructions("settle")
+        idle = unchecked.cost("settle")
         for number in range(rounds):
             say(f"what a check of the lease adds to settling, round {number + 1} of {rounds}")
             unchecked.ask("order")
-            order, writes = unchecked.instructions("settle")
-            with_check, _ = checked.instructions("write")
-            without, _ = unchecked.instructions("write")
-            check = (with_check - without) / WRITES
-            say(f"a check {check:,.0f}, {writes} writes, an order {order - idle:,}")
-            shares.append(100 * check * writes / (order - idle))
-    title = "checks of the lease while an order is settled alone, of its instructions"
-    return Reading(LEASE, title, "%", tuple(shares), under=MOST_PERCENT)
+            order = unchecked.cost("settle")
+            with_check, without = checked.cost("write"), unchecked.cost("write")
+            for shares, field in ((in_worker, "instructions"), (in_server, "server_ns")):
+                check = (getattr(with_check, field) - getattr(without, field)) / WRITES
+                whole = getattr(order, field) - getattr(idle, field)
+                say(f"{field}: a check {check:,.0f}, {order.writes} writes, an order {whole:,}")
+                shares.append(100 * check * order.writes / whole)
+    title = "checks of the lease while an order is settled alone, of"
+    return [
+        Reading(LEASE, f"{title} its instructions", "%", tuple(in_worker), under=MOST_PERCENT),
+        Reading(
+            f"{LEASE}-server",
+            f"{title} PostgreSQL's CPU",
+            "%",
+            tuple(in_server),
+            under=MOST_PERCENT,
+        ),
+    ]
 
 
 if __name__ == "__main__":
