@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Final
 
 import orjson
@@ -143,7 +144,9 @@ class OrderApp:
             for key, text in texts.entries.items()
             if key.startswith(_APP_HEADING)
         }
-        values = {
+        self._renderer = renderer
+        self._texts = texts
+        self._values = {
             "name": site.brand.name,
             "version": site.version,
             "tool": "get_swap_status",
@@ -152,7 +155,10 @@ class OrderApp:
             "stale": texts.say("common.stale"),
             "cancelled": texts.say("app.cancelled"),
         }
-        self._html = renderer.app("app", texts, values)
+
+    @cached_property
+    def _html(self) -> str:
+        return self._renderer.app("app", self._texts, self._values)
 
     @property
     def tool_meta(self) -> Json:

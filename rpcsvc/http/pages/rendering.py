@@ -1,7 +1,8 @@
 """Renders pages: complete HTML documents that load nothing from elsewhere.
 
 Style and script are inline, and the content security policy allows exactly these bytes: injected
-markup can neither run nor load anything.
+markup can neither run nor load anything. Libraries of pages are loaded with the first page: without
+them a service starts sooner and is smaller.
 Sources: CSP Level 3 (hashes, section 6.7.2); WHATWG HTML.
 """
 
@@ -16,15 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import segno
 from aiohttp import web
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from rpcsvc.http.site import Site
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 ENGLISH: Final = "en"
 FOLDER: Final = Path(__file__).with_name("texts")
@@ -115,14 +116,19 @@ def groups(value: str) -> list[str]:
     return [value[start : start + _GROUP] for start in range(0, len(value), _GROUP)]
 
 
-_TEMPLATES: Final = Environment(
-    loader=FileSystemLoader(_HERE / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters["groups"] = groups
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - as above
+
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["groups"] = groups
+    return templates
 
 
 class Renderer:
@@ -145,17 +151,21 @@ class Renderer:
     ) -> web.Response:
         """A page as a response that no cache keeps. ``style`` is CSS of this page alone."""
         script = self._script if has_script else ""
-        html = _TEMPLATES.get_template(template).render(
-            **values,
-            t=texts.say,
-            text=texts,
-            brand=self._site.brand,
-            contact=self._site.contact,
-            is_listed=template == "home.html",
-            simulated=self._site.is_simulated,
-            css=Markup(self._css),  # noqa: S704 - files and numbers of our own
-            style=Markup(style),  # noqa: S704
-            script=Markup(script),  # noqa: S704
+        html = (
+            _templates()
+            .get_template(template)
+            .render(
+                **values,
+                t=texts.say,
+                text=texts,
+                brand=self._site.brand,
+                contact=self._site.contact,
+                is_listed=template == "home.html",
+                simulated=self._site.is_simulated,
+                css=Markup(self._css),  # noqa: S704 - files and numbers of our own
+                style=Markup(style),  # noqa: S704
+                script=Markup(script),  # noqa: S704
+            )
         )
         policy = content_security_policy([self._css, style], script)
         headers = {**_HEADERS, "content-language": texts.lang, "content-security-policy": policy}
@@ -166,18 +176,24 @@ class Renderer:
 
         Its policy is in a meta element. ``values`` are passed to its script.
         """
+        from jinja2.utils import htmlsafe_json_dumps  # noqa: PLC0415 - as above
+
         style = (_HERE / f"{name}.css").read_text(encoding="utf-8")
         script = (_HERE / f"{name}.js").read_text(encoding="utf-8")
-        return _TEMPLATES.get_template(f"{name}.html").render(
-            t=texts.say,
-            text=texts,
-            brand=self._site.brand,
-            simulated=self._site.is_simulated,
-            policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
-            " img-src data:; base-uri 'none'; form-action 'none'",
-            texts=htmlsafe_json_dumps(values),
-            style=Markup(style),  # noqa: S704 - files of our own
-            script=Markup(script),  # noqa: S704
+        return (
+            _templates()
+            .get_template(f"{name}.html")
+            .render(
+                t=texts.say,
+                text=texts,
+                brand=self._site.brand,
+                simulated=self._site.is_simulated,
+                policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
+                " img-src data:; base-uri 'none'; form-action 'none'",
+                texts=htmlsafe_json_dumps(values),
+                style=Markup(style),  # noqa: S704 - files of our own
+                script=Markup(script),  # noqa: S704
+            )
         )
 
 
@@ -203,6 +219,8 @@ def _hash(text: str) -> str:
 @lru_cache(maxsize=256)
 def qr_svg(text: str, title: str) -> Markup:
     """A QR code (ISO/IEC 18004, error correction M) as an SVG element with a title for readers."""
+    import segno  # noqa: PLC0415 - as above
+
     out = io.BytesIO()
     code = segno.make_qr(text, error="m")
     code.save(
@@ -216,6 +234,8 @@ def qr_svg(text: str, title: str) -> Markup:
 @lru_cache(maxsize=256)
 def qr_image(text: str) -> str:
     """A QR code as a data URI of a PNG image, one pixel for each module."""
+    import segno  # noqa: PLC0415 - as above
+
     # One mask is as readable as the best of eight, which takes five times as long to find.
     code = segno.make_qr(text, error="m", mask=0)
     return str(code.png_data_uri(border=4))
