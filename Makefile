@@ -55,7 +55,7 @@ crash: install ## the long tests: kill -9 at every step, under load and at rando
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
-	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 3 --dist loadfile --no-loadscope-reorder
+	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 5 --dist loadfile --no-loadscope-reorder
 
 regtest-demo: install ## the whole stack on regtest chains, and a swap each way
 	tools/regtest/install
