@@ -112,7 +112,7 @@ def is_of_state(error: ServiceError) -> bool:
 
 async def test_what_keeps_to_the_schema_is_accepted(world: World) -> None:
     for row in ROWS:
-        for params in drawn(world.requests(row), 20):
+        for params in drawn(world.requests(row), 10):
             error = await world.refusal(row, params)
             assert error is None or is_of_state(error), (row.name, params, error)
 

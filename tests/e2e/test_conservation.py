@@ -156,7 +156,7 @@ def run_scenario(seed: int, steps: int) -> None:
         asyncio.run(Scenario(seed).run(Path(folder) / "data", steps))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_money_is_conserved_whatever_happens(seed: int) -> None:
     run_scenario(seed, steps=60)
