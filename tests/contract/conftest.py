@@ -63,11 +63,19 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 
 
 @pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pauses between polls of an upstream, and before a lost call is sent again."""
-    monkeypatch.setattr(follower, "ASK_EVERY_MS", 100)
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between looks at payments, and before a lost call is sent again."""
     monkeypatch.setattr(backend, "POLL_MS", 100)
     monkeypatch.setattr(wiring, "ClientOptions", partial(ClientOptions, backoff_ms=25))
+
+
+@pytest.fixture
+def short_pauses(short_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between polls of an upstream, too.
+
+    Not for payments of a new order: the first poll may change it while they are checked.
+    """
+    monkeypatch.setattr(follower, "ASK_EVERY_MS", 100)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.rows import all_rows
 
 PAYER = Account.from_key(b"\7" * 32)
 Json = dict[str, Any]
+CHANGED = "The order changed while the payment was being checked."
 
 
 def x402_client(account: Any = PAYER) -> x402HTTPClient:
@@ -35,7 +36,11 @@ async def new_order(served: Served, swap: Json = BACK) -> str:
 
 
 async def fund(served: Served, order_id: str, **headers: str) -> Answer:
-    return await served.http("POST", f"/agent/swap/fund/{order_id}", headers=headers)
+    """Pay an order. If it changed while the payment was checked, pay again, as the answer says."""
+    while True:
+        answer = await served.http("POST", f"/agent/swap/fund/{order_id}", headers=headers)
+        if answer.status != 503 or CHANGED not in answer.body["error"]["message"]:
+            return answer
 
 
 async def signed(offer: Json) -> Json:

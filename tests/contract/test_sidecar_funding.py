@@ -49,7 +49,7 @@ from tests.contract.swap_clients import client_of
 from tests.e2e.processes import until
 from tests.rows import all_rows
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
+pytestmark = pytest.mark.usefixtures("short_retries")
 
 SWAP = SWAPS["u2x"]
 CHAINS = load_chains(chains_toml(None))
