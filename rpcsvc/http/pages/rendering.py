@@ -25,7 +25,7 @@ from markupsafe import Markup
 from rpcsvc.http.site import Site
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 ENGLISH: Final = "en"
 FOLDER: Final = Path(__file__).with_name("texts")
@@ -131,6 +131,10 @@ def _templates() -> Environment:
     return templates
 
 
+def _template(name: str) -> Template:
+    return _templates().get_template(name)
+
+
 class Renderer:
     """Renders the templates of this folder for a site."""
 
@@ -151,21 +155,17 @@ class Renderer:
     ) -> web.Response:
         """A page as a response that no cache keeps. ``style`` is CSS of this page alone."""
         script = self._script if has_script else ""
-        html = (
-            _templates()
-            .get_template(template)
-            .render(
-                **values,
-                t=texts.say,
-                text=texts,
-                brand=self._site.brand,
-                contact=self._site.contact,
-                is_listed=template == "home.html",
-                simulated=self._site.is_simulated,
-                css=Markup(self._css),  # noqa: S704 - files and numbers of our own
-                style=Markup(style),  # noqa: S704
-                script=Markup(script),  # noqa: S704
-            )
+        html = _template(template).render(
+            **values,
+            t=texts.say,
+            text=texts,
+            brand=self._site.brand,
+            contact=self._site.contact,
+            is_listed=template == "home.html",
+            simulated=self._site.is_simulated,
+            css=Markup(self._css),  # noqa: S704 - files and numbers of our own
+            style=Markup(style),  # noqa: S704
+            script=Markup(script),  # noqa: S704
         )
         policy = content_security_policy([self._css, style], script)
         headers = {**_HEADERS, "content-language": texts.lang, "content-security-policy": policy}
@@ -180,20 +180,16 @@ class Renderer:
 
         style = (_HERE / f"{name}.css").read_text(encoding="utf-8")
         script = (_HERE / f"{name}.js").read_text(encoding="utf-8")
-        return (
-            _templates()
-            .get_template(f"{name}.html")
-            .render(
-                t=texts.say,
-                text=texts,
-                brand=self._site.brand,
-                simulated=self._site.is_simulated,
-                policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
-                " img-src data:; base-uri 'none'; form-action 'none'",
-                texts=htmlsafe_json_dumps(values),
-                style=Markup(style),  # noqa: S704 - files of our own
-                script=Markup(script),  # noqa: S704
-            )
+        return _template(f"{name}.html").render(
+            t=texts.say,
+            text=texts,
+            brand=self._site.brand,
+            simulated=self._site.is_simulated,
+            policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
+            " img-src data:; base-uri 'none'; form-action 'none'",
+            texts=htmlsafe_json_dumps(values),
+            style=Markup(style),  # noqa: S704 - files of our own
+            script=Markup(script),  # noqa: S704
         )
 
 
