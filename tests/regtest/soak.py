@@ -229,6 +229,8 @@ async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, is_enough
         stack = trader.stack
         await miner.fund(await _primary(trader), *[3 * XMR] * 10)
         trader.books.xmr += 30 * XMR
+        # No reorganisation of the run takes away the money that the wallets begin with.
+        await stack.mine(CONFIRMATIONS)
         lines = {
             name: await opened.enter_async_context(DaemonProxy(daemon.url).open())
             for name, daemon in (
