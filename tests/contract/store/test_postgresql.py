@@ -108,6 +108,18 @@ async def test_nothing_is_prepared_inside_a_transaction(
     assert not any(inside for _, inside in writes), writes
 
 
+async def test_bytes_are_stored_uncompressed(url: str) -> None:
+    await (await PostgresqlDatabase.open(url)).close()
+    connection = await connect(url)
+    storage = await connection.fetch(
+        "SELECT DISTINCT attstorage::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        " WHERE atttypid = 'bytea'::regtype AND relkind = 'r'"
+        " AND relnamespace = current_schema()::regnamespace"
+    )
+    await connection.close()
+    assert [row[0] for row in storage] == ["e"]
+
+
 # --- reads and writes together -------------------------------------------------------------------
 
 
