@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from rpcsvc.orders import backend
-from rpcsvc.orders.upstream import follower
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.transport import ClientOptions
 from tests.contract.faulty_line import FaultyLine, faulty_line
 from tests.contract.serving import Served, serving
 from tests.contract.sidecar import beside
+from tests.e2e.patched import POLLING
 from tests.postgres import new_database
 
 # All tests of a service of their own run on both databases; on PostgreSQL those of creating,
@@ -75,7 +75,8 @@ def short_pauses(short_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for payments of a new order: the first poll may change it while they are checked.
     """
-    monkeypatch.setattr(follower, "ASK_EVERY_MS", 100)
+    for constant, value in POLLING.items():
+        monkeypatch.setattr(constant, value)
 
 
 @pytest.fixture
