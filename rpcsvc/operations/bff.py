@@ -59,7 +59,7 @@ from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.session import create_ticket
-from rpcsvc.operations.swap import cancel_order, find_order
+from rpcsvc.operations.swap import cancel_order, find_funding
 from rpcsvc.operations.views import draft_order_view, may_fund
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
@@ -127,21 +127,22 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
     """An order's current state. Raises OrderNotFound and VerificationFailed."""
-    order = await find_order(service, params.order_id)
+    order, is_paying = await find_funding(service, params.order_id)
     service.venue.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
-    return _order(service, order)
+    return _order(service, order, is_paying=is_paying)
 
 
 async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat:
     """The order after the cancellation. Raises as ``cancel_order`` does."""
-    return _order(service, await cancel_order(service, params.order_id, params.session_id))
+    order = await cancel_order(service, params.order_id, params.session_id)
+    return _order(service, order, is_paying=False)
 
 
-def _order(service: Service, order: Order) -> Flat:
+def _order(service: Service, order: Order, *, is_paying: bool) -> Flat:
     now = service.clock.now_ms()
     view = draft_order_view(order, now) | _refund_address(order)
-    if order.status is OrderStatus.DEPOSIT_DETECTED and may_fund(order, now):
+    if order.status is OrderStatus.DEPOSIT_DETECTED and may_fund(order, now) and not is_paying:
         view["amountDue"] = str(order.due_units)
     return Flat(view)
 

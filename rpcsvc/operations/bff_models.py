@@ -272,7 +272,11 @@ class BffOrder(View):
         str | None, Field(description="Where refunds go; there only once it was given.")
     ] = None
     amount_due: Annotated[
-        Units | None, Field(description="What is still to be sent, once a part has arrived.")
+        Units | None,
+        Field(
+            description="What is still to be sent, once a part has arrived; not while a signed"
+            " payment is under way."
+        ),
     ] = None
 
 

@@ -480,6 +480,30 @@ async def test_failed_payment_has_the_order_ask_again(served: Served) -> None:
     assert before["address"] in after["page"]
 
 
+async def test_bff_asks_for_nothing_while_signed_payment_is_under_way(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, order_id = SlowNetwork(monkeypatch), await new_order(served)
+    await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
+    await until_due(served, order_id, "100")
+    await served.rpc("sandbox.fault", {"fault": "funding_fails", "orderId": order_id})
+    before = await in_bff(served, order_id)
+    payment = header(await signed(await offered(served, order_id)))
+    paying = asyncio.create_task(fund(served, order_id, **payment))
+    await network.pooled.wait()
+    meanwhile = await in_bff(served, order_id)
+    network.mined.set()
+    assert (await paying).status == 402
+    after = await in_bff(served, order_id)
+    due = [each.get("amountDue") for each in (before, meanwhile, after)]
+    assert due == ["100000000", None, "100000000"]
+
+
+async def in_bff(served: Served, order_id: str) -> Json:
+    found: Json = await (await served.client.get(f"/bff/v1/orders/{order_id}")).json()
+    return found
+
+
 async def asked_to_pay(served: Served, order_id: str) -> Json:
     """The part of the status answer about paying, and the page."""
     status = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
