@@ -1,13 +1,8 @@
 """JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
-jsonrpcserver looks up each method and calls it; this wrapper parses, validates and writes the
-messages, splits batches and awaits the methods. The library is driven one request at a time through
-the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one ``_Entry``
-per method: an entry only notes that its method was found, and the wrapper runs it afterwards. So
-the library makes no task per call, and sees neither an exception (whose text it would send) nor a
-batch (which it would run unbounded). The step between the two, binding the params to the method's
-signature, is left out: every entry takes any params, as one argument, and the operation's model
-validates them.
+jsonrpcserver looks up the methods (method_table.py); this wrapper parses, validates and writes the
+messages, splits batches and awaits the methods. So the library makes no task per call, and sees
+neither an exception (whose text it would send) nor a batch (which it would run unbounded).
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
@@ -23,40 +18,30 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc import strict_json
 from rpcsvc.errors import (
     InternalError,
     InvalidJson,
-    InvalidParams,
     InvalidRequest,
     PayloadTooLarge,
     ProtocolError,
     ServiceError,
-    UnknownMethod,
 )
 
-with warnings.catch_warnings():
-    # On import the library reads its schema (unused here) by functions deprecated in Python 3.11.
-    warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
-    import jsonrpcserver
-    from jsonrpcserver.dispatcher import call, get_method
-    from jsonrpcserver.request import Request
+if TYPE_CHECKING:
+    from rpcsvc.http.method_table import MethodTable
 
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
 _SHOWN_CHARS: Final = 60
-_LONGEST_GUESSED_NAME: Final = 80
-_LIKENESS: Final = 0.4
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
@@ -83,8 +68,7 @@ def _never_waits(_params: dict[str, Any]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class RpcMethod(Generic[C]):
+class RpcMethod(Struct, Generic[C], frozen=True):
     """One callable method.
 
     ``call`` takes the caller's context, the JSON-RPC id if it is a string (a hint for the request
@@ -154,9 +138,7 @@ class JsonRpcServer(Generic[C]):
         describe_error: Callable[[C, ServiceError, str | None], dict[str, Any]] = _describe,
         request_id: Callable[[C, str | None], str] = _hinted,
     ) -> None:
-        self._entries: dict[str, Callable[..., jsonrpcserver.Result]] = {
-            name: _Entry(method) for name, method in methods.items()
-        }
+        self._methods = methods
         self._waits = {name: each.waits for name, each in methods.items()}
         self._known: dict[str, RpcMethod[C]] = {}  # once jsonrpcserver has found them
         self._max_batch = max_batch
@@ -258,8 +240,10 @@ class JsonRpcServer(Generic[C]):
         is_notification = call_id is _NO_ID
         hint = call_id if type(call_id) is str else None
         try:
-            found = self._find(element, call_id)
-            result = await self._run(found, caller, hint, is_notification=is_notification)
+            method, params = self._find(element, call_id)
+            if is_notification and not method.runs_as_notification:
+                return None
+            result = await method.call(caller, hint, params)
             if is_notification:
                 return None
             return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": call_id})
@@ -267,58 +251,26 @@ class JsonRpcServer(Generic[C]):
             failure: ServiceError = error
             request_id = self._request_id(caller, hint)
         except Exception:
-            name, request_id = _shown(element["method"]), self._request_id(caller, hint)
+            name, request_id = shown(element["method"]), self._request_id(caller, hint)
             _logger.exception("rpc_method_failed", method=name, request_id=request_id)
             failure = InternalError(request_id)
         return None if is_notification else self._refusal(caller, call_id, failure, request_id)
 
-    def _find(self, element: dict[str, Any], call_id: Any) -> _FoundMethod[C]:
-        """The method that an element calls. Raises UnknownMethod and InvalidParams."""
-        found: _FoundMethod[C] = _FoundMethod()
-        params, known = element.get("params"), self._known.get(element["method"])
+    def _find(self, element: dict[str, Any], call_id: Any) -> tuple[RpcMethod[C], dict[str, Any]]:
+        """The method that an element calls, and its params. Raises UnknownMethod, InvalidParams."""
+        name, params = element["method"], element.get("params", {})
+        known = self._known.get(name)
         if known is not None and type(params) is dict:
-            found.method, found.params = known, params
-            return found
-        # One positional argument: a name in the params can't clash with a Python parameter.
-        request = Request(element["method"], [element.get("params", {})], call_id)
-        outcome = get_method(self._entries, request.method).bind(partial(call, request, found))
-        if found.method is None:
-            raise self._fault(request.method, outcome)
-        self._known[request.method] = found.method
-        return found
+            return known, params
+        method, params = self._table.find(name, params, call_id)
+        self._known[name] = method
+        return method, params
 
-    async def _run(
-        self, found: _FoundMethod[C], caller: C, hint: str | None, *, is_notification: bool
-    ) -> Any:
-        method = found.method
-        if method is None or (is_notification and not method.runs_as_notification):
-            return None
-        return await method.call(caller, hint, found.params)
+    @cached_property
+    def _table(self) -> MethodTable[RpcMethod[C]]:
+        from rpcsvc.http.method_table import MethodTable  # noqa: PLC0415 - brings jsonschema: 20 ms
 
-    def _fault(self, name: str, outcome: Any) -> ServiceError:
-        """The error that tells the caller why jsonrpcserver found no method to run."""
-        code = outcome._error.code
-        if code == UnknownMethod.rpc_code:
-            return self._unknown_method(name)
-        if code == InvalidParams.rpc_code:
-            return InvalidParams(
-                'The member "params" is a list. Send an object: params are given by name.'
-            )
-        raise RuntimeError(f"jsonrpcserver refused a call: {outcome._error!r}")
-
-    def _unknown_method(self, name: str) -> UnknownMethod:
-        guessable = name if len(name) <= _LONGEST_GUESSED_NAME else ""
-        near = get_close_matches(guessable, self._entries, n=3, cutoff=_LIKENESS)
-        if near:
-            offer = f"The nearest: {', '.join(near)}."
-            return UnknownMethod(
-                f'There is no method "{_shown(name)}". {offer}', details={"nearest": near}
-            )
-        known = sorted(self._entries)
-        return UnknownMethod(
-            f'There is no method "{_shown(name)}", nor one like it. See details for all methods.',
-            details={"methods": known},
-        )
+        return MethodTable(self._methods)
 
     def _refusal(self, caller: C, call_id: Any, error: ServiceError, request_id: str) -> bytes:
         return _error_response(call_id, self._describe_error(caller, error, request_id))
@@ -328,34 +280,6 @@ class JsonRpcServer(Generic[C]):
         return RpcAnswer(status, self._refusal(caller, None, error, request_id))
 
 
-class _FoundMethod(Generic[C]):
-    """What jsonrpcserver found for one element: it hands this to the entry as its context."""
-
-    __slots__ = ("method", "params")
-
-    def __init__(self) -> None:
-        self.method: RpcMethod[C] | None = None
-        self.params: dict[str, Any] = {}
-
-
-class _Entry(Generic[C]):
-    """A method as jsonrpcserver knows it: called with its params, it notes that it was found."""
-
-    __slots__ = ("_method",)
-
-    def __init__(self, method: RpcMethod[C]) -> None:
-        self._method = method
-
-    def __call__(self, found: _FoundMethod[C], params: Any, /) -> jsonrpcserver.Result:
-        if type(params) is not dict and params != []:
-            return jsonrpcserver.InvalidParams()
-        found.method = self._method
-        found.params = params or {}
-        return _FOUND
-
-
-# The result that an entry returns to the library; the wrapper makes the real one later.
-_FOUND: Final = jsonrpcserver.Success(None)
 _NO_ID: Final = object()
 _NO_PARAMS: Final[dict[str, Any]] = {}
 
@@ -391,7 +315,8 @@ def _kind(request: dict[str, Any], member: str) -> str:
     return _KINDS[type(request[member])] if member in request else "missing"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A caller's text, cut where it is long."""
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 

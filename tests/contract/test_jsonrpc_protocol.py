@@ -640,14 +640,14 @@ async def test_caller_chooses_the_error_form_and_its_request_id() -> None:
 async def test_library_failure_is_logged_and_its_text_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caller = Caller()
+    server, caller = JsonRpcServer(METHODS), Caller()
     refusal = LibraryError(-32000, "Server error", "secret")
-    monkeypatch.setattr("rpcsvc.http.jsonrpc.get_method", lambda *_: refusal)
+    monkeypatch.setattr("rpcsvc.http.method_table.get_method", lambda *_: refusal)
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
-        response = await reply(request("echo", id="r-1"), caller)
+        _, sent = await server.answer(json.dumps(request("echo", id="r-1")).encode(), caller)
 
-    assert outline(response) == (-32603, "r-1")
-    assert "secret" not in json.dumps(response)
+    assert outline(json.loads(sent or b"")) == (-32603, "r-1")
+    assert b"secret" not in (sent or b"")
     assert (logs[0]["event"], logs[0]["exc_info"]) == ("rpc_method_failed", True)
     assert caller.calls == []
 

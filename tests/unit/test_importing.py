@@ -15,7 +15,7 @@ import sys
 from rpcsvc.importing import Importing
 with Importing():
     import rpcsvc.serving, rpcsvc.app_sandbox
-print(*{"rich", "cffi", "pycparser", "jinja2", "segno"} & set(sys.modules))
+print(*{"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema"} & set(sys.modules))
 import cffi
 """
 
