@@ -11,12 +11,13 @@ import shlex
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
@@ -79,8 +80,7 @@ _HASH_FILE: Final = "client-hash.key"
 _HASH_BYTES: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A service that is up, without its network side."""
 
     settings: Settings

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.audit.books import reader_of

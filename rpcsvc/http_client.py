@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from ssl import SSLContext, create_default_context
 from typing import Final
@@ -29,6 +28,7 @@ from aiohttp import (
     ConnectionTimeoutError,
     InvalidURL,
 )
+from msgspec import Struct
 from yarl import URL
 
 _CHUNK: Final = 1 << 16
@@ -62,8 +62,7 @@ class ReplyTooLarge(ReplyLost):
         self.body = body
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """What is sent. ``seconds`` bounds the whole exchange, ``connect_seconds`` the connection.
 
     ``tls`` None: the system's certificates.
@@ -79,8 +78,7 @@ class HttpRequest:
     tls: SSLContext | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(Struct, frozen=True):
     """A whole answer, unjudged."""
 
     status: int

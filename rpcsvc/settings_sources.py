@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    InstanceOf,
     SecretStr,
     TypeAdapter,
     ValidationError,
@@ -451,7 +452,7 @@ FilePath = Annotated[Path, BeforeValidator(_path)]
 HostNames = Annotated[tuple[str, ...], BeforeValidator(_host_names)]
 Origins = Annotated[tuple[str, ...], BeforeValidator(_origins)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(_networks)]
-Integrators = Annotated[tuple[Integrator, ...], BeforeValidator(_integrators)]
+Integrators = Annotated[tuple[InstanceOf[Integrator], ...], BeforeValidator(_integrators)]
 RatePath = Annotated[tuple[int, ...], BeforeValidator(_rate_path)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 Tokens = Annotated[tuple[SecretStr, ...], BeforeValidator(_tokens)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order, OrderStatus

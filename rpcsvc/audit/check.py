@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rpcsvc.audit.order_rules import (
     ChainCoverage,
@@ -52,8 +53,7 @@ from rpcsvc.domain.withdrawals import is_withdrawal
 _SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 
 
-@dataclass(frozen=True, slots=True)
-class ChainDeposits:
+class ChainDeposits(Struct, frozen=True):
     """The arrivals of one network, by address in lower case.
 
     Those in blocks up to ``due`` must be confirmed on their orders. ``stale``: the service has not
@@ -226,8 +226,7 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
     )
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(Struct):
     """One audit under way."""
 
     books: Books

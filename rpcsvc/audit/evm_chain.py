@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
+
+from msgspec import Struct, field
 
 from rpcsvc.audit.records import (
     Books,
@@ -59,8 +61,7 @@ class _Event:
     removed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MinedTransaction:
+class MinedTransaction(Struct, frozen=True):
     """A mined transaction: ``cost`` is its fee in wei, None where the node does not say it all."""
 
     block: int
@@ -68,8 +69,7 @@ class MinedTransaction:
     cost: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ByHand:
+class ByHand(Struct, frozen=True):
     """An annotated transaction that is mined. ``nonce``: of the hot wallet's own, else None.
 
     ``sent`` and ``came``: wei that went along with it, from the hot wallet and to it.
@@ -81,8 +81,7 @@ class ByHand:
     came: int
 
 
-@dataclass(slots=True)
-class EvmReceipts:
+class EvmReceipts(Struct):
     """Receipts of one network's transactions. Everything raises RpcFailure."""
 
     network: EvmNetwork
@@ -177,8 +176,7 @@ _MOST_ADDRESSES: Final = 500
 _WIDEST_SPAN: Final = 1 << 20
 
 
-@dataclass(slots=True)
-class _ScannedEvents:
+class _ScannedEvents(Struct):
     """The events of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
 
     since: int

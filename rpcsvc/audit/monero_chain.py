@@ -9,9 +9,11 @@ Source: the daemon and wallet RPC documentation at getmonero.org.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from pydantic import BeforeValidator
 
 from rpcsvc.audit.records import (
@@ -119,24 +121,21 @@ class _Known:
     txs: tuple[_OnNode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(Struct, frozen=True):
     """A block: all before it is kept."""
 
     height: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(Struct, frozen=True):
     """A transaction of the wallet, as it lists it."""
 
     departure: Departure
     destinations: tuple[tuple[str, int], ...]
 
 
-@dataclass(slots=True)
-class _ScannedPayments:
+class _ScannedPayments(Struct):
     """The wallet's lists of blocks up to ``mark``, and payments that are deep below it."""
 
     mark: _Mark | None = None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rpcsvc.audit.records import (
     MONERO,
@@ -234,8 +235,7 @@ def _unit_in(order: OrderEntry) -> str:
 # --- its transfers on the chain --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ChainCoverage:
+class ChainCoverage(Struct, frozen=True):
     """The networks that were asked, and those of them with replaced blocks that nobody noted.
 
     ``tops``: the newest block of each. ``closed``: transfers that no chain shows as paid, since

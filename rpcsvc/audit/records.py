@@ -6,11 +6,13 @@ Units are atomic (piconero, USDC units), blocks are heights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.redacted import Redacted
 
 MONERO: Final = "monero"
 # The differences of a hot wallet's ether: less than there should be, and more.
@@ -21,8 +23,7 @@ ETHER_INCOME: Final = "ether_income"
 # --- the books -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DepositEntry:
+class DepositEntry(Struct, frozen=True):
     """A deposit on an order. ``transfer_id``: what it was spent on.
 
     ``rate``: what it is swapped at, in USDC units per XMR; None: the rate of the decision.
@@ -38,8 +39,7 @@ class DepositEntry:
     rate: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEntry:
+class TransferEntry(Struct, frozen=True):
     """A payout or refund of an order, or a withdrawal. ``fee``: what the order bears for the
     network, or what is reserved for it.
     """
@@ -55,8 +55,7 @@ class TransferEntry:
     txid: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class FillEntry:
+class FillEntry(Struct, frozen=True):
     """A chunk of a TWAP order: ``units`` brought ``output`` at ``rate``."""
 
     units: int
@@ -65,8 +64,7 @@ class FillEntry:
     rate: int
 
 
-@dataclass(frozen=True, slots=True)
-class OrderEntry:
+class OrderEntry(Struct, frozen=True):
     """An order. ``rates``: those that late deposits were priced at, newest last.
 
     ``agreed_refund_address``: the one in its terms. ``refund_address``: the last that its owner
@@ -96,14 +94,15 @@ class OrderEntry:
         return next((t for t in self.transfers if t.transfer_id == transfer_id), None)
 
 
-@dataclass(frozen=True, slots=True)
-class PaymentEntry:
+class PaymentEntry(Redacted, frozen=True):
     """A signed payment of a wallet, of an order or of the wallet's own upkeep.
 
     ``txids``: its signed transactions, of which one at most is ever mined. ``fee`` (XMR) and
     ``nonce`` (EVM) are None on the other side. ``tx_key`` proves what an XMR payment paid;
     ``block`` is where the service saw it mined last (XMR).
     """
+
+    HIDDEN = frozenset({"tx_key"})
 
     payment_id: str
     network: str
@@ -114,7 +113,7 @@ class PaymentEntry:
     txids: tuple[str, ...]
     fee: int | None = None
     nonce: int | None = None
-    tx_key: str | None = field(default=None, repr=False)
+    tx_key: str | None = None
     block: int | None = None
 
     @property
@@ -123,8 +122,7 @@ class PaymentEntry:
         return self.purpose == "transfer"
 
 
-@dataclass(frozen=True, slots=True)
-class SweepEntry:
+class SweepEntry(Struct, frozen=True):
     """A step of bringing a deposit address's USDC to the hot wallet."""
 
     network: str
@@ -135,8 +133,7 @@ class SweepEntry:
     payment_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
+class Annotation(Struct, frozen=True):
     """The operator's annotation of a transaction made by hand; ``note`` says what for.
 
     ``wei``: what contracts sent to the hot wallet in it, which no node shows without tracing.
@@ -148,8 +145,7 @@ class Annotation:
     wei: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OpeningEntry:
+class OpeningEntry(Struct, frozen=True):
     """The ether that the service first found in a hot wallet, as of a block, in wei.
 
     ``nonce``: how many transactions it had sent by then.
@@ -161,8 +157,7 @@ class OpeningEntry:
     wei: int
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     """The blocks of a network that the service has scanned: from the first on record.
 
     ``hash``: of block ``upto``. When the chain has another one there, the service has not seen
@@ -174,8 +169,7 @@ class Watched:
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Books:
+class Books(Struct, frozen=True):
     """The database at one moment. ``evm_addresses``: all that deposits may come to.
 
     ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
@@ -208,8 +202,7 @@ class Books:
 # --- the chains ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A payment to one of our addresses. ``block`` None: it waits in the pool.
 
     ``timelocked``: the sender has locked it for some time.
@@ -223,8 +216,7 @@ class Arrival:
     timelocked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(Struct, frozen=True):
     """An XMR transaction of our wallet that is mined: ``units`` left it, and ``fee``.
 
     ``destinations``: to whom, as the wallet remembers it; empty when it does not.
@@ -237,8 +229,7 @@ class Departure:
     destinations: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTransfer:
+class TokenTransfer(Struct, frozen=True):
     """A Transfer event of the token to or from one of our addresses (lower case)."""
 
     txid: str
@@ -248,8 +239,7 @@ class TokenTransfer:
     block: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """A payment on its chain. ``block`` None: it waits in the pool. ``paid``: to its recipient.
 
     ``fee`` is what the transaction itself says it costs; None where the chain has it elsewhere.
@@ -261,8 +251,7 @@ class Sighting:
     fee: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroFacts:
+class MoneroFacts(Struct, frozen=True):
     """State of node and wallet as of block ``top``. ``deposit_depth``: confirmations at most.
 
     ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
@@ -280,8 +269,7 @@ class MoneroFacts:
     stale: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ether:
+class Ether(Struct, frozen=True):
     """The hot wallet's own coin since its opening balance, in wei, by transaction.
 
     ``spent``: what its recorded and annotated transactions cost, and what they sent along.
@@ -298,8 +286,7 @@ class Ether:
     replaced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EvmFacts:
+class EvmFacts(Struct, frozen=True):
     """State of a node as of block ``top``. Addresses are in lower case.
 
     ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
@@ -327,8 +314,7 @@ class EvmFacts:
 # --- what comes of it ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Books and chain do not agree, or the books not with themselves.
 
     ``subject``: the order, transfer, transaction or wallet. ``unit``: of the two values when they
@@ -356,8 +342,7 @@ class Difference:
         return int(self.found) - int(self.expected)
 
 
-@dataclass(frozen=True, slots=True)
-class Annotated:
+class Annotated(Struct, frozen=True):
     """An annotated transaction as the chain has it: units that left our wallets, and that came.
 
     The fee of an XMR transaction is part of ``sent``, and so is that of ether (unit ``wei``).
@@ -371,8 +356,7 @@ class Annotated:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReport:
+class AuditReport(Struct, frozen=True):
     """The result of an audit.
 
     ``pending``: differences that the chains may still resolve. ``notes``: what could not be
@@ -381,11 +365,11 @@ class AuditReport:
     """
 
     differences: tuple[Difference, ...] = ()
-    annotated: tuple[Annotated, ...] = field(default=(), kw_only=True)
     pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     orders: int = 0
     payments: int = 0
+    annotated: tuple[Annotated, ...] = ()
 
 
 class Unfit(Exception):

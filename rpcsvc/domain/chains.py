@@ -6,8 +6,10 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from rpcsvc.domain.addresses import evm_checksum, parse_evm_address
 from rpcsvc.errors import InvalidDestination, InvalidInput, UnsupportedChain
@@ -19,8 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 ._-]*", re.ASCII)
 _LONGEST_SHOWN = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
 
     The ``test_*`` fields name the test network that the sandbox uses in its payment URIs, and that
@@ -151,7 +152,7 @@ def load_chains(toml_text: str) -> ChainRegistry:
 
 
 _WANTED = {f.name: f.type for f in fields(Chain) if f.name != "name"}
-_REQUIRED = {f.name for f in fields(Chain) if f.name != "name" and f.default is MISSING}
+_REQUIRED = {f.name for f in fields(Chain) if f.name != "name" and f.required}
 
 
 def _chain(name: str, table: dict[str, Any]) -> Chain:
@@ -174,14 +175,14 @@ def _check_name(where: str, name: str) -> None:
 
 def _check(where: str, key: str, value: Any) -> None:
     good, wanted = {
-        "int": (type(value) is int and value > 0, "a whole number above 0"),
-        "str": (isinstance(value, str) and bool(value), "a string that is not empty"),
-        "str | None": (isinstance(value, str) and bool(value), "a string that is not empty"),
-        "tuple[str, ...]": (
+        int: (type(value) is int and value > 0, "a whole number above 0"),
+        str: (isinstance(value, str) and bool(value), "a string that is not empty"),
+        str | None: (isinstance(value, str) and bool(value), "a string that is not empty"),
+        tuple[str, ...]: (
             isinstance(value, list) and all(isinstance(v, str) for v in value),
             "a list of strings",
         ),
-    }[str(_WANTED[key])]
+    }[_WANTED[key]]
     if not good:
         raise ValueError(f"{where} must be {wanted}, not {value!r}")
     if key.endswith("usdc_contract") or key == "l1_fee_oracle":

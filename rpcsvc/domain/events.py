@@ -7,8 +7,10 @@ with the transition, done after it, and found again after a crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.order import (
     Deposit,
@@ -23,8 +25,7 @@ from rpcsvc.domain.order import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DepositSeen:
+class DepositSeen(Struct, frozen=True):
     """The chain or its pool shows a deposit that was not there at the last scan.
 
     ``rate`` is the current one in USDC units per XMR, None when there is no fresh one.
@@ -37,22 +38,19 @@ class DepositSeen:
     rate: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DepositConfirmed:
+class DepositConfirmed(Struct, frozen=True):
     """A deposit has the required confirmations."""
 
     key: DepositKey
 
 
-@dataclass(frozen=True, slots=True)
-class DepositRemoved:
+class DepositRemoved(Struct, frozen=True):
     """A deposit is gone from the chain and its pool: reorganised away, dropped or double-spent."""
 
     key: DepositKey
 
 
-@dataclass(frozen=True, slots=True)
-class Repriced:
+class Repriced(Struct, frozen=True):
     """A fresh rate for deposits that have none, in USDC units per XMR.
 
     ``payable``: payout units that the wallet can pay for them, None where that is not known.
@@ -62,60 +60,51 @@ class Repriced:
     payable: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LockBroken:
+class LockBroken(Struct, frozen=True):
     """The rate, in USDC units per XMR, has moved too far against the service for a price lock."""
 
     rate: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkFilled:
+class ChunkFilled(Struct, frozen=True):
     """The next chunk of a TWAP order was swapped at a rate in USDC units per XMR."""
 
     index: int
     rate: int
 
 
-@dataclass(frozen=True, slots=True)
-class FillingStopped:
+class FillingStopped(Struct, frozen=True):
     """No fair rate came for the next chunk for as long as the order waits."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamReported:
+class UpstreamReported(Struct, frozen=True):
     """The upstream that settles the order reported its status."""
 
     status: OrderStatus
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(Struct, frozen=True):
     """The order's ``deadline_at`` has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """The order's owner cancelled it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefundAddressGiven:
+class RefundAddressGiven(Struct, frozen=True):
     """The order's owner named where refunds go. The address is validated before."""
 
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class RefundRetried:
+class RefundRetried(Struct, frozen=True):
     """The operator had a refund tried again that failed to reach the agreed refund address."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPrepared:
+class TransferPrepared(Struct, frozen=True):
     """A transfer was signed; its bytes and id exist, and nothing was published."""
 
     transfer_id: str
@@ -123,31 +112,27 @@ class TransferPrepared:
     raw: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPublished:
+class TransferPublished(Struct, frozen=True):
     """The network has the transfer; it is not final yet."""
 
     transfer_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransferUnknown:
+class TransferUnknown(Struct, frozen=True):
     """The outcome of publishing is unknown; the network may have the transfer."""
 
     transfer_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSettled:
+class TransferSettled(Struct, frozen=True):
     """The transfer is final on the network. ``receipt`` (JSON) proves it, where there is one."""
 
     transfer_id: str
     receipt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TransferFailed:
+class TransferFailed(Struct, frozen=True):
     """The network reports that the transfer failed for good."""
 
     transfer_id: str
@@ -175,20 +160,17 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AdvanceTransfer:
+class AdvanceTransfer(Struct, frozen=True):
     """Carry a transfer on from its state: prepare, publish or confirm it."""
 
     transfer_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PriceLateDeposit:
+class PriceLateDeposit(Struct, frozen=True):
     """Fetch a fresh rate for an order with deposits that have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class FillChunk:
+class FillChunk(Struct, frozen=True):
     """Swap the next chunk of a TWAP order when its time has come. ``index`` counts from 0."""
 
     index: int
@@ -249,16 +231,14 @@ class ImpossibleTransition(Exception):
     """The event does not fit the order's current state; nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """The order after an event, and the effects to carry out."""
 
     order: Order
     effects: tuple[Effect, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """The rule for an event in a status, and every status that it may lead to."""
 
     decide: Callable[[Order, Any, int], Transition]

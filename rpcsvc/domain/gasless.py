@@ -7,9 +7,10 @@ look up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.addresses import ZERO_ADDRESS, evm_checksum, same_address
 from rpcsvc.domain.usdc import (
@@ -60,8 +61,7 @@ class Refusal(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class SignedAuthorization:
+class SignedAuthorization(Struct, frozen=True):
     """An authorization and its owner's signature.
 
     That of a key is r, s, v; that of a contract wallet is what the wallet takes (ERC-1271), and may

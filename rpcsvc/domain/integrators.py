@@ -9,7 +9,8 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MOST_BPS = 1_000
 
@@ -26,8 +27,7 @@ _ALLOWED = (
 _TAKEN = frozenset({"public", "rpc"})
 
 
-@dataclass(frozen=True, slots=True)
-class Integrator:
+class Integrator(Struct, frozen=True):
     """``fee_bps`` in 1/10,000 of the output; ``key_hash`` is the SHA-256 of the API key."""
 
     id: str

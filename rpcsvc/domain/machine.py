@@ -9,8 +9,9 @@ since the epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from rpcsvc.domain import deposit_rules, refunds, transfer_rules
 from rpcsvc.domain import events as ev
@@ -181,6 +182,15 @@ def _undecided_rules(*statuses: OrderStatus) -> dict[type, Rule]:
     }
 
 
+def _relayed_rules(status: OrderStatus) -> dict[type, Rule]:
+    if status.is_terminal:
+        return {}
+    return {
+        ev.UpstreamReported: Rule(_reported, tuple(_MAY_BECOME.get(status, ()))),
+        ev.DeadlinePassed: Rule(transfer_rules.look_again, (status,)),
+    }
+
+
 TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.AWAITING_DEPOSIT: {
         **_undecided_rules(_S.AWAITING_DEPOSIT),
@@ -246,10 +256,5 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
 }
 # Orders that an upstream settles: nothing happens to them but what it reports.
 RELAYED: Mapping[OrderStatus, Mapping[type, Rule]] = {
-    status: {
-        ev.UpstreamReported: Rule(_reported, tuple(_MAY_BECOME.get(status, ()))),
-        ev.DeadlinePassed: Rule(transfer_rules.look_again, (status,)),
-    }
-    for status in OrderStatus
-    if not status.is_terminal
-} | {status: {} for status in OrderStatus if status.is_terminal}
+    status: _relayed_rules(status) for status in OrderStatus
+}

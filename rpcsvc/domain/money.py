@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
 
@@ -22,8 +23,7 @@ _UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
 _AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
+class Asset(Struct, frozen=True):
     """A currency; one coin is ``10**decimals`` atomic units."""
 
     symbol: str
@@ -34,8 +34,7 @@ XMR = Asset("XMR", 12)
 USDC = Asset("USDC", 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Money:
+class Money(Struct, frozen=True):
     """``units`` atomic units of ``asset``. Raises TypeError for anything but an integer."""
 
     units: int

@@ -6,9 +6,10 @@ Sources: spec 3.1 (agent states), spec 3.2 (order statuses).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.pricing import Direction, Price, deposit_asset, payout_asset
@@ -198,8 +199,7 @@ class DepositKey(NamedTuple):
     output_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deposit:
+class Deposit(Struct, frozen=True):
     """Money that the user sent to the order's deposit address.
 
     ``transfer_id`` names the payout or refund that this deposit was spent on; None while it is
@@ -230,8 +230,7 @@ class Deposit:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """Money that the service sends: a payout or a refund.
 
     ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
@@ -256,8 +255,7 @@ class Transfer:
     receipt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TwapPlan:
+class TwapPlan(Struct, frozen=True):
     """The order is swapped in chunks: worth ``chunk_units`` (millionths of a USD) each,
     one every ``interval_ms`` (spec 2.4, twapConfig).
     """
@@ -266,8 +264,7 @@ class TwapPlan:
     interval_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(Struct, frozen=True):
     """A chunk that was swapped: ``units`` of the deposit brought ``output`` payout units at
     ``rate`` (USDC units per XMR), after all fees; ``integrator_fee`` in payout units.
     """
@@ -279,8 +276,7 @@ class Fill:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The upstream's last report of an order that it settles. ``output`` in payout units.
 
     ``extra`` is JSON text: its twap object, if the order is swapped in chunks there, or how far a
@@ -298,8 +294,7 @@ class Report:
     due: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True):
     """How long an order may stay in each status, in milliseconds."""
 
     late_window: int
@@ -309,8 +304,7 @@ class Timeouts:
     refund_reminder: int
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """The terms agreed when the order was made. Immutable.
 
     ``upstream_id`` is the id of an order that an upstream settles, there.
@@ -368,8 +362,7 @@ class Terms:
         return self.direction is Direction.USDC_TO_XMR
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """An order in its current state.
 
     ``version`` counts its events from 1. ``deadline_at`` and ``on_deadline`` are set on every

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
@@ -82,8 +84,7 @@ class Problem(StrEnum):
     COIN_ATTACHED = "coin_attached"
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedPayment:
+class ProposedPayment(Struct, frozen=True):
     """The effect of a payment; None where it does not say.
 
     ``units`` are atomic units of ``asset``. ``token`` is the contract that it calls, None where it
@@ -102,8 +103,7 @@ class ProposedPayment:
     is_calldata: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedPayment:
+class ExpectedPayment(Struct, frozen=True):
     """The payment that an order expects. ``token``: None for XMR. Times are ms since the epoch."""
 
     address: str
@@ -115,8 +115,7 @@ class ExpectedPayment:
     closes_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """One problem: the expected value, and the payment's own (None if it has none)."""
 
     problem: Problem

@@ -7,8 +7,10 @@ more is ever paid out than was quoted. One USDC is taken as one USD.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, mul_div_ceil, mul_div_floor
 
@@ -59,8 +61,7 @@ def usdc_to_deposit_floor(direction: Direction, units: int, rate: int) -> int:
     return units
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(Struct, frozen=True):
     """The terms of exchange of one quote.
 
     ``rate`` in USDC units per XMR; ``spread_bps`` in 1/10,000 of the output; ``payout_fee`` in

@@ -8,7 +8,9 @@ more than the fee is held as dust and shown.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import (
@@ -67,8 +69,7 @@ def _needed(order: Order) -> str:
     return REFUND_ADDRESS if order.terms.refund_address is None else REFUND_BLOCKED
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(Struct):
     """One recipient's part of the refunds, in deposit units."""
 
     deposits: list[Deposit] = field(default_factory=list)

@@ -6,7 +6,7 @@ long.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap

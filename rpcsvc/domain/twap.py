@@ -8,7 +8,7 @@ Sources: spec 2.4 (twapConfig, twap), spec 3.4.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rpcsvc.domain.events import leftover_in, next_transfer_id
 from rpcsvc.domain.order import Deposit, Fill, Order, TransferKind, TransferState, TwapPlan

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from Cryptodome.Hash import keccak
+from msgspec import Struct
 
 from rpcsvc.domain.addresses import evm_checksum
 
@@ -164,8 +164,7 @@ VALID_SIGNATURE: Final = _IS_VALID_SIGNATURE.ljust(WORD, b"\0")
 # --- signed authorizations -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """A signature of secp256k1. ``v`` is 27 or 28."""
 
     v: int
@@ -181,8 +180,7 @@ class Signature:
         return uint_word(self.r) + uint_word(self.s) + bytes([self.v])
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Struct, frozen=True):
     """The EIP-712 domain of a token. Its ``name`` differs between chains: ask the contract.
 
     ``separator`` has to be compared with the contract's DOMAIN_SEPARATOR() before signing.
@@ -204,8 +202,7 @@ class Domain:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Authorization:
+class Authorization(Struct, frozen=True):
     """A transfer that the owner of ``source`` signs and anyone may send (EIP-3009).
 
     Valid strictly between ``valid_after`` and ``valid_before``, Unix seconds of the block.
@@ -231,8 +228,7 @@ class Authorization:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Permit:
+class Permit(Struct, frozen=True):
     """Leave for ``spender`` to take up to ``units`` (EIP-2612), until ``deadline`` (seconds).
 
     ``nonce`` is the one that nonces() gives.
@@ -330,8 +326,7 @@ _DOMAIN_TYPE: Final = keccak256(
 TRANSFER_TOPIC: Final = keccak256(b"Transfer(address,address,uint256)")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEvent:
+class TransferEvent(Struct, frozen=True):
     """A Transfer event of the token."""
 
     sender: str

@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass, field
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -22,7 +21,10 @@ from ipaddress import (
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from msgspec import Struct
+
 from rpcsvc.errors import InvalidInput
+from rpcsvc.redacted import Redacted
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -61,15 +63,16 @@ _REFUSED: Final = tuple(
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 
-@dataclass(frozen=True, slots=True)
-class Webhook:
+class Webhook(Redacted, frozen=True):
     """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
     Both were checked by ``read_url`` and ``read_secret``.
     """
 
+    HIDDEN = frozenset({"secret"})
+
     url: str
-    secret: str | None = field(default=None, repr=False)
+    secret: str | None = None
 
     @property
     def receiver(self) -> str:
@@ -88,8 +91,7 @@ class Webhook:
         return (urlsplit(self.url).hostname or "").rstrip(".")
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
+class Targets(Struct, frozen=True):
     """The addresses that may be called: public ones, and the networks that the operator allows.
 
     ``onion``: whether there is a proxy that reaches onion services.

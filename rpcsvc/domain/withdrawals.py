@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
@@ -34,8 +36,7 @@ class ImpossibleStep(Exception):
     """A withdrawal can't go from its state to the one asked for; it was not changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Withdrawal(Struct, frozen=True):
     """A withdrawal. ``units`` arrive; ``fee``: units reserved besides, for the network's fee.
 
     ``raw`` holds the signed bytes, hex, from PREPARED on. ``reason`` is in words for the operator.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, partial
 
 import orjson
 from aiohttp import web
+from msgspec import Struct, field
 
 from rpcsvc.clock import Clock
 from rpcsvc.http.documents import agent, links, llms, wellknown
@@ -41,8 +41,7 @@ class Renewal(Enum):
     FOR_EACH_READER = "for each reader"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """One document. ``render`` takes the time in milliseconds since the epoch.
 
     ``kept_seconds``: how long a client may use its copy without revalidating it.
@@ -67,8 +66,7 @@ class Document:
         return self.renewal is not Renewal.FOR_EACH_READER
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Inputs from other modules: the API descriptions, the public keys, the recorded answers.
 
     Each is called when its document is first asked for; ``jwks`` every time, since keys rotate
@@ -196,8 +194,7 @@ _DAY_MS = 86_400_000
 _ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(Struct, frozen=True):
     """The bytes of a rendered document, with the headers computed from them."""
 
     body: bytes

@@ -18,7 +18,6 @@ import re
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import (
     IPv4Address,
@@ -32,6 +31,7 @@ from typing import Final, NamedTuple, TypeGuard
 
 import structlog
 from aiohttp import web
+from msgspec import Struct, field
 
 from rpcsvc import ids
 from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
@@ -233,8 +233,7 @@ _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(Struct):
     """An admitted request. ``address`` is SOCKET_CLIENT on the UNIX socket.
 
     ``request_id`` is the caller's own, a generated one if that is malformed, None if it sent

@@ -12,7 +12,6 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -20,6 +19,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
+from msgspec import Struct
 
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
@@ -58,8 +58,7 @@ class Connection(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Open:
+class _Open(Struct, eq=False):
     """One accepted connection. ``unread_since`` is when its client stopped reading."""
 
     socket: socket.socket

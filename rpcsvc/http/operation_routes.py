@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import orjson
 from aiohttp import web
+from msgspec import Struct
 
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.errors import (
@@ -305,8 +305,7 @@ _MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/json
 LOCAL_SESSION: Final = "x-agent-local-session"
 
 
-@dataclass(slots=True)
-class Caller:
+class Caller(Struct):
     """The HTTP request that a JSON-RPC message came in, while it is being answered."""
 
     context: RequestContext

@@ -6,7 +6,7 @@ is untrusted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rpcsvc import __version__
 from rpcsvc.domain.addresses import MoneroNetwork
@@ -22,8 +22,7 @@ RPC_PATH = "/rpc"
 MCP_PATH = "/mcp"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """The public face of one installation. ``url`` is the site root without a trailing slash;
     ``onion_url`` the same as an onion service, empty where there is none.
 

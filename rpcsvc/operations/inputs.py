@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, get_args
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
@@ -51,8 +51,7 @@ LONGEST_KEY = 255
 _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "funding")
 
 
-@dataclass(frozen=True, slots=True)
-class SwapIntent:
+class SwapIntent(Struct, frozen=True):
     """A swap as far as the caller's inputs define it. ``amount`` is in the asset that the user
     sends.
 

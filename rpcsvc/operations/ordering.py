@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from rpcsvc import __version__
 from rpcsvc.domain.addresses import ZERO_ADDRESS

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 from pydantic import BaseModel
 
 from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
@@ -60,8 +61,7 @@ def kebab(name: str) -> str:
     return re.sub(r"([A-Z])", r"-\1", name).lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Struct, frozen=True):
     """Params that work as they stand.
 
     ``"$orderId"`` stands for an order made just before, ``"$sessionId"`` for its session, and
@@ -72,8 +72,7 @@ class Example:
     params: Json
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """An operation as agents see it over MCP.
 
     ``description`` says what the call changes, what it needs, its limits, what a second call does
@@ -90,8 +89,7 @@ class Tool:
     has_app: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Operation:
+class Operation(Struct, frozen=True, eq=False):
     """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
 
     The agent API, the BFF and the admin methods are tables of it. Dispatcher, routes, command line
@@ -168,8 +166,7 @@ def _refusal(message: str, now: int) -> Unavailable:
 Attest = Callable[[Terms], str]
 
 
-@dataclass(frozen=True, slots=True)
-class ViewContext:
+class ViewContext(Struct, frozen=True):
     """Context of the views of orders: the venue's names, and the attester of terms.
 
     ``site_url`` is the public site root without a trailing slash.
@@ -193,8 +190,7 @@ class ViewContext:
         return f"{self.site_url}/orders/{order_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Webhooks:
+class Webhooks(Struct, frozen=True):
     """The webhooks of orders: allowed targets, records, and the signing key.
 
     ``public_key`` gives None if signing is off. ``wake``: call it when a message is due now.
@@ -206,8 +202,7 @@ class Webhooks:
     wake: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """The running service as operations see it. ``client_secret`` keys hashes of clients' names."""
 
     operations: tuple[Operation, ...]
@@ -237,8 +232,7 @@ class Service:
         return self.venue.profile.monero_networks
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxService(Service):
+class SandboxService(Service, frozen=True):
     """The service while the sandbox engine runs, with the controls of its simulated chains."""
 
     controls: SandboxControls
@@ -248,7 +242,7 @@ def with_sandbox(
     service: Service, operations: Sequence[Operation], controls: SandboxControls
 ) -> SandboxService:
     """Add the sandbox's controls, and the operations that use them, to the service."""
-    parts = {field.name: getattr(service, field.name) for field in fields(service)}
+    parts = asdict(service)
     parts["operations"] = (*service.operations, *operations)
     return SandboxService(**parts, controls=controls)
 

@@ -7,9 +7,11 @@ of its own around a Venue. Deposits, payouts and price locks run only where ther
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import Asset
@@ -73,8 +75,7 @@ class LastAudit(NamedTuple):
     differences: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Struct, frozen=True):
     """An engine that is connected. ``open`` starts it and makes its venue, once.
 
     ``join`` makes the venue of a replica that waits for the lease: it takes orders, and another

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from rpcsvc.errors import IdempotencyConflict, Unavailable
 from rpcsvc.orders.ports.store import OrderStore, StaleWrite
@@ -25,8 +26,7 @@ _BUSY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A key with the call that it stands for; ``params`` are normalised JSON values."""
 
     namespace: str

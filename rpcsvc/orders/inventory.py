@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain

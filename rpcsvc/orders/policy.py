@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc import ids
 from rpcsvc.clock import Clock
@@ -23,8 +23,7 @@ from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.unfunded import UnfundedLimits
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The operator's terms: fees and limits in bps and whole USD, times in milliseconds.
 
     ``rate_rule``: how far apart the rates of replicas may be. ``reservable``: what an upstream may
@@ -44,8 +43,7 @@ class Policy:
     lock_break_bps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """Parts of every venue. ``secret`` keys the hashes of clients' names; under ``lease``
     orders are written and settled, and rates are published as ``rates``.
     """
@@ -132,8 +130,7 @@ STEP: Final = 200
 UNPAID_BYTES: Final = 11_000
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """Retention times in ms; ``unpaid_bytes`` limits the size of unpaid orders' answers.
 
     ``history``: None keeps it for ever.

@@ -19,9 +19,11 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import structlog
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
@@ -62,8 +64,7 @@ Observer = Callable[[Order | None, Order, Event | None], None]
 _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
 
 
-@dataclass(frozen=True, slots=True)
-class _AppliedEvent:
+class _AppliedEvent(Struct, frozen=True):
     """What an event makes of an order, to be committed."""
 
     before: Order
@@ -254,12 +255,14 @@ class OrderProcessor:
 
 def _history_entry(after: Order, event: Event, now: int) -> HistoryEntry:
     details = {
-        name: value._asdict() if isinstance(value, DepositKey) else value
-        for name, value in asdict(event).items()
-        if name not in _NOT_IN_HISTORY
+        name: _plain(value) for name, value in asdict(event).items() if name not in _NOT_IN_HISTORY
     }
     details["deadline_at"] = after.deadline_at
     return HistoryEntry(after.version, now, type(event).__name__, after.status.value, details)
+
+
+def _plain(value: Any) -> Any:
+    return value._asdict() if isinstance(value, DepositKey) else to_builtins(value)
 
 
 def _log_transition(before: Order, after: Order, event: Event) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 ADDRESS: Final = "address"
 # ``details.reason`` of a refusal: tells it from one for too many calls.
@@ -59,8 +60,7 @@ class Reservation(NamedTuple):
     expires_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnfundedLimits:
+class UnfundedLimits(Struct, frozen=True):
     """The operator's bounds (settings ``orders.unfunded_*``): percentages, and orders."""
 
     share: int

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec import Struct, field
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import (
@@ -136,8 +136,7 @@ class _Wait(NamedTuple):
     until: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wallet:
+class Wallet(Struct, frozen=True):
     """What withdrawals need of the wallets.
 
     ``engine`` signs, on the replica that settles; ``ordering``: by which new ones are checked.

@@ -14,12 +14,12 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 from aiohttp import ClientSession
+from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.money import USDC, parse_amount
@@ -61,8 +61,7 @@ class RateUnreadable(Exception):
     """A source gave no price; the message says why, for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSource:
+class HttpSource(Struct, frozen=True):
     """A ticker: ``pointer`` leads to USD or USDC per XMR in the JSON at ``url``."""
 
     name: str
@@ -192,8 +191,7 @@ class Sample(NamedTuple):
     as_of: ClockReading
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Struct, frozen=True):
     """When samples make a price: how old, how many, how far apart (1/10,000 of the median)."""
 
     max_age_ms: int

@@ -14,16 +14,17 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
+from msgspec import Struct
 from nacl.bindings import crypto_sign_seed_keypair
 
 from rpcsvc.clock import Clock, iso8601_second
 from rpcsvc.domain.webhooks import public_key
 from rpcsvc.durable_files import sync_directory, write_new
+from rpcsvc.redacted import Redacted
 from rpcsvc.verify import b64url, parse_time, thumbprint, unb64url
 
 SEED_BYTES: Final = 32
@@ -35,18 +36,18 @@ class SigningKeyError(Exception):
     """The keys can't be used as they are; the message says what the operator has to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
+class SigningKey(Redacted, frozen=True):
     """The key that signs. ``x`` is the public key, base64url; ``secret`` libsodium's 64 bytes."""
+
+    HIDDEN = frozenset({"secret"})
 
     kid: str
     x: str
-    secret: bytes = field(repr=False)
+    secret: bytes
     created_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredSigningKey:
+class RetiredSigningKey(Struct, frozen=True):
     """A key that signed before. Only its public part is left."""
 
     kid: str
@@ -55,8 +56,7 @@ class RetiredSigningKey:
     retired_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """A ring: the key that signs, and those that did, the latest first."""
 
     current: SigningKey

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import order_of
@@ -260,8 +261,7 @@ _NOTE: Final = (
 )
 
 
-@dataclass(slots=True)
-class ReplayResult:
+class ReplayResult(Struct):
     """The outcome of a replay.
 
     ``orders``: transfers that are now paid. ``lost``: transfers that a payment pays but no order

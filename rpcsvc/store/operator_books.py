@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
@@ -45,8 +45,7 @@ class Flow(NamedTuple):
     sent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Owed:
+class Owed(Struct, frozen=True):
     """Refunds that are due. ``waiting`` units of ``waiting_orders`` lack an address."""
 
     refunds: int = 0

@@ -6,8 +6,9 @@ Columns are matched by name in both directions: by position, two amounts could b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC, XMR
@@ -54,7 +55,7 @@ TRANSFER: Final = (
     "transfer_id", "order_id", "kind", "network", "asset", "address", "units", "fee", "state",
     "txid", "raw", "reason", "integrator_fee", "receipt",
 )  # fmt: skip
-FILLED: Final = tuple(f.name for f in fields(Fill))
+FILLED: Final = Fill.__struct_fields__
 FILL: Final = ("order_id", "chunk", *FILLED)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 import orjson
+from msgspec.structs import replace
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.events import AdvanceTransfer, order_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from typing import Any, Final
 
 import orjson
+from msgspec.structs import asdict
 
 from rpcsvc.domain.order import Report
 from rpcsvc.orders.ports.store import (
@@ -99,7 +99,7 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
 
 
 _RELAY_COLUMNS: Final = tuple(
-    "idempotency_key" if field.name == "key" else field.name for field in fields(RelayRecord)
+    "idempotency_key" if name == "key" else name for name in RelayRecord.__struct_fields__
 )
 _OUTCOME: Final = tuple(name for name in _RELAY_COLUMNS if name != "order_id")
 # A claim that became an order stays so, and an order that was made is recorded whatever became of
@@ -137,7 +137,7 @@ _SELECT_OPEN: Final = (
     "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
     " ORDER BY seq"
 )
-_REPORT: Final = tuple(field.name for field in fields(Report))
+_REPORT: Final = Report.__struct_fields__
 # Until the upstream has been asked for the first time there is no report.
 SELECT_REPORT: Final = (
     f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = :order_id AND evidence IS NOT NULL"
@@ -225,7 +225,7 @@ def _relay_from(row: Row) -> RelayRecord:
     return RelayRecord(**values)
 
 
-_INSERT_TICKET: Final = insert("tickets", [field.name for field in fields(Ticket)])
+_INSERT_TICKET: Final = insert("tickets", Ticket.__struct_fields__)
 _COUNT_TICKET: Final = (
     "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, :client, 1, :size)"
     " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"

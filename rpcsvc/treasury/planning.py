@@ -7,8 +7,9 @@ takes from a network what is reserved, locked, or below that network's own targe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import ChainRegistry
@@ -29,8 +30,7 @@ _NEVER: Final = 2**63
 # --- the plan ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """The inventory of one network, in atomic units.
 
     ``held`` includes what can't be sent yet, ``spendable`` does not. ``received`` and ``sent`` are
@@ -73,8 +73,7 @@ class Position:
         return max(0, self.free) * self.window_ms // outflow if outflow > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """``units`` to take from ``source``, of which ``arrives`` reaches ``to``, in its own asset.
 
     With two assets it is an exchange, and ``arrives`` is what the units are worth, without fees.
@@ -86,8 +85,7 @@ class Move:
     arrives: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Moves, the most urgent first, and the units by network that no surplus covers."""
 
     moves: tuple[Move, ...]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
@@ -47,8 +48,7 @@ Json = dict[str, Any]
 # --- inspecting all nodes and wallets ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WalletFindings:
+class WalletFindings(Struct, frozen=True):
     """The answers of nodes and wallets. ``coins``: the gas coin of each of ``networks``."""
 
     options: MoneroOptions
@@ -63,8 +63,7 @@ class WalletFindings:
         return [text for text in (*monero, *(item.problem for item in self.networks)) if text]
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """The wallets of the first start; None before it."""
 
     monero: WalletRecord | None
@@ -101,8 +100,7 @@ async def read_wallets(
 # --- the treasury ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Books:
+class _Books(Struct, frozen=True):
     """Sums from the database, by network or asset; atomic units."""
 
     recorded: Recorded

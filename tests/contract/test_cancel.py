@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, MONERO, SWAP, Served, serving

@@ -8,10 +8,10 @@ import html
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable

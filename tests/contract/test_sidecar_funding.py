@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eth_account import Account
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from rpcsvc import app_sandbox

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc import strict_json
 from rpcsvc.settlement.upstream import wiring

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.orders.ports.wallets import Observation
 from tests.sandbox import HOUR_MS, Sandbox, sandbox

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 from aiohttp import ClientSession, web
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import DepositKey, DepositState

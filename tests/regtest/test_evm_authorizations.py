@@ -6,11 +6,12 @@ The tests count balances on the chain, never the service's database.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import eth_abi.abi
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization

@@ -6,9 +6,9 @@ The tests count balances on the chain, never the service's database.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition

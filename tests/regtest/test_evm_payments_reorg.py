@@ -5,10 +5,11 @@ The tests count balances on the chain, never the service's database.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
@@ -341,7 +342,7 @@ async def test_receipt_of_a_block_off_the_chain_settles_nothing(
 
     async def stale(txid: str) -> Receipt | None:
         found = await real(txid)
-        return None if found is None else replace(found, block_hash="0x" + "ab" * 32)
+        return None if found is None else dataclasses.replace(found, block_hash="0x" + "ab" * 32)
 
     with monkeypatch.context() as patched:
         patched.setattr(payer.client, "receipt", stale)

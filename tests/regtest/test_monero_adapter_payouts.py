@@ -6,10 +6,10 @@ The tests count payments in the payee's wallet, never in the service's database.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.events import ImpossibleTransition

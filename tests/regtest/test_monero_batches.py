@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.order import Transfer, TransferState

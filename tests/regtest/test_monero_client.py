@@ -6,9 +6,10 @@ A fact that no longer holds after an upgrade of Monero fails here by name.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     AccessRefused,
@@ -178,7 +179,7 @@ async def test_wallet_balance_is_known_though_outputs_are_unlistable(
         part = await read_held(small, height)
     assert sorted(item.amount for item in part.outputs) == [XMR, 2 * XMR, 4 * XMR]
     assert (whole.is_complete, part.is_complete) == (True, False)
-    assert part == replace(whole, outputs=part.outputs, is_complete=False)
+    assert part == dataclasses.replace(whole, outputs=part.outputs, is_complete=False)
     assert (whole.unlocked, whole.locked) == (3 * XMR + 28 * (XMR // 1000), 4 * XMR)
     assert 0 < whole.blocks_to_unlock <= SPENDABLE_AGE
 

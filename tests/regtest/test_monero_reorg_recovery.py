@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
+
+from msgspec.structs import replace
 
 from rpcsvc.audit.records import (
     MONERO,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 from openapi_spec_validator import validate
 
 from rpcsvc import errors
@@ -36,7 +36,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 def without_sandbox(site: Site) -> Site:
     kept = tuple(op for op in site.operations if not op.sandbox_only)
-    return dataclasses.replace(site, operations=kept)
+    return replace(site, operations=kept)
 
 
 def references(value: Any) -> Iterator[str]:
@@ -139,7 +139,7 @@ def test_the_error_codes_are_those_of_the_error_tree(site: Site) -> None:
 
 def test_brand_address_and_contact_come_from_the_settings(site: Site) -> None:
     brand = site.brand.model_copy(update={"slug": "acme", "name": "Acme"})
-    other = dataclasses.replace(
+    other = replace(
         site,
         brand=brand,
         url="https://swap.example",
@@ -157,7 +157,7 @@ def test_brand_address_and_contact_come_from_the_settings(site: Site) -> None:
 
 
 def test_without_rate_limits_none_are_described(site: Site) -> None:
-    off = dataclasses.replace(site, rate_limit=RateLimitSettings(enabled=False))
+    off = replace(site, rate_limit=RateLimitSettings(enabled=False))
     # For unfunded orders and for waits.
     bounded = {(op.path, op.method) for op in off.operations if "rate_limited" in op.errors}
     bounded |= {
@@ -176,9 +176,7 @@ def test_without_rate_limits_none_are_described(site: Site) -> None:
 
 
 def test_examples_name_a_chain_that_the_installation_has(site: Site) -> None:
-    only = dataclasses.replace(
-        site, chains=tuple(chain for chain in site.chains if chain.name == "ethereum")
-    )
+    only = replace(site, chains=tuple(chain for chain in site.chains if chain.name == "ethereum"))
     paths = openapi_document(only)["paths"]
     for path in ("/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]
@@ -206,9 +204,7 @@ def test_schema_name_is_unique_across_operations(site: Site) -> None:
 
 
 def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
-    on = dataclasses.replace(
-        site, chains=site.chains[:1], monero_networks=frozenset({MoneroNetwork.STAGENET})
-    )
+    on = replace(site, chains=site.chains[:1], monero_networks=frozenset({MoneroNetwork.STAGENET}))
     described = schemas.component_schemas(on)["SwapRequest"]
     assert described["properties"]["chain"]["enum"] == [
         "arbitrum",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from rpcsvc.audit.check import check
 from rpcsvc.audit.records import (
@@ -176,17 +177,17 @@ def changes(record: Any, where: str) -> Iterator[tuple[str, Any]]:
         for at, value in enumerate(record):
             for path, changed in changes(value, f"{where}[{at}]"):
                 yield path, (*record[:at], changed, *record[at + 1 :])
-    elif is_dataclass(record) and not isinstance(record, type):
+    elif isinstance(record, Struct):
         yield from changed_fields(record, where)
 
 
 def changed_fields(record: Any, where: str) -> Iterator[tuple[str, Any]]:
-    for item in fields(record):
-        value, path = getattr(record, item.name), f"{where}.{item.name}"
-        if item.name in CHANGED and value is not None and not says_nothing(record, item.name):
-            yield path, replace(record, **{item.name: other(value)})
+    for name, value in asdict(record).items():
+        path = f"{where}.{name}"
+        if name in CHANGED and value is not None and not says_nothing(record, name):
+            yield path, replace(record, **{name: other(value)})
         for deeper, changed in changes(value, path):
-            yield deeper, replace(record, **{item.name: changed})
+            yield deeper, replace(record, **{name: changed})
 
 
 def says_nothing(record: Any, name: str) -> bool:

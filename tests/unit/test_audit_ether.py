@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, MinedTransaction, each
@@ -118,7 +119,7 @@ def test_without_an_opening_balance_nothing_is_compared() -> None:
 
 
 def receipt(txid: str, block: int, **fields: Any) -> Receipt:
-    return replace(Receipt(txid, True, block, "0x", 3, 7, ()), **fields)
+    return dataclasses.replace(Receipt(txid, True, block, "0x", 3, 7, ()), **fields)
 
 
 class Node(EvmClient):

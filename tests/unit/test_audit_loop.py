@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.audit.auditor import AuditLoop, Auditor, Progress
 from rpcsvc.audit.books import read_books, reader_of

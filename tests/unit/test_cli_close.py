@@ -6,11 +6,11 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from nacl.bindings import crypto_sign_open
 
 from rpcsvc.audit.books import read_books

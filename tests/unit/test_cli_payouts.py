@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown

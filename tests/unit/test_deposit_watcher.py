@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.events import DepositConfirmed, DepositSeen, ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc import verify
 from rpcsvc.app import running

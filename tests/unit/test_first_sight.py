@@ -6,11 +6,12 @@ Orders of a full service; the deposits come from the EVM scanner on a simulated 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 from typing import Any
 
 import eth_abi.abi
@@ -12,6 +11,7 @@ import pytest
 from eth_account import Account
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from x402.mechanisms.evm.eip712 import hash_eip3009_authorization
 from x402.mechanisms.evm.types import ExactEIP3009Authorization
 

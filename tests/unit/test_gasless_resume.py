@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding

@@ -9,10 +9,11 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.lease import SETTLER, Lease, LeaseLost

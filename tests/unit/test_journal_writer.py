@@ -8,10 +8,10 @@ import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body

@@ -7,11 +7,11 @@ daemons: tests/regtest.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.app import Running, running
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer

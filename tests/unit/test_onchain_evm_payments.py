@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.evm.connection import Conditions
 from rpcsvc.settlement.onchain.evm.gas import (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import eth_account
 import pytest
+from msgspec.structs import asdict
 
 from rpcsvc.settlement.onchain.evm import keys
 from rpcsvc.settlement.onchain.evm.keys import (
@@ -177,7 +178,7 @@ def test_another_fee_gives_another_id_on_the_same_nonce() -> None:
     ],
 )  # fmt: skip
 def test_a_transaction_that_can_not_be_right_is_not_signed(field: str, value: int) -> None:
-    fields = {name: getattr(PLAN, name) for name in PLAN.__slots__} | {field: value}
+    fields = asdict(PLAN) | {field: value}
     with pytest.raises(ValueError, match=r"chain_id|tip|nonce"):
         HdKeys(WORDS).signer(0).sign(TransactionPlan(**fields))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
@@ -204,9 +206,10 @@ async def test_fee_has_its_priority_and_margin_and_is_rounded_up(
 
 async def test_spent_and_frozen_outputs_are_not_available(rig: Rig) -> None:
     rig.wallet.held += [
-        replace(output(3, 4 * XMR), spent=True), replace(output(4, 8 * XMR), frozen=True),
-        replace(output(5, 16 * XMR), unlocked=False),
-    ]  # fmt: skip
+        dataclasses.replace(output(3, 4 * XMR), spent=True),
+        dataclasses.replace(output(4, 8 * XMR), frozen=True),
+        dataclasses.replace(output(5, 16 * XMR), unlocked=False),
+    ]
     await rig.poll()
     held = rig.inventory.available
     assert (held.unlocked, held.locked, held.outputs) == (3 * XMR, 16 * XMR, 2)
@@ -232,7 +235,8 @@ async def test_unlock_time_of_the_last_output_is_stated(
 ) -> None:
     """An output of block 0 is not mined yet; an old one that is locked has an unlock time."""
     rig.wallet.held = [
-        replace(output(n, XMR, unlocked=False), height=at) for n, at in enumerate(heights)
+        dataclasses.replace(output(n, XMR, unlocked=False), height=at)
+        for n, at in enumerate(heights)
     ]
     rig.wallet.held.append(output(9, XMR))
     await rig.poll(height=100)

@@ -7,12 +7,14 @@ tests/regtest/test_monero_adapter_payouts.py.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
@@ -61,8 +63,9 @@ SHORT_OF_MONEY = (
     WalletCode.NOT_ENOUGH_MONEY, WalletCode.NOT_ENOUGH_UNLOCKED, WalletCode.TX_NOT_POSSIBLE,
 )  # fmt: skip
 WRONG = {
-    "invalid": replace(GOOD, valid=False), "stagenet": replace(GOOD, nettype="stagenet"),
-}  # fmt: skip
+    "invalid": dataclasses.replace(GOOD, valid=False),
+    "stagenet": dataclasses.replace(GOOD, nettype="stagenet"),
+}
 
 
 @dataclass
@@ -364,7 +367,7 @@ async def test_a_deposit_address_of_the_service_is_no_destination(rig: Rig) -> N
 async def test_only_companions_that_can_be_paid_and_are_not_go_along(rig: Rig) -> None:
     await rig.published(transfer("paid"))
     rig.wallet.addresses = {f"4 {name}": check for name, check in WRONG.items()}
-    rig.wallet.addresses["4 integrated"] = replace(GOOD, integrated=True)
+    rig.wallet.addresses["4 integrated"] = dataclasses.replace(GOOD, integrated=True)
     rig.wallet.own, rig.wallet.fee = {"4 ours"}, 3 * FEE
     names = ("paid", *WRONG, "integrated", "ours", "good", "better")
     signed = await rig.sign(transfer("first"), *(transfer(name) for name in names))
@@ -372,7 +375,7 @@ async def test_only_companions_that_can_be_paid_and_are_not_go_along(rig: Rig) -
 
 
 async def test_an_integrated_address_is_paid_alone(rig: Rig) -> None:
-    rig.wallet.addresses["4 tr_1"] = replace(GOOD, integrated=True)
+    rig.wallet.addresses["4 tr_1"] = dataclasses.replace(GOOD, integrated=True)
     signed = await rig.sign(transfer("tr_1"), transfer("tr_2"))
     assert signed.transfer_ids == ("tr_1",)
     assert len(rig.wallet.signed[0]) == 1

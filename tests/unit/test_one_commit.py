@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import ImpossibleTransition

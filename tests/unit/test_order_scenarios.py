@@ -8,9 +8,9 @@ accept every event. A seed determines the scenario; a failure's note lists its e
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.payment_check import (

@@ -7,11 +7,11 @@ import sqlite3
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 import rpcsvc.orders.upstream.relay as relay_module
 from rpcsvc.domain.chains import load_chains

@@ -9,7 +9,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from joserfc import jws
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet, OKPKey
+from msgspec.structs import replace
 
 from rpcsvc import verify
 from rpcsvc.domain.chains import load_chains

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC
@@ -141,10 +141,8 @@ RELAY = RelayRecord(
 
 
 def by_name(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass or a named tuple."""
-    if isinstance(value, DepositKey):
-        return value._asdict()
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    """The fields of a Struct or a named tuple."""
+    return value._asdict() if isinstance(value, DepositKey) else asdict(value)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ nothing is paid for a missing deposit.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.rates.sources import TICKERS, MedianRate, rate_source, ticker

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
@@ -20,7 +19,7 @@ DEPOSIT = Deposit(key(1), 5, None, SEEN_AT)
 def order() -> Order:
     opened = open_order(terms())
     refund = Transfer("ord/refund/1", TransferKind.REFUND, "base", USDC, "0x0", 4, 1)
-    return dataclasses.replace(opened, deposits=(DEPOSIT,), transfers=(refund,))
+    return replace(opened, deposits=(DEPOSIT,), transfers=(refund,))
 
 
 @pytest.mark.parametrize(

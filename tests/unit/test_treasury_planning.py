@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.treasury.planning import Plan, Position, plan_moves

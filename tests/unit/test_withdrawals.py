@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import FINAL_TRANSFERS, TransferKind, TransferState
@@ -26,9 +25,7 @@ CHANGES = {"state", "txid", "raw", "reason", "receipt", "changed_at"}
 
 
 def kept(item: Withdrawal) -> dict[str, object]:
-    return {
-        name: getattr(item, name) for name in Withdrawal.__dataclass_fields__ if name not in CHANGES
-    }
+    return {name: value for name, value in asdict(item).items() if name not in CHANGES}
 
 
 @given(st.lists(st.sampled_from(TransferState), max_size=12))

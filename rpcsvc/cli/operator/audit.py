@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import Progress, open_auditor
 from rpcsvc.audit.books import reader_of

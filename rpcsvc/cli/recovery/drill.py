@@ -9,10 +9,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import NOT_MADE
 from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
+from msgspec.structs import replace
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.service import onchain_settings

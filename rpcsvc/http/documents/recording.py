@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 from urllib.parse import urlencode
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
@@ -37,8 +39,7 @@ _OPERATION = {operation.name: operation for operation in OPERATIONS}
 _DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value})
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(Struct, frozen=True):
     """One call and its answer. ``name`` is also the request id that the call was made under."""
 
     name: str

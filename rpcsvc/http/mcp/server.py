@@ -8,7 +8,6 @@ Source: the MCP specification, revisions 2026-07-28, 2025-11-25 and 2025-06-18.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, cast
@@ -70,7 +69,6 @@ _STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}
 _QUOTED: Final = ("direction", "chain", "amount", "funding")
 
 
-@dataclass(slots=True)
 class McpCaller(Caller):
     """The request that a message came in, and the error that answered it."""
 

@@ -6,11 +6,11 @@ the rate, the limits and the minimum output of the order; never the session.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 from markupsafe import Markup
+from msgspec import Struct
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
@@ -91,8 +91,7 @@ class TransferLine(NamedTuple):
     txid: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkout:
+class Checkout(Struct, frozen=True):
     """The page. ``seconds_left`` of ``seconds_in_all``: the time to pay.
 
     ``refresh``: after how many seconds a page without a script reloads; 0: never.

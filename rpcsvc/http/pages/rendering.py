@@ -14,13 +14,13 @@ import string
 import tomllib
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from markupsafe import Markup
+from msgspec import Struct
 
 from rpcsvc.http.site import Site
 
@@ -31,8 +31,7 @@ ENGLISH: Final = "en"
 FOLDER: Final = Path(__file__).with_name("texts")
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """The texts of one language by key, such as ``checkout.pay_before``.
 
     ``dir`` is the direction of its script: ltr or rtl.

@@ -6,9 +6,10 @@ Amounts are USDC units, times are ms since the epoch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import Order
@@ -38,8 +39,7 @@ class FundingState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class FundingRecord:
+class FundingRecord(Struct, frozen=True):
     """An authorization that is to pay an order. ``reason`` says why it failed.
 
     ``is_gas_paid``: the order bears the gas; otherwise the service gives it away.

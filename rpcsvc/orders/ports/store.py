@@ -6,9 +6,10 @@ A ``Change`` is committed completely or not at all.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.order import OnDeadline, Order
@@ -50,16 +51,14 @@ class RateRows(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """The result of a check; ``detail`` says what is wrong and what to do."""
 
     ok: bool
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class HistoryEntry(Struct, frozen=True):
     """One line of an order's history. ``version`` is the order's after the event."""
 
     version: int
@@ -76,8 +75,7 @@ class PendingEffect(NamedTuple):
     effect: Effect
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(Struct, frozen=True):
     """The first answer to an idempotent call, kept so that a retry gets the same bytes.
 
     ``params`` are the normalised params (JSON values) that the key was first used with;
@@ -92,8 +90,7 @@ class StoredResponse:
     created_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """A support ticket."""
 
     ticket_id: str
@@ -175,8 +172,7 @@ class RelayState(StrEnum):
     RECONCILING = "reconciling"
 
 
-@dataclass(frozen=True, slots=True)
-class RelayRecord:
+class RelayRecord(Struct, frozen=True):
     """A claim on an order at the upstream. ``raw`` is its answer, for audit.
 
     ``operation`` and ``params`` are what its idempotency key was used for, as in StoredResponse;
@@ -206,8 +202,7 @@ class RelayRecord:
 Projection = Callable[[Order], StatusView | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """All changes of one event, committed together or not at all.
 
     ``is_new`` tells an insert from an update of ``order``, which comes with its line of history.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
@@ -29,8 +30,7 @@ from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.orders.unfunded import SOCKET, Admission, Client
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """A price: USDC units (10^-6) per whole XMR, as of a time, from a named source."""
 
     usdc_per_xmr: int
@@ -58,8 +58,7 @@ def _never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class VenueProfile:
+class VenueProfile(Struct, frozen=True):
     """The names of a venue and of its networks.
 
     ``engine`` is its name in the settings, ``network`` the one that every answer states.
@@ -160,8 +159,7 @@ class OrderRequest(NamedTuple):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class VenueQuote:
+class VenueQuote(Struct, frozen=True):
     """A price for one amount; units are of the deposit's and the payout's asset.
 
     ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order

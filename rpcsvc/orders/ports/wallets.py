@@ -6,10 +6,11 @@ Any exception other than TransferRejected means that the outcome is not known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
@@ -17,8 +18,7 @@ from rpcsvc.domain.order import DepositKey, DepositState, Transfer
 from rpcsvc.orders.ports.store import Commit, Health
 
 
-@dataclass(frozen=True, slots=True)
-class DepositSighting:
+class DepositSighting(Struct, frozen=True):
     """A deposit as the chain shows it now. ``state`` REMOVED: no longer there."""
 
     key: DepositKey
@@ -29,8 +29,7 @@ class DepositSighting:
     state: DepositState
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """The result of one deposit scan.
 
     ``complete_until``: when (ms) the scan of each network began that was scanned completely. Every
@@ -41,8 +40,7 @@ class Observation:
     complete_until: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedTransfer:
+class PreparedTransfer(Struct, frozen=True):
     """A signed transaction: its id, its bytes (hex), and the ids of the transfers that it pays."""
 
     txid: str
@@ -76,8 +74,7 @@ class Outcome(StrEnum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """An outcome with the reason, in words for the operator.
 
     ``receipt`` (JSON) comes with SETTLED, where there is something that proves it.
@@ -88,16 +85,14 @@ class Verdict:
     receipt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fees:
+class Fees(Struct, frozen=True):
     """Network fees in atomic units of the asset that is sent."""
 
     payout: int
     refund: int
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkNames:
+class NetworkNames(Struct, frozen=True):
     """How the deposit side of an order is named to the one who funds it.
 
     ``chain_id`` and ``token`` are those that a wallet must use: in the sandbox, a test network's.
@@ -115,8 +110,7 @@ class NetworkNames:
         return cls(chain.name, chain.chain_id, chain.usdc_contract)
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Struct, frozen=True):
     """The amounts that a wallet can pay out, in atomic units.
 
     ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.

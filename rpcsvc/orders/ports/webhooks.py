@@ -6,14 +6,14 @@ Times are ms since the epoch, by the machine's clock: a sandbox's time machine m
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, Webhook
 
 
-@dataclass(frozen=True, slots=True)
-class DueDelivery:
+class DueDelivery(Struct, frozen=True):
     """The oldest message of an order that is not delivered, to be sent now."""
 
     order_id: str

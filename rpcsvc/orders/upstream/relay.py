@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain.money import MAX_UNITS

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -39,6 +38,7 @@ from rpcsvc.http_client import (
     ReplyTooLarge,
     exchange,
 )
+from rpcsvc.redacted import Redacted
 
 JsonObject = dict[str, Any]
 Pause = Callable[[float], Awaitable[None]]
@@ -104,8 +104,7 @@ class NodeError(RpcFailure):
         self.data = data
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonEndpoint:
+class DaemonEndpoint(Redacted, frozen=True):
     """The address of a daemon. Messages show ``name``: a URL may hold a secret.
 
     ``username`` and ``password`` are for HTTP digest. ``serial``: one request at a time over one
@@ -113,10 +112,12 @@ class DaemonEndpoint:
     Times are seconds; ``max_response_bytes`` bounds one answer. Raises ValueError.
     """
 
+    HIDDEN = frozenset({"url", "password"})
+
     name: str
-    url: str = field(repr=False)
+    url: str
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | None = None
     serial: bool = False
     connect_seconds: float = 5
     total_seconds: float = 30

@@ -12,11 +12,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import Asset, format_units
@@ -38,8 +38,7 @@ _SHARE_SECONDS: Final = 0.5
 _IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(Struct, frozen=True):
     """The most of one asset that goes out in one transfer, and within 24 hours; atomic units."""
 
     per_transfer: int

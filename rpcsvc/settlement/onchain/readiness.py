@@ -7,8 +7,9 @@ refreshed. The checks of ``rpcsvc onchain init`` are pure functions of what was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
@@ -22,8 +23,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient, read_held
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 
-@dataclass(frozen=True, slots=True)
-class XmrHeld:
+class XmrHeld(Struct, frozen=True):
     """The wallet's balance, in piconero. ``outputs`` counts all that could be listed, ``large``
     those of the configured size; ``blocks_to_unlock`` until everything can be spent.
     """
@@ -35,8 +35,7 @@ class XmrHeld:
     blocks_to_unlock: int
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroFound:
+class MoneroFound(Struct, frozen=True):
     """The result of the inspection of Monero. A problem is None where all is well."""
 
     height: int | None = None
@@ -46,8 +45,7 @@ class MoneroFound:
     held: XmrHeld | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkFound:
+class NetworkFound(Struct, frozen=True):
     """The inspection of one EVM network. ``paused`` and ``blacklisted`` are the token's."""
 
     network: EvmNetwork
@@ -64,8 +62,7 @@ class _Problem(Exception):
 # --- Monero ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroInspector:
+class MoneroInspector(Struct, frozen=True):
     """Inspects node and wallet once; opens and closes the clients of ``connection``.
 
     ``recorded`` is the wallet of the service's first start.
@@ -74,7 +71,7 @@ class MoneroInspector:
     connection: MoneroConnection
     recorded: WalletRecord | None
     options: MoneroOptions
-    alone: bool = field(kw_only=True)
+    alone: bool
 
     @property
     def wallet(self) -> WalletClient:
@@ -175,8 +172,7 @@ _WEI_DIGITS: Final = 18
 _BLOCK_MINUTES: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ReadinessCheck:
+class ReadinessCheck(Struct, frozen=True):
     """One result of the inspection. ``remedy`` says what to do when it is not ``ok``."""
 
     name: str

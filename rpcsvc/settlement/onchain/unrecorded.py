@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
@@ -96,16 +96,14 @@ class NotAdopted(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransfer:
+class OpenTransfer(Struct, frozen=True):
     """A transfer of an order that is not over."""
 
     order_id: str
     transfer: Transfer
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """A payment that is on record now. ``other_units``: what it paid to others besides."""
 
     txid: str

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from msgspec import Struct
 from pydantic import SecretStr
 
 from rpcsvc.clock import Clock
@@ -52,8 +52,7 @@ _LEAST_RESERVE: Final = 256
 _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """The engine's dependencies besides its settings.
 
     ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.

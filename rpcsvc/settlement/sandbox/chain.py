@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import StaleWrite
@@ -22,8 +24,7 @@ MONERO = "monero"
 TRIES: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedChain:
+class SimulatedChain(Struct, frozen=True):
     """One simulated chain. ``inventory`` and ``balance`` are the service's wallet, atomic units."""
 
     network: str
@@ -81,8 +82,7 @@ class TxKind(StrEnum):
     TRANSFER = "transfer"
 
 
-@dataclass(frozen=True, slots=True)
-class Tx:
+class Tx(Struct, frozen=True):
     """A simulated transaction. ``watched``: the service has yet to commit its outcome."""
 
     network: str
@@ -123,8 +123,7 @@ class Setting(StrEnum):
     RATES_DOWN = "rates_down"
 
 
-@dataclass(frozen=True, slots=True)
-class Mined:
+class Mined(Struct, frozen=True):
     """A transaction that a new block takes in."""
 
     tx: Tx

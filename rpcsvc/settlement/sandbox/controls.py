@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from rpcsvc.clock import OffsetClock, iso8601
 from rpcsvc.domain.addresses import evm_address_from_seed

@@ -11,7 +11,9 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
@@ -72,8 +74,7 @@ class SandboxReplyLost(Exception):
     """The simulated node gave no answer: the transfer may have been taken, or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxOptions:
+class SandboxOptions(Struct, frozen=True):
     """Timing and amounts. Fees and inventories are atomic units by asset symbol.
 
     ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (price_at).

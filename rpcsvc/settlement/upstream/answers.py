@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Self
 
+from msgspec import Struct
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -55,8 +55,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class PayableNetworks:
+class PayableNetworks(Struct, frozen=True):
     """The networks and addresses at which this service's users may be asked to pay.
 
     ``monero``: mainnet only, unless the upstream is a sandbox. ``forbidden`` holds lower-case EVM

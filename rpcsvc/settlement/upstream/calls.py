@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import USDC, as_decimal, format_units, reported_limits
@@ -43,8 +44,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """The differences between upstreams.
 
     ``paths`` come after the base address, by the names of the calls; ``base_url`` gives that of the

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from random import SystemRandom
 from types import TracebackType
 from typing import Final, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.orders.ports.store import Health
@@ -38,8 +38,7 @@ from rpcsvc.settlement.upstream.transport import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """The sources of time, waiting and chance. ``random`` gives numbers in [0, 1)."""
 
     now_ms: Callable[[], int]

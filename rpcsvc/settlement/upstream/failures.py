@@ -19,8 +19,9 @@ without keys or whole addresses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
+
+from msgspec import Struct, field
 
 from rpcsvc.orders.unfunded import UNFUNDED_REASON
 
@@ -145,8 +146,7 @@ class UpstreamOutcomeUnknown(UpstreamError):
         self.upstream_id = upstream_id
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteError:
+class RemoteError(Struct, frozen=True):
     """An upstream's error as its dialect words it. ``code`` is None where there are no codes."""
 
     code: str | None

@@ -10,10 +10,11 @@ one probe through when its pause is over. Times are ms of a clock that never goe
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Final
+
+from msgspec import Struct
 
 from rpcsvc.orders.ports.store import Health
 from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
@@ -38,8 +39,7 @@ class Urgency(IntEnum):
     ROUTINE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """The urgency of a call. ``is_repeated``: a read that fails is repeated at once.
 
     ``is_price``: the call only asks for a price.

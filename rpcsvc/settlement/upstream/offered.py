@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
@@ -169,8 +170,7 @@ class OfferedChains(ChainRegistry):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """When the list is asked for, in ms.
 
     ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: how

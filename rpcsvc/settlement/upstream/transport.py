@@ -13,7 +13,6 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from types import TracebackType
@@ -32,6 +31,7 @@ from aiohttp import (
     ServerDisconnectedError,
     TCPConnector,
 )
+from msgspec import Struct
 from yarl import URL
 
 from rpcsvc.errors import InvalidJson
@@ -44,6 +44,7 @@ from rpcsvc.http_client import (
     exchange,
 )
 from rpcsvc.logs import MASK, shorten_addresses
+from rpcsvc.redacted import Redacted
 from rpcsvc.settlement.upstream.failures import (
     RAW_LIMIT,
     NeverSent,
@@ -59,8 +60,7 @@ from rpcsvc.settlement.upstream.failures import (
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(Redacted, frozen=True):
     """The address of the upstream, and the time limits of calls in milliseconds.
 
     ``connect_ms``, ``read_ms`` and ``create_ms`` bound one attempt. ``read_total_ms`` and
@@ -71,10 +71,12 @@ class ClientOptions:
     network in between is trusted: whoever can change an answer there can change where users pay.
     """
 
+    HIDDEN = frozenset({"api_key", "tls"})
+
     url: str
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
     plain_http: bool = False
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
     connect_ms: int = 5_000
     read_ms: int = 15_000
     create_ms: int = 30_000
@@ -130,24 +132,24 @@ _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?"
 _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamCall:
+class UpstreamCall(Redacted, frozen=True):
     """One call. ``name`` is for logs; ``path`` begins with / and comes after the base address.
 
     ``takes_key``: it is made with the API key, if there is one. ``payment``: the header
     PAYMENT-SIGNATURE (x402).
     """
 
+    HIDDEN = frozenset({"body", "payment"})
+
     name: str
     method: str
     path: str
-    body: Mapping[str, Any] | None = field(default=None, repr=False)
+    body: Mapping[str, Any] | None = None
     takes_key: bool = True
-    payment: str | None = field(default=None, repr=False)
+    payment: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamAnswer:
+class UpstreamAnswer(Struct, frozen=True):
     """A successful answer: the JSON value and the bytes that it was read from."""
 
     value: Any
@@ -159,8 +161,7 @@ class UpstreamAnswer:
         return self.raw[:RAW_LIMIT]
 
 
-@dataclass(frozen=True, slots=True)
-class RawReply:
+class RawReply(Struct, frozen=True):
     """An HTTP response, not judged yet."""
 
     status: int
@@ -372,8 +373,7 @@ def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
     return min(max(0, seconds) * 1000, _LONGEST_PAUSE_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class QuoteBody:
+class QuoteBody(Struct, frozen=True):
     """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero.
 
     ``pays_gas``: of another rpcsvc's BFF, whose price can have the gas of a signed payment in it.
@@ -384,11 +384,10 @@ class QuoteBody:
     from_token: str
     to_token: str
     from_amount: int
-    pays_gas: bool = field(default=False, kw_only=True)
+    pays_gas: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TwapRequest:
+class TwapRequest(Struct, frozen=True):
     """twapConfig of spec 2.4, a chunk in USDC units; what is None is left out."""
 
     disabled: bool | None = None
@@ -396,22 +395,24 @@ class TwapRequest:
     interval_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OrderBody(QuoteBody):
+class OrderBody(QuoteBody, Redacted, frozen=True, kw_only=True):
     """Order create request of spec 2.4, and the final refund address of another rpcsvc's BFF."""
 
-    to_address: str = field(repr=False)
-    session_id: str | None = field(default=None, repr=False)
+    HIDDEN = frozenset({"to_address", "session_id", "refund_address"})
+
+    to_address: str
+    session_id: str | None = None
     twap: TwapRequest | None = None
-    refund_address: str | None = field(default=None, repr=False)
+    refund_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TicketBody:
+class TicketBody(Redacted, frozen=True):
     """Support ticket request of spec 2.4."""
+
+    HIDDEN = frozenset({"session_id", "wallet_address"})
 
     message: str
     category: str
     order_id: str | None = None
-    session_id: str | None = field(default=None, repr=False)
-    wallet_address: str | None = field(default=None, repr=False)
+    session_id: str | None = None
+    wallet_address: str | None = None

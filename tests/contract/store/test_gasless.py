@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.machine import open_order

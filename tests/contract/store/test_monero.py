@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import DepositState

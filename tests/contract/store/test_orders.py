@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit

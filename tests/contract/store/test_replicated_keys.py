@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rpcsvc.orders.idempotency import Claim, Idempotency
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite

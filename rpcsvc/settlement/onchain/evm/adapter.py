@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import ChainRegistry
@@ -74,8 +74,7 @@ _LOOK_SECONDS: Final = 5.0
 _BLOCKS_TO_FINAL: Final = 70
 
 
-@dataclass(frozen=True, slots=True)
-class Ledgers:
+class Ledgers(Struct, frozen=True):
     """The database as this adapter uses it."""
 
     deposits: EvmDepositLedger
@@ -84,8 +83,7 @@ class Ledgers:
     openings: OpeningLedger
 
 
-@dataclass(frozen=True, slots=True)
-class EvmNode:
+class EvmNode(Struct, frozen=True):
     """A network to serve. ``coin_price``: USDC units for a whole coin of what gas is paid in."""
 
     network: EvmNetwork

@@ -6,7 +6,7 @@ transfer's units to its address. Sources: Ethereum JSON-RPC (execution-apis); ER
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
@@ -26,8 +26,7 @@ HOT_WALLET_INDEX: Final = 0
 _GWEI: Final = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class EvmNetwork:
+class EvmNetwork(Struct, frozen=True):
     """One chain. Units are USDC units, fees wei. Raises ValueError for what can't be meant.
 
     ``name`` is the network's name in orders; ``token`` the USDC contract (EIP-55).
@@ -72,8 +71,7 @@ class EvmNetwork:
             raise ValueError(f"{self.name}: block_seconds must be above 0")
 
 
-@dataclass(frozen=True, slots=True)
-class EvmOptions:
+class EvmOptions(Struct, frozen=True):
     """Options that all chains share. Addresses are the same on each.
 
     ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left.

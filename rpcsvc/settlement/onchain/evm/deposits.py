@@ -10,10 +10,11 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
@@ -40,8 +41,7 @@ _MANY_EVENTS: Final = 4000
 _NOBODY: Final = "0x" + "0" * 40
 
 
-@dataclass(slots=True)
-class ScanPass:
+class ScanPass(Struct):
     """State of one pass. ``reached``: the last block whose events were read.
 
     ``stored`` are the deposits as the database has them. ``settled`` is False when the chain

@@ -9,10 +9,10 @@ fee".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
@@ -41,8 +41,7 @@ _AUTHORIZATION_LENGTH: Final = 3
 _USUAL_RULE: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class GasPrice:
+class GasPrice(Struct, frozen=True):
     """Wei per gas: ``max_fee`` bounds base fee and ``tip`` together."""
 
     max_fee: int
@@ -171,8 +170,7 @@ _NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
 _MUCH: Final = 2**40 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class HotBalances:
+class HotBalances(Struct, frozen=True):
     """The hot wallet's balances at a block: wei and USDC units."""
 
     ether: int
@@ -294,8 +292,7 @@ def _price(payment: EvmPayment) -> GasPrice:
     return GasPrice(payment.latest.max_fee, payment.latest.tip)
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """The hot wallet as of a block: transactions that it had sent, and its wei."""
 
     block_number: int

@@ -15,10 +15,11 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rpcsvc.domain.usdc import Signature, keccak256
 from rpcsvc.durable_files import sync_directory, write_new
@@ -129,8 +130,7 @@ def _checked_words(path: Path, content: bytes) -> str:
 # --- accounts --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionPlan:
+class TransactionPlan(Struct, frozen=True):
     """A transaction to be signed (EIP-1559). Amounts are wei; ``max_fee`` and ``tip`` per gas.
 
     ``max_fee`` bounds base fee and ``tip`` together.
@@ -146,8 +146,7 @@ class TransactionPlan:
     value: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SignedTransaction:
+class SignedTransaction(Struct, frozen=True):
     """Bytes that a node takes, and the id that the transaction has on the chain (0x and hex)."""
 
     txid: str
@@ -255,8 +254,7 @@ _STRING, _LIST = 0x80, 0xC0
 Item = bytes | Sequence["Item"]
 
 
-@dataclass(frozen=True, slots=True)
-class SignedFields:
+class SignedFields(Struct, frozen=True):
     """A signed transaction. ``raw`` are its bytes; gas is a limit, fees are wei per gas."""
 
     txid: str

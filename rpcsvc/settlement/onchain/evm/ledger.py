@@ -8,19 +8,20 @@ product (gas times fee) need not, and is never stored.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.store import Rows
+from rpcsvc.redacted import Redacted
 
 # What a column of the database holds. All the USDC there is has 17 digits.
 LARGEST_DEPOSIT: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class EvmWallet:
+class EvmWallet(Struct, frozen=True):
     """The mnemonic of the first start, by its hot wallet's address.
 
     Addresses up to index ``reserved_to`` may be in use.
@@ -30,24 +31,21 @@ class EvmWallet:
     reserved_to: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvmAddress:
+class EvmAddress(Struct, frozen=True):
     """A deposit address and its index in BIP-44, which is above 0."""
 
     index: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class EvmCursor:
+class EvmCursor(Struct, frozen=True):
     """A block up to which every deposit is committed."""
 
     number: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class EvmDeposit:
+class EvmDeposit(Struct, frozen=True):
     """One Transfer event to one of our addresses; ``position`` is its place in its transaction.
 
     ``sender`` is the event's: the zero address when the tokens were minted. ``block_number`` and
@@ -75,8 +73,7 @@ class EvmDeposit:
         return DepositKey(self.network, self.txid, self.position)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSighting:
+class PoolSighting(Struct, frozen=True):
     """A transaction that a node was about to mine, and that pays one of our addresses then.
 
     It tells when that was first seen and nothing else: it may never be mined.
@@ -189,8 +186,7 @@ class EvmDepositLedger(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CursorMove:
+class CursorMove(Struct, frozen=True):
     """Where a network's cursor goes. Recorded blocks above ``fork`` are void.
 
     Of blocks below ``keep``, the newest alone is kept.
@@ -234,27 +230,26 @@ class EvmPurpose(StrEnum):
     AUTHORIZATION = "authorization"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPoint:
+class BlockPoint(Struct, frozen=True):
     """A block by number and hash: only both together name one."""
 
     number: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Redacted, frozen=True):
     """A signed transaction. ``raw`` is hex without 0x; fees are wei per gas."""
 
+    HIDDEN = frozenset({"raw"})
+
     txid: str
-    raw: str = field(repr=False)
+    raw: str
     max_fee: int
     tip: int
     made_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Inclusion:
+class Inclusion(Struct, frozen=True):
     """Where an attempt was mined, and what that cost.
 
     ``l1_fee``: wei for data on L1 (OP stack); None where the receipt tells none. ``log_position``
@@ -276,8 +271,7 @@ class Inclusion:
         return self.gas_used * self.gas_price + (self.l1_fee or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class EvmPaymentOrder:
+class EvmPaymentOrder(Struct, frozen=True):
     """A call to be sent. ``recipient`` gets ``units``; ``contract`` is called with ``data``.
 
     ``gas`` is the most gas that it may use. No ether is sent along.
@@ -305,8 +299,7 @@ class GasUse(NamedTuple):
     l1_fee: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EvmPayment:
+class EvmPayment(Struct, frozen=True):
     """A payment. ``conflict``: a block by which its nonce was spent, while no receipt says how."""
 
     network: str
@@ -356,8 +349,7 @@ class SweepState(StrEnum):
     VOID = "void"
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """One step of bringing an address's deposits home.
 
     ``authorization``: the nonce that an EIP-3009 signature uses up, hex; None for other methods.
@@ -376,8 +368,7 @@ class Sweep:
     taken: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class UnsweptAddress:
+class UnsweptAddress(Struct, frozen=True):
     """Confirmed deposits of an address, less what sweeps took. ``serial``: its next sweep's."""
 
     address_index: int
@@ -386,8 +377,7 @@ class UnsweptAddress:
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvmReceipt:
+class EvmReceipt(Struct, frozen=True):
     """Proof of a settled payout: any node of the network shows this event of the token.
 
     ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei

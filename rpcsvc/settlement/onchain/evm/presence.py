@@ -7,10 +7,11 @@ failure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
@@ -31,8 +32,7 @@ log = structlog.get_logger(__name__)
 _RETRY_SECONDS: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
-class NonceSpender:
+class NonceSpender(Struct, frozen=True):
     """The transaction that has spent a nonce, and its block."""
 
     made: EvmTransaction
@@ -52,8 +52,7 @@ class NonceSpender:
         return same and order.purpose is EvmPurpose.TRANSFER
 
 
-@dataclass(frozen=True, slots=True)
-class NotFound:
+class NotFound(Struct, frozen=True):
     """It was looked for with the newest block ``at``; ``why`` is in words for the operator."""
 
     at: int
@@ -139,8 +138,7 @@ class SpentNonces:
         return await self._connection.client.nonce(payment.sender, number) > payment.nonce
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """A verdict, and the payment as it is to be recorded after it."""
 
     verdict: Verdict

@@ -7,10 +7,11 @@ payment is looked up on the network. A stuck payment is replaced at the same non
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
@@ -44,8 +45,7 @@ _MORE_MAY_HELP: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReply:
+class NodeReply(Struct, frozen=True):
     """A node's reply to a transaction; it proves nothing. ``submission`` None: none came."""
 
     text: str

@@ -9,10 +9,11 @@ balance do. An address that can't be swept is reported and retried after an hour
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
@@ -48,8 +49,7 @@ class _Postponed(Exception):
     """An address can't be swept for now. The text is for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SweepStep:
+class _SweepStep(Struct, frozen=True):
     """A call of the token that brings an address's deposits nearer."""
 
     method: SweepMethod

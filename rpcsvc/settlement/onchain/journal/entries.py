@@ -7,8 +7,10 @@ again, and to know whom it pays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.orders.lease import HeldLease
 from rpcsvc.settlement.onchain.evm import ledger as evm
@@ -25,40 +27,35 @@ EVM_ADDRESSES: Final = "evm"
 _SIGNED: Final = (MONERO_PAYMENT, EVM_PAYMENT, EVM_ATTEMPT)
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroEntry:
+class MoneroEntry(Struct, frozen=True):
     """A signed Monero payment of the wallet with this primary address."""
 
     wallet: str
     payment: monero.MoneroPayment
 
 
-@dataclass(frozen=True, slots=True)
-class EvmEntry:
+class EvmEntry(Struct, frozen=True):
     """A signed EVM payment with its first attempt, and the sweep that it is for."""
 
     payment: evm.EvmPayment
     sweep: evm.Sweep | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEntry:
+class AttemptEntry(Struct, frozen=True):
     """A replacement of an EVM payment at higher fees."""
 
     payment_id: str
     attempt: evm.Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class VoidEntry:
+class VoidEntry(Struct, frozen=True):
     """A payment that was never published, or can never be mined: ``txid`` is its first one's."""
 
     payment_id: str
     txid: str
 
 
-@dataclass(frozen=True, slots=True)
-class SweptEntry:
+class SweptEntry(Struct, frozen=True):
     """How a sweep ended: ``state`` is done or void, ``taken`` USDC units left the address."""
 
     network: str
@@ -68,8 +65,7 @@ class SweptEntry:
     taken: int
 
 
-@dataclass(frozen=True, slots=True)
-class AddressesEntry:
+class AddressesEntry(Struct, frozen=True):
     """Deposit addresses of ``network`` (monero, or evm) may be handed out up to index ``to``."""
 
     network: str

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from rpcsvc.durable_files import sync_directory
 from rpcsvc.orders.lease import HeldLease
@@ -30,16 +30,14 @@ _SUM_CHARS: Final = 16
 NO_LEASE: Final = HeldLease("", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class JournalPosition:
+class JournalPosition(Struct, frozen=True):
     """The last line of a journal: its number and checksum. Line 0: nothing is written yet."""
 
     line: int = 0
     sum: str = START
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """Up to which line of a journal the database has everything.
 
     ``lease``: that under which the journal was last opened, or written to, by this database.
@@ -50,8 +48,7 @@ class Mark:
     lease: HeldLease = NO_LEASE
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One line that passed its check. ``body`` has its ``kind``, number and content."""
 
     at: JournalPosition
@@ -68,8 +65,7 @@ class Line:
         return HeldLease(self.body.get("holder", ""), self.body.get("token", 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The lines of a journal, up to the first one that fails its check.
 
     ``problem`` says what is wrong there; None when nothing is. ``torn`` counts bytes of unfinished
@@ -184,8 +180,7 @@ class JournalDamaged(Exception):
     """A place does not hold what was written there. The text is for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalContents:
+class JournalContents(Struct, frozen=True):
     """A journal as read: ``name`` None when there is none. ``problem``: why it is not whole."""
 
     name: str | None

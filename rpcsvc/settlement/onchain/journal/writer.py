@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
@@ -50,8 +50,7 @@ _NAME_BYTES: Final = 8
 _OWN_LINES: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class JournalOptions:
+class JournalOptions(Struct, frozen=True):
     """Locations of the journal. ``places``: further folders. ``command``: takes a line on stdin.
 
     With either, one of them must take each line beside ``folder``.

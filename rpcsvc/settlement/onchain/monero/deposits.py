@@ -15,11 +15,12 @@ outputs with different key images that it has at the address.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
@@ -62,8 +63,7 @@ class Proof(Enum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class ChainView:
+class ChainView(Struct, frozen=True):
     """State of one pass. ``agreed``: wallet and node were at the same block throughout.
 
     ``fork`` is the newest block that was scanned before and is still on the chain.

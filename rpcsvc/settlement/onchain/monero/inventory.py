@@ -7,11 +7,12 @@ only the wallet's own address is listed, which no customer knows, and sums come 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
@@ -43,8 +44,7 @@ _BLOCK_SECONDS: Final = 120
 _LOOK_AGAIN_MS: Final = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class Available:
+class Available(Struct, frozen=True):
     """The wallet's balance at a height. ``max_now`` can be paid now, after the fee.
 
     ``locked`` units unlock within ``seconds_to_unlock``; ``outputs`` counts the unlocked ones,

@@ -6,12 +6,14 @@ Units are piconero, heights count from 0, times are ms since the epoch unless sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from rpcsvc.domain.order import DepositState
 from rpcsvc.orders.ports.store import Rows
+from rpcsvc.redacted import Redacted
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress
 
@@ -27,8 +29,7 @@ class Threshold(NamedTuple):
     confirmations: int
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroOptions:
+class MoneroOptions(Redacted, frozen=True):
     """Options of the XMR adapter. Raises ValueError for impossible values.
 
     ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest). ``wallet_file`` is opened when
@@ -44,9 +45,11 @@ class MoneroOptions:
     smaller ones are put together.
     """
 
+    HIDDEN = frozenset({"wallet_password"})
+
     nettype: str = "mainnet"
     wallet_file: str | None = None
-    wallet_password: str = field(default="", repr=False)
+    wallet_password: str = ""
     thresholds: tuple[Threshold, ...] = (Threshold(0, 10), Threshold(50 * _XMR, 20))
     settled_after: int = 10
     failed_after: int = 30
@@ -100,8 +103,7 @@ class MoneroOptions:
 # --- records ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WalletRecord:
+class WalletRecord(Struct, frozen=True):
     """The wallet that the service started with; addresses up to ``reserved_to`` may be in use."""
 
     nettype: str
@@ -109,16 +111,14 @@ class WalletRecord:
     reserved_to: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """A block up to which every deposit is committed."""
 
     height: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class DepositRecord:
+class DepositRecord(Struct, frozen=True):
     """A transaction's payment to one subaddress (``minor``), summed over its outputs.
 
     ``acknowledged``: the state that the order layer committed last; None while another one is
@@ -163,8 +163,7 @@ class MoneroPurpose(StrEnum):
     UPKEEP = "upkeep"
 
 
-@dataclass(frozen=True, slots=True)
-class Payee:
+class Payee(Struct, frozen=True):
     """The part of a payment that is for one transfer; ``proof`` once it was made."""
 
     transfer_id: str
@@ -173,8 +172,7 @@ class Payee:
     proof: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroPayment:
+class MoneroPayment(Redacted, frozen=True):
     """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
 
     ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
@@ -182,15 +180,17 @@ class MoneroPayment:
     ``batch``: it then has a name of its own, as upkeep has, and ``address`` is the first one's.
     """
 
+    HIDDEN = frozenset({"raw", "metadata", "tx_key"})
+
     payment_id: str
     purpose: MoneroPurpose
     address: str
     units: int
     fee: int
     txid: str
-    raw: str = field(repr=False)
-    metadata: str = field(repr=False)
-    tx_key: str = field(repr=False)
+    raw: str
+    metadata: str
+    tx_key: str
     key_images: tuple[str, ...]
     prepared_at: int
     state: MoneroPaymentState = MoneroPaymentState.PREPARED
@@ -214,8 +214,7 @@ class MoneroPayment:
         raise LookupError(f"the payment {self.payment_id} does not pay {transfer_id}")
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroPaymentOrder:
+class MoneroPaymentOrder(Struct, frozen=True):
     """A payment to be made. ``from_indices``: spend only outputs of these subaddresses.
 
     ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
@@ -230,8 +229,7 @@ class MoneroPaymentOrder:
     batch: tuple[Payee, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MoneroReceipt:
+class MoneroReceipt(Struct, frozen=True):
     """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
 
     ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs

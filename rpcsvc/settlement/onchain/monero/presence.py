@@ -9,10 +9,11 @@ new is paid. Outputs frozen for a payment that can never be made are thawed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
@@ -47,8 +48,7 @@ _LEAST_BLOCK_MS: Final = 60_000
 _MARGIN: Final = 720
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpender:
+class InputSpender(Struct, frozen=True):
     """A mined transaction that has spent an input of a payment, and its block."""
 
     txid: str

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
@@ -211,8 +211,7 @@ class StartupReconciliation:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _FoundTransaction:
+class _FoundTransaction(Struct, frozen=True):
     """A transaction, as wallet and node have it."""
 
     sent: WalletTransfer
