@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rpcsvc.domain.money import (
     MAX_UNITS,
@@ -66,6 +67,11 @@ def test_only_a_string_is_an_amount(value: object) -> None:
 def test_money_is_made_of_integers(units: object) -> None:
     with pytest.raises(TypeError):
         Money(units, XMR)  # type: ignore[arg-type] # the point of the test
+
+
+def test_changed_copy_of_money_is_checked() -> None:
+    with pytest.raises(TypeError):
+        replace(Money(1, XMR), units=1.5)
 
 
 def test_money_of_different_assets_does_not_mix() -> None:
