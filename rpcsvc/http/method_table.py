@@ -9,17 +9,21 @@ and the operation's model validates them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import jsonrpcserver
-from jsonrpcserver.dispatcher import call, get_method
-from jsonrpcserver.request import Request
-
 from rpcsvc.errors import InvalidParams, ServiceError, UnknownMethod
 from rpcsvc.http.jsonrpc import shown
+
+with warnings.catch_warnings():
+    # On import the library reads its schema (unused here) by functions deprecated in Python 3.11.
+    warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
+    import jsonrpcserver
+    from jsonrpcserver.dispatcher import call, get_method
+    from jsonrpcserver.request import Request
 
 M = TypeVar("M")
 
