@@ -26,8 +26,19 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
+def _signs_certificates() -> x509.KeyUsage:
+    return x509.KeyUsage(
+        key_cert_sign=True, crl_sign=True,
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
 def make_certificates(folder: Path) -> tuple[Path, Path]:
-    """A CA's certificate, and the chain with key of a server at HOST and 127.0.0.1."""
+    """A CA's certificate, and the chain with key of a server at HOST and 127.0.0.1.
+
+    With what RFC 5280, sections 4.2.1.1 to 4.2.1.3, asks of them: Python 3.13 checks it.
+    """
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     base = x509.CertificateBuilder().not_valid_before(_FROM).not_valid_after(_UNTIL)
     ca = (
@@ -36,6 +47,10 @@ def make_certificates(folder: Path) -> tuple[Path, Path]:
         .public_key(ca_key.public_key())
         .serial_number(1)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(_signs_certificates(), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName(
@@ -47,6 +62,9 @@ def make_certificates(folder: Path) -> tuple[Path, Path]:
         .public_key(key.public_key())
         .serial_number(2)
         .add_extension(names, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, hashes.SHA256())
     )
     ca_file, chain = folder / "ca.pem", folder / "server.pem"
