@@ -539,8 +539,8 @@ def _retired_at(key: Mapping[str, Any], kid: str) -> datetime | None:
 def _check_signature(key: _Key, texts: list[bytes], signature: bytes) -> None:
     """Raise BadSignature unless the signature is over one of ``texts``."""
     # Loaded here: the command line knows this module's options, and mostly does something else.
-    from nacl.bindings import crypto_sign_open  # noqa: PLC0415
-    from nacl.exceptions import BadSignatureError  # noqa: PLC0415
+    from nacl.bindings import crypto_sign_open  # noqa: PLC0415 - as said
+    from nacl.exceptions import BadSignatureError  # noqa: PLC0415 - as said
 
     for text in texts:
         try:

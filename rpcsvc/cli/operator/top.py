@@ -120,7 +120,7 @@ def _redraw(settings: Settings, shown: Sequence[str], every: int) -> None:
     """Show the lines and refresh them until interrupted. Raises UsageError."""
     try:
         from rich.live import Live  # noqa: PLC0415 - of the extra "top"
-        from rich.text import Text  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415 - as above
     except ImportError:
         raise UsageError(
             "A view that is redrawn needs the extra top: pip install 'rpcsvc[top]'. Without it,"

@@ -163,8 +163,8 @@ class Renderer:
             is_listed=template == "home.html",
             simulated=self._site.is_simulated,
             css=Markup(self._css),  # noqa: S704 - files and numbers of our own
-            style=Markup(style),  # noqa: S704
-            script=Markup(script),  # noqa: S704
+            style=Markup(style),  # noqa: S704 - as above
+            script=Markup(script),  # noqa: S704 - as above
         )
         policy = content_security_policy([self._css, style], script)
         headers = {**_HEADERS, "content-language": texts.lang, "content-security-policy": policy}
@@ -188,7 +188,7 @@ class Renderer:
             " img-src data:; base-uri 'none'; form-action 'none'",
             texts=htmlsafe_json_dumps(values),
             style=Markup(style),  # noqa: S704 - files of our own
-            script=Markup(script),  # noqa: S704
+            script=Markup(script),  # noqa: S704 - as above
         )
 
 

@@ -21,7 +21,7 @@ async def open_database(data_dir: Path, url: str | None) -> Database:
     if url is None:
         return await SqliteDatabase.open(data_dir)
     try:
-        from rpcsvc.store.backends.postgresql import database as postgresql  # noqa: PLC0415
+        from rpcsvc.store.backends.postgresql import database as postgresql  # noqa: PLC0415 - of an extra
     except ImportError as error:
         raise DatabaseUnusable(EXTRA_MISSING) from error
     return await postgresql.PostgresqlDatabase.open(url)
