@@ -6,7 +6,9 @@ at once.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -292,10 +294,8 @@ async def test_signed_payment_of_a_quarantined_order_is_finished(
 
 async def test_a_stranger_does_not_go_along(driver: PayoutDriver, tmp_path: Path) -> None:
     """Possible only in a database that was tampered with."""
-    import sqlite3  # noqa: PLC0415 - the tampering
-
     first, second = [await driver.due(name) for name in "ab"]
-    with sqlite3.connect(tmp_path / "rpcsvc.db") as other:
+    with closing(sqlite3.connect(tmp_path / "rpcsvc.db")) as other, other:
         other.execute("DROP TRIGGER transfers_keep_what_they_are")
         other.execute("UPDATE transfers SET address = 'thief' WHERE transfer_id = ?", (second,))
     await driver.pay(first)
