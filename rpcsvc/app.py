@@ -27,7 +27,7 @@ from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
 from rpcsvc.engines import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
-from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
+from rpcsvc.operations.admin import RECORDS, bound
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
 from rpcsvc.operations.service import (
@@ -40,8 +40,9 @@ from rpcsvc.operations.service import (
     with_sandbox,
 )
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
-from rpcsvc.operations.webhooks import event_body, webhook_operations
-from rpcsvc.operations.withdrawals import withdrawal_operations
+from rpcsvc.operations.transfers import TRANSFERS, Transfers
+from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
+from rpcsvc.operations.webhooks import WEBHOOKS, event_body
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.lease import (
@@ -264,12 +265,13 @@ async def _compose(
     processor.on_commit(deliverer.observe)
     if settles:
         worker.beside(deliverer.run)
-    admin = admin_operations(Admin(SqlOperatorBooks(tables), retry, backend.paused))
-    admin += webhook_operations()
+    books = SqlOperatorBooks(tables)
+    admin = bound(TRANSFERS, Transfers(books, retry, backend.paused))
+    admin += bound(RECORDS, books) + WEBHOOKS
     if backend.treasury is not None:
-        admin += treasury_operations(backend.treasury)
+        admin += bound(TREASURY, backend.treasury)
     if settlement.withdrawals is not None:
-        admin += withdrawal_operations(settlement.withdrawals)
+        admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support
     budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
     limits = settings.limits

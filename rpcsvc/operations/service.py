@@ -8,7 +8,7 @@ venue. ``attester`` signs the terms of orders (docs/signing.md).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -89,6 +89,41 @@ class Tool(Struct, frozen=True):
     has_app: bool = False
 
 
+class Confirmation(Struct, frozen=True):
+    """The question that the operator answers with yes, from the answer of the method ``preview``.
+
+    ``text`` says what the call does; ``short`` says it where there is no terminal to ask on.
+    """
+
+    preview: str
+    text: str
+    short: str
+
+
+class Cli(Struct, frozen=True):
+    """The command of an admin method.
+
+    ``help`` is its line in the list of commands, to which ``more`` adds in its own description.
+    ``arguments`` says how each input is written: ``ORDER`` by position, ``--to ADDR`` as an option,
+    ``--full`` as a flag. Texts are templates over inputs and answer: ``done`` is printed after
+    success, ``refused`` before the reason of a refusal. ``columns`` are templates over each item of
+    the answer's list ``rows``. ``prints`` names what is printed unless ``--json`` is given; empty
+    means that JSON is printed always. ``engine``: the command is for that engine only.
+    """
+
+    command: str
+    help: str
+    arguments: Mapping[str, str] = {}
+    more: str = ""
+    prints: str = ""
+    rows: str = ""
+    columns: Mapping[str, str] = {}
+    done: str = ""
+    refused: str = "{refused}"
+    confirmation: Confirmation | None = None
+    engine: str = ""
+
+
 class Operation(Struct, frozen=True, eq=False):
     """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
 
@@ -98,6 +133,7 @@ class Operation(Struct, frozen=True, eq=False):
     ``creates``: only the answer names what was made, so it does not run as a notification.
     ``payable``: it takes a payment of x402, over HTTP in a header.
     ``tool``: the operation is an MCP tool; None where it is not.
+    ``cli``: the command of an admin method; None where it has none.
     ``follow``: what HTTP sends as a stream of events to who asks for that; it takes ``after``.
     """
 
@@ -116,6 +152,7 @@ class Operation(Struct, frozen=True, eq=False):
     sandbox_only: bool = False
     payable: bool = False
     tool: Tool | None = None
+    cli: Cli | None = None
     follow: Follow | None = None
 
     @property

@@ -84,6 +84,7 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_the_note_stays(
                 assert (await cli.json(*close))["closed"]["orderId"] == f"ord_{n}"
             assert await refused(cli, *close) == (2, True)
         assert (await refused(cli, "relays", "close", "ord_0", "--note", " "))[0] == 2
+        assert "rpcsvc: --note must say what was found" in cli.err
         # A call that was under way when the claim was closed puts it in doubt again.
         again = RelayRecord("ord_3", RelayState.RECONCILING, 0, "", upstream_id="up-3", raw=b"{}")
         await store.commit(Change(relay=again))

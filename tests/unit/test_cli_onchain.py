@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from rpcsvc.app import Running
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import system_random
-from rpcsvc.operations.admin import treasury_operations
+from rpcsvc.operations.admin import bound
 from rpcsvc.operations.service import Operation
+from rpcsvc.operations.treasury import TREASURY
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.rates.sources import FixedRate, rate_source
 from rpcsvc.settings import load_settings
@@ -172,7 +173,7 @@ def treasury_of(cli: Setup) -> Callable[[Running], tuple[Operation, ...]]:
         switch = PauseSwitch(settings.data_dir)
         rates = rate_source(settings.rates, up.service.clock).source
         treasury = OnchainTreasury(settings, up.database, up.service.clock, switch.reason, rates)
-        return treasury_operations(treasury)
+        return bound(TREASURY, treasury)
 
     return made
 

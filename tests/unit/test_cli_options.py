@@ -63,7 +63,7 @@ def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
         if not isinstance(option, Once)
         for name in option.option_strings
     }
-    assert free == {"--check", "--every", "--state", "--limit", "--internal-wei", "--journal"}
+    assert free == {"--check", "--every", "--internal-wei", "--journal"}
 
 
 # --- text ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
+from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
@@ -137,8 +138,21 @@ async def test_a_list_has_its_limit(tmp_path: Path, cli: Cli) -> None:
         found = await cli.json("payouts", "list", "--state", "all", "--limit", "1", "--json")
         assert [each["orderId"] for each in found["transfers"]] == [second.order_id]
         assert first.order_id != second.order_id
-    for bad in ("0", "-1", "many", "10001"):
+    for bad, says in (
+        ("0", "--limit must be at least 1."),
+        ("-1", "--limit must be at least 1."),
+        ("many", "argument --limit: invalid int value: 'many'"),
+        ("10001", "--limit must be at most 10000."),
+    ):
         assert await cli.ask("payouts", "list", "--limit", bad) == 2
+        assert says in cli.err
+
+
+async def test_transfers_are_listed_by_each_of_their_states(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path):
+        for state in TransferState:
+            found = await cli.json("payouts", "list", "--state", state.value, "--json")
+            assert found == {"paused": None, "transfers": []}
 
 
 @pytest.mark.parametrize(

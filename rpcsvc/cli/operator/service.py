@@ -114,8 +114,3 @@ def ask_service(settings: Settings, method: str, params: Json) -> Json:
     if failed["code"] in _OF_THE_CALLER:
         raise UsageError(failed["message"])
     raise Unreachable(failed["message"])
-
-
-def ask(context: Context, method: str, **params: Any) -> Json:
-    """The answer of an admin method of the service of a command. Raises as ask_service."""
-    return ask_service(context.settings(), method, params)

@@ -11,16 +11,18 @@ from importlib import import_module
 from typing import Any, Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_common
+from rpcsvc.cli.operator.methods import Printer, add_methods, print_rows
 from rpcsvc.cli.operator.service import (
     ask_service,
     is_running,
     onchain_settings,
-    print_json,
     print_table,
     refuse,
 )
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.ids import system_random, withdrawal_id
+from rpcsvc.operations.service import Cli
+from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.settings import Settings
 
 _ENDS: Final = ("settled", "failed", "cancelled")
@@ -31,34 +33,15 @@ _LAST: Final = 6
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
-    text = "what the wallets hold, what is reserved, owed, swept and spent on fees"
-    parser = commands.add_parser(
-        "treasury",
-        help=text,
-        description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
-    )
-    add_common(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.set_defaults(command=_treasury)
+    parser = add_methods(commands, TREASURY, printers={"treasury": _print_tables})
     actions = parser.add_subparsers(metavar="ACTION")
-    _add_plan(actions)
+    # Options given before the action apply, too.
+    options = {"argument_default": argparse.SUPPRESS}
+    printers: dict[str, Printer] = {"plan": _print_plan, "withdrawals": _print_withdrawals}
+    add_methods(actions, TREASURY, "treasury", printers=printers, **options)
     _add_annotate(actions)
     _add_withdraw(actions)
-    _add_withdrawals(actions)
-
-
-def _add_plan(actions: Any) -> None:
-    text = "moves that would bring each network to its target, and when it runs dry; moves nothing"
-    # Options given before the action apply, too.
-    parser = actions.add_parser(
-        "plan",
-        help=text,
-        description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
-        argument_default=argparse.SUPPRESS,
-    )
-    add_common(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.set_defaults(command=_plan)
+    add_methods(actions, WITHDRAWALS, "treasury", printers=printers, **options)
 
 
 def _add_annotate(actions: Any) -> None:
@@ -125,35 +108,7 @@ def _add_withdraw(actions: Any) -> None:
     parser.set_defaults(command=_withdraw)
 
 
-def _add_withdrawals(actions: Any) -> None:
-    text = "withdrawals, the newest first, and the addresses that may be paid"
-    listing = actions.add_parser(
-        "withdrawals", help=text, description=f"{text}.", argument_default=argparse.SUPPRESS
-    )
-    add_common(listing)
-    listing.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    listing.set_defaults(command=_withdrawals)
-
-
-def _treasury(context: Context) -> int:
-    view = ask_service(onchain_settings(context), "treasury.show", {})
-    if context.options.json:
-        print_json(view)
-    else:
-        _print_tables(view)
-    return FAILED if view["problems"] else OK
-
-
-def _plan(context: Context) -> int:
-    plan = ask_service(onchain_settings(context), "treasury.plan", {})
-    if context.options.json:
-        print_json(plan)
-    else:
-        _print_plan(plan)
-    return FAILED if plan["problems"] else OK
-
-
-def _print_plan(plan: Json) -> None:
+def _print_plan(_cli: Cli, plan: Json) -> None:
     names = ("network", "asset", "held", "reserved", "free", "target", "received", "sent",
              "runsDryAt", "uncovered")  # fmt: skip
     head = ("NETWORK", "ASSET", "HELD", "RESERVED", "FREE", "TARGET", f"IN {plan['days']} D",
@@ -276,22 +231,8 @@ def _progress_line(view: Json) -> str:
     return f"{view['withdrawalId']} is {view['state']}{paid_by}{why}"
 
 
-def _withdrawals(context: Context) -> int:
-    found = ask_service(context.settings(), "withdrawals.list", {})
-    if getattr(context.options, "json", False):
-        return print_json(found)
-    head = ("WITHDRAWAL", "STATE", "AMOUNT", "NETWORK", "TO", "TRANSACTION", "SINCE")
-    rows = [
-        (
-            item["withdrawalId"], item["state"], f"{item['amount']} {item['asset']}",
-            item["network"], item["address"], item["txid"] or "-", item["since"],
-        )
-        for item in found["withdrawals"]
-    ]  # fmt: skip
-    if rows:
-        print_table([head, *rows])
-    else:
-        sys.stdout.write("none\n")
+def _print_withdrawals(cli: Cli, found: Json) -> None:
+    print_rows(cli, found)
     for item in found["withdrawals"]:
         because = item["waitsFor"] or item["reason"]
         if because is not None:
@@ -299,13 +240,12 @@ def _withdrawals(context: Context) -> int:
     sys.stdout.write("\naddresses that may be paid (inventory.withdraw_to)\n")
     pairs = [(f"  {name}", each) for name, known in found["allowed"].items() for each in known]
     print_table(pairs or [("  none", "")])
-    return OK
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _print_tables(view: Json) -> None:
+def _print_tables(_cli: Cli, view: Json) -> None:
     paused = view["paused"]
     sys.stdout.write(f"payouts: {'open' if paused is None else f'PAUSED: {paused}'}\n")
     _print_side("XMR", view["xmr"])
