@@ -171,7 +171,7 @@ async def test_key_in_doubt_belongs_to_the_call_that_first_used_it(world: World)
     other = replace(CLAIM, params={"to": "0x2", "sessionId": "a stranger's"})
 
     with pytest.raises(IdempotencyConflict) as reported:
-        await world.relay.create(ASKED._replace(to="0x2"), other, asking("ord_2"))
+        await world.relay.create(replace(ASKED, to="0x2"), other, asking("ord_2"))
 
     assert reported.value.details == {"fields": ["sessionId", "to"]}
     assert (await world.create("ord_3", MADE)).order_id == "ord_1"

@@ -13,12 +13,15 @@ from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import ExchangeRates
+from rpcsvc.redacted import Redacted
 
 
-class UpstreamRequest(NamedTuple):
+class UpstreamRequest(Redacted, frozen=True):
     """A swap to be quoted or ordered; ``twap`` None: at once. ``refund_address``: refunds of the
     order go there and nowhere else. ``pays_gas``: the order bears the gas of a signed payment.
     """
+
+    HIDDEN = frozenset({"to", "session_id", "refund_address"})
 
     direction: Direction
     chain: Chain

@@ -146,7 +146,7 @@ class Relay:
         """
         record, resumed = await self._record(request, claim, fresh.order_id)
         # A resumed call is the same to the letter, or its key would be refused.
-        request = request._replace(session_id=record.session_id)
+        request = replace(request, session_id=record.session_id)
         if resumed:
             await self._store.commit(Change(relay=record))
         else:

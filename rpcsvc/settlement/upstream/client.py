@@ -30,7 +30,6 @@ from rpcsvc.settlement.upstream.failures import (
 from rpcsvc.settlement.upstream.limits import Breaker, Budget, CallPermit, Demand, Slot
 from rpcsvc.settlement.upstream.transport import (
     ClientOptions,
-    Loads,
     ReadError,
     UpstreamAnswer,
     UpstreamCall,
@@ -66,16 +65,14 @@ _KEY_CODES: Final = frozenset({None, "unauthorized"})
 class UpstreamClient:
     """Sends calls to one upstream. Used as a context manager.
 
-    ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
-    dialect's error bodies. ``creations``, ``prices`` and ``calls`` are the budgets: of what makes
-    something, of one that asks for a price, and of any other call.
+    ``read_error`` understands the dialect's error bodies. ``creations``, ``prices`` and ``calls``
+    are the budgets of calls that create something, that ask for a price, and of all others.
     """
 
     def __init__(
         self,
         options: ClientOptions,
         *,
-        loads: Loads,
         read_error: ReadError,
         creations: Budget,
         calls: Budget,
@@ -84,7 +81,7 @@ class UpstreamClient:
         timing: Timing,
     ) -> None:
         self._options = options
-        self._transport = UpstreamTransport(options, loads=loads, read_error=read_error)
+        self._transport = UpstreamTransport(options, read_error)
         self._creations = creations
         self._calls = calls
         self._prices = prices

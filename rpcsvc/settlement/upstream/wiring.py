@@ -9,13 +9,12 @@ caller can mend is passed on, in our own words. Sources: spec 4.4 (paths), spec 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from yarl import URL
 
-from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
@@ -185,7 +184,7 @@ async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIt
     """The upstream as a venue, with settings that passed ``check``."""
     settings = parts.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
-    async with upstream_engine(settings, parts.chains, strict_json.loads) as engine:
+    async with upstream_engine(settings, parts.chains) as engine:
         profile = VenueProfile(
             engine="upstream",
             network=monero.value,
@@ -214,7 +213,7 @@ def check(settings: Settings, _chains: ChainRegistry) -> None:
 
 @asynccontextmanager
 async def upstream_engine(
-    settings: UpstreamSettings, chains: ChainRegistry, loads: Callable[[bytes], Any]
+    settings: UpstreamSettings, chains: ChainRegistry
 ) -> AsyncIterator[UpstreamEngine]:
     """The engine, connected as long as the block lasts. Raises SettingsError."""
     dialect, options = dialect_of(settings), client_options(settings)
@@ -231,7 +230,6 @@ async def upstream_engine(
     )
     client = UpstreamClient(
         options,
-        loads=loads,
         read_error=dialect.read_error,
         creations=creations,
         calls=calls,
@@ -244,7 +242,7 @@ async def upstream_engine(
     async with client:
         upstream = Upstream(client, dialect, networks)
         offered = OfferedChains(chains)
-        check = NetworkCheck(upstream, monero) if upstream.reports_network else None
+        check = NetworkCheck(upstream, monero) if "capabilities" in dialect.paths else None
         watch = ChainWatch(upstream, offered, timing, network=check)
         try:
             yield UpstreamEngine(client, upstream, offered, watch, creations, monero)
