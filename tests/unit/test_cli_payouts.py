@@ -138,14 +138,9 @@ async def test_a_list_has_its_limit(tmp_path: Path, cli: Cli) -> None:
         found = await cli.json("payouts", "list", "--state", "all", "--limit", "1", "--json")
         assert [each["orderId"] for each in found["transfers"]] == [second.order_id]
         assert first.order_id != second.order_id
-    for bad, says in (
-        ("0", "--limit must be at least 1."),
-        ("-1", "--limit must be at least 1."),
-        ("many", "argument --limit: invalid int value: 'many'"),
-        ("10001", "--limit must be at most 10000."),
-    ):
+    for bad in ("0", "-1", "many", "10001"):
         assert await cli.ask("payouts", "list", "--limit", bad) == 2
-        assert says in cli.err
+        assert f"argument --limit: must be 1 to 10000, not '{bad}'" in cli.err
 
 
 async def test_transfers_are_listed_by_each_of_their_states(tmp_path: Path, cli: Cli) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import ValidationError
-
 from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_command
 from rpcsvc.cli.operator.service import (
     ask_service,
@@ -19,7 +17,6 @@ from rpcsvc.cli.operator.service import (
     refuse,
 )
 from rpcsvc.operations.admin import PREFIX
-from rpcsvc.operations.inputs import problems_of
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Cli, Confirmation, Operation
 from rpcsvc.settings import Settings
@@ -83,16 +80,27 @@ def _add_argument(parser: Any, field: str, written: str, info: Any) -> None:
     if get_origin(info.annotation) is Literal:
         extra["choices"] = get_args(info.annotation)
     elif int in kinds:
-        extra["type"] = int
+        extra["type"] = partial(_whole, info.metadata)
     if option.startswith("--"):
         parser.add_argument(option, dest=field, required=info.is_required(), **extra)
     else:
         parser.add_argument(field, **{**extra, "metavar": option})
 
 
+def _whole(bounds: Iterable[Any], text: str) -> int:
+    """The number within the ``ge`` and ``le`` of a field. Raises ArgumentTypeError."""
+    least = next((each.ge for each in bounds if hasattr(each, "ge")), 0)
+    most = next((each.le for each in bounds if hasattr(each, "le")), None)
+    if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
+        return int(text)
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    raise argparse.ArgumentTypeError(f"must be {allowed}, not {text!r}")
+
+
 def _run(row: Operation, cli: Cli, printer: Printer, context: Context) -> int:
     settings = onchain_settings(context) if cli.engine == "onchain" else context.settings()
-    params = _given(row, cli, context.options)
+    given = {name: getattr(context.options, name, None) for name in cli.arguments}
+    params = {_wire(row, name): each for name, each in given.items() if each is not None}
     try:
         if cli.confirmation is not None and not context.options.yes:
             _confirm(settings, cli.confirmation, params)
@@ -111,26 +119,14 @@ def _run(row: Operation, cli: Cli, printer: Printer, context: Context) -> int:
     return FAILED if answer.get("problems") else OK
 
 
-def _given(row: Operation, cli: Cli, options: argparse.Namespace) -> Json:
-    """The inputs by their names on the wire. Raises UsageError."""
-    given = {name: getattr(options, name, None) for name in cli.arguments}
-    wire = {
-        row.params.model_fields[name].alias or name: value
-        for name, value in given.items()
-        if value is not None
-    }
-    try:
-        row.params.model_validate(wire)
-    except ValidationError as error:
-        problems = problems_of(row.params, error)
-        raise UsageError(" ".join(_as_written(row, cli, p.message) for p in problems)) from error
-    return wire
+def _wire(row: Operation, name: str) -> str:
+    return row.params.model_fields[name].alias or name
 
 
 def _as_written(row: Operation, cli: Cli, message: str) -> str:
     """The message with the option or argument in place of the input's name that it begins with."""
     for name, written in cli.arguments.items():
-        wire = row.params.model_fields[name].alias or name
+        wire = _wire(row, name)
         if message.startswith((f"{wire} ", f"{wire}: ")):
             return written.partition(" ")[0] + message.removeprefix(wire)
     return message
