@@ -216,7 +216,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         args: tuple[Any, ...],
         context: Context | None,
     ) -> _Callback:
-        return _Callback(at_ns / 1e9, lambda: callback(*args), context or copy_context(), self)
+        return _Callback(
+            at_ns / 1e9,
+            lambda: callback(*args),
+            copy_context() if context is None else context,
+            self,
+        )
 
     def call_soon_threadsafe(
         self,
@@ -231,8 +236,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, **options)
-        context: Context = options.get("context") or copy_context()
-        if (actor := context.get(ACTOR)) is not None:
+        context: Context | None = options.get("context")
+        if (actor := ACTOR.get() if context is None else context.get(ACTOR)) is not None:
             actor.tasks.add(task)
         return task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any
 
 import pytest
@@ -102,3 +102,19 @@ def test_waiting_for_nothing_is_a_deadlock() -> None:
 
     with pytest.raises(Deadlock):
         new_loop(1).run_simulation(story())
+
+
+def test_task_with_an_empty_context_keeps_it() -> None:
+    seen: list[Actor | None] = []
+
+    async def outside() -> None:
+        await asyncio.sleep(1)
+        seen.append(ACTOR.get())
+
+    async def story() -> None:
+        actor = Actor("replica")
+        ACTOR.set(actor)
+        await asyncio.get_running_loop().create_task(outside(), context=Context())
+
+    new_loop(1).run_simulation(story())
+    assert seen == [None]

@@ -7,7 +7,6 @@ themselves, and what people were told; they do not ask the service.
 from __future__ import annotations
 
 import asyncio
-import logging
 import multiprocessing
 import os
 import random
@@ -169,6 +168,7 @@ class Universe:
         self.violations: list[str] = []
         self.counts = {"kills": 0, "pauses": 0, "outages": 0, "calls": 0, "unanswered": 0}
         self._striking = False
+        self._most_steps = 0
 
     def now_ms(self) -> int:
         """Wall-clock time, the same for all."""
@@ -178,6 +178,7 @@ class Universe:
 
     def run(self, orders: int) -> None:
         """Have people make so many orders under faults, then let all of them end, then check."""
+        self._most_steps = 500_000 + 20_000 * orders
         with _simulated_time(self.loop):
             self.loop.before_step = self._strike
             self.loop.run_simulation(self._story(orders))
@@ -291,6 +292,8 @@ class Universe:
 
     def _strike(self) -> None:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
+        if self.loop.steps > self._most_steps:
+            raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
         if not self._striking:
             return
         roll = self.chance.random()
@@ -428,7 +431,7 @@ def run(seed: int, orders: int, faults: Faults | None = None) -> Outcome:
 
 def _run_here(seed: int, orders: int, faults: Faults | None, outcome: Connection) -> None:
     # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-") as folder:
         universe = Universe(seed, Path(folder), faults)
         try:
