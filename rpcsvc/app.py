@@ -124,37 +124,53 @@ async def running(
     try:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
-            base = clock or SystemClock()
-            signer = _signer(settings, base, random)
-
-            def parts(tables: Tables, lease: Lease) -> EngineParts:
-                return EngineParts(settings, chains, base, random, tables, lease, watch)
-
-            keeper, watch = _keeper(database), None
-            async with AsyncExitStack() as meanwhile:
-                if (lease := await _free_lease(keeper, stop)) is None:
-                    waiting = parts(database, Lease(SETTLER, 0, 0))
-                    up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
-                    if standby is not None:
-                        await meanwhile.enter_async_context(standby(up))
-                    watch = up.backend.watch
-                    lease = await keeper.take(stop, watch)
-                leading = parts(Fenced(database, lease), lease)
-                async with keeper.kept(lease), _connected(leading, database, signer) as up:
-                    await meanwhile.aclose()
-                    yield up
-        except LeaseTaken as taken:
-            raise DatabaseInUse(
-                f"Another process already serves this database: {taken}. Ask that one, with --url."
-            ) from taken
+            async with running_on(
+                database, settings, chains, clock or SystemClock(), random, stop, standby
+            ) as up:
+                yield up
         finally:
             await database.close()
     finally:
         lock.release()
 
 
-def _keeper(database: Database) -> LeaseKeeper:
-    return LeaseKeeper(SqlLeases(database), holder_name(system_random), database.lease_ms)
+@asynccontextmanager
+async def running_on(
+    database: Database,
+    settings: Settings,
+    chains: ChainRegistry,
+    clock: Clock,
+    random: RandomBytes,
+    stop: asyncio.Event | None = None,
+    standby: Standby | None = None,
+) -> AsyncIterator[Running]:
+    """Run the service on an open database, under its lease, until the block ends.
+
+    Raises as ``running``, of which this is the part above the files of the data directory.
+    """
+    signer = _signer(settings, clock, random)
+
+    def parts(tables: Tables, lease: Lease) -> EngineParts:
+        return EngineParts(settings, chains, clock, random, tables, lease, watch)
+
+    keeper, watch = LeaseKeeper(SqlLeases(database), holder_name(random), database.lease_ms), None
+    try:
+        async with AsyncExitStack() as meanwhile:
+            if (lease := await _free_lease(keeper, stop)) is None:
+                waiting = parts(database, Lease(SETTLER, 0, 0))
+                up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
+                if standby is not None:
+                    await meanwhile.enter_async_context(standby(up))
+                watch = up.backend.watch
+                lease = await keeper.take(stop, watch)
+            leading = parts(Fenced(database, lease), lease)
+            async with keeper.kept(lease), _connected(leading, database, signer) as up:
+                await meanwhile.aclose()
+                yield up
+    except LeaseTaken as taken:
+        raise DatabaseInUse(
+            f"Another process already serves this database: {taken}. Ask that one, with --url."
+        ) from taken
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:
