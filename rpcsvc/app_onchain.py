@@ -16,7 +16,6 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.engines import EngineParts
-from rpcsvc.ids import system_random
 from rpcsvc.orders.backend import (
     Backend,
     Gasless,
@@ -67,7 +66,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     journal = PaymentJournal(
         wiring.journal_options(settings.onchain, settings.data_dir),
         clock,
-        system_random,
+        given.random,
         lease=given.lease.on_record,
     )
     row = None if given.lease.is_alone else SqlPause(database)

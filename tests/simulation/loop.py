@@ -2,8 +2,9 @@
 
 Time jumps to the next timer when nothing is ready. Which ready callback runs next is drawn from the
 seed. Each callback belongs to the actor in whose context it was scheduled; those of an actor that
-was killed never run, and those of one that is paused wait until it is woken. Threads, sockets and
-processes are refused: what is simulated reaches the outside through models only.
+was killed never run, and those of one that is paused wait until it is woken. What the code gives
+to a thread is one step, after a delay that is drawn: the product needs no port for threads. Sockets
+and processes are refused: what is simulated reaches the outside through models only.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from asyncio import events
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakSet
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_LONGEST_THREAD_SECONDS: Final = 0.01
 
 # Whose code runs: every task inherits it from the one that made it.
 ACTOR: ContextVar[Actor | None] = ContextVar("actor", default=None)
@@ -46,8 +49,8 @@ class Actor:
         self.is_killed = True
 
 
-class ThreadRefused(RuntimeError):
-    """The code under simulation wanted a thread or a socket, which no seed can order."""
+class OutsideRefused(RuntimeError):
+    """The code under simulation wanted a socket, which no seed can order."""
 
 
 class Deadlock(RuntimeError):
@@ -262,16 +265,33 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        raise ThreadRefused(f"a thread for {getattr(func, '__qualname__', func)!r}")
+        """Run it as one step of its actor, a while from now.
+
+        A thread that has begun is not stopped when its caller is cancelled: this one always begins.
+        """
+        future: asyncio.Future[T] = self.create_future()
+
+        def run() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        self.call_later(self._random.random() * _LONGEST_THREAD_SECONDS, run)
+        return future
 
     async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> NoReturn:
-        raise ThreadRefused(f"a look-up of {host!r}")
+        raise OutsideRefused(f"a look-up of {host!r}")
 
     async def create_connection(self, *args: Any, **options: Any) -> NoReturn:
-        raise ThreadRefused("a connection")
+        raise OutsideRefused("a connection")
 
     async def create_server(self, *args: Any, **options: Any) -> NoReturn:
-        raise ThreadRefused("a server")
+        raise OutsideRefused("a server")
 
     async def shutdown_asyncgens(self) -> None:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.loop import ACTOR, Actor, Deadlock, ThreadRefused, new_loop
+from tests.simulation.loop import ACTOR, Actor, Deadlock, OutsideRefused, new_loop
 
 
 def as_actor(actor: Actor, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -86,14 +86,54 @@ def test_paused_actor_goes_on_when_it_is_woken() -> None:
     assert seen == [30]
 
 
-def test_threads_and_sockets_are_refused() -> None:
+def test_sockets_are_refused() -> None:
     async def story() -> None:
-        with pytest.raises(ThreadRefused):
-            await asyncio.to_thread(print)
-        with pytest.raises(ThreadRefused):
+        with pytest.raises(OutsideRefused):
             await asyncio.get_running_loop().getaddrinfo("localhost", 80)
 
     new_loop(1).run_simulation(story())
+
+
+def test_thread_is_a_later_step_of_its_actor() -> None:
+    seen: list[tuple[Actor | None, float]] = []
+
+    def work() -> int:
+        loop = asyncio.get_running_loop()
+        seen.append((ACTOR.get(), loop.time()))
+        return 7
+
+    actor = Actor("replica")
+
+    async def life() -> None:
+        assert await asyncio.to_thread(work) == 7
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(lambda: 1 // 0)
+        seen.append((ACTOR.get(), 0))
+
+    async def story() -> None:
+        as_actor(actor, life)
+        await asyncio.sleep(1)
+
+    new_loop(1).run_simulation(story())
+    assert [each for each, _ in seen] == [actor, actor]
+    assert seen[0][1] > 0
+
+
+def test_thread_of_a_killed_actor_does_not_run() -> None:
+    seen: list[str] = []
+    actor = Actor("replica")
+
+    async def life() -> None:
+        await asyncio.to_thread(seen.append, "ran")
+
+    async def story() -> None:
+        as_actor(actor, life)
+        await asyncio.sleep(0)
+        actor.kill()
+        await asyncio.sleep(1)
+
+    new_loop(1).run_simulation(story())
+    assert seen == []
 
 
 def test_waiting_for_nothing_is_a_deadlock() -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from time import monotonic
 from typing import Any, Final, Protocol
 
 import structlog
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.orders.ports.store import Health
@@ -193,7 +193,7 @@ class AdapterWatch:
         adapter: ChainAdapter,
         *,
         timeout: float = SCAN_TIMEOUT_SECONDS,
-        now: Callable[[], float] = monotonic,
+        now: Callable[[], float] = lambda: steady_ms() / 1000,
     ) -> None:
         self._adapter = adapter
         self._timeout = timeout

@@ -1,0 +1,706 @@
+"""A model of an EVM chain with USDC, and of nodes on it, at the level of their JSON-RPC answers.
+
+The chain is one; each node has a pool of its own, and may lag. What people send needs no signature
+(``EvmChain.send``); raw transactions are decoded, and their signer recovered. The state of each
+past block can be asked for. Sources: execution-apis; EIP-1559, EIP-2718, EIP-3009; FiatToken 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from eth_keys.datatypes import Signature
+
+from rpcsvc.domain import usdc
+from rpcsvc.settlement.onchain.evm.keys import rlp
+from tests.simulation.daemons import Refused
+
+GWEI: Final = 10**9
+TRANSFER_GAS: Final = 45_000
+NEW_HOLDER_GAS: Final = 20_000
+AUTHORIZED_GAS: Final = 85_000
+REVERTED_GAS: Final = 30_000
+BLOCK_GAS: Final = 30_000_000
+# Percent by which both fees of a replacement have to rise.
+_REPLACEMENT: Final = 10
+_FINAL_AFTER: Final = 10
+_NAME, _VERSION = "USD Coin", "2"
+_FIELDS: Final = 12
+_TRANSFER: Final = usdc.selector("transfer(address,uint256)")
+_RECEIVE: Final = usdc.selector(
+    "receiveWithAuthorization(address,address,uint256,uint256,uint256,bytes32,uint8,bytes32,bytes32)"
+)
+_AUTHORIZED: Final = usdc.selector(
+    "transferWithAuthorization(address,address,uint256,uint256,uint256,bytes32,uint8,bytes32,bytes32)"
+)
+_BALANCE_OF: Final = usdc.selector("balanceOf(address)")
+_NONCES: Final = usdc.selector("nonces(address)")
+_ALLOWANCE: Final = usdc.selector("allowance(address,address)")
+_STATE_OF: Final = usdc.selector("authorizationState(address,bytes32)")
+_BLACKLISTED: Final = usdc.selector("isBlacklisted(address)")
+
+# "ether", "usdc", "nonce" or "blacklisted", and the account; "used", and account and nonce;
+# "paused", and nothing.
+Key = tuple[str, str]
+
+
+class Reverted(Exception):
+    """The token refuses a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction, signed or of a person. Addresses are in lower case."""
+
+    txid: str
+    sender: str
+    to: str
+    nonce: int
+    data: bytes
+    gas: int
+    max_fee: int
+    tip: int
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A log of the token."""
+
+    topics: tuple[bytes, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """A transaction in a block: what it used and what came of it. ``first_log``: in its block."""
+
+    made: Transaction
+    ok: bool
+    gas: int
+    price: int
+    events: tuple[Event, ...]
+    first_log: int
+
+
+@dataclass(slots=True)
+class Block:
+    """A block, and the state that it changed."""
+
+    number: int
+    hash: str
+    parent: str
+    timestamp: int
+    base_fee: int
+    mined: list[Mined] = field(default_factory=list)
+    changed: list[Key] = field(default_factory=list)
+
+
+class State:
+    """Numbers by key, as of each block."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, list[tuple[int, int]]] = {}
+
+    def get(self, key: Key, at: int | None = None) -> int:
+        """The value after block ``at``; None: now."""
+        known = self._values.get(key)
+        if not known:
+            return 0
+        if at is None:
+            return known[-1][1]
+        place = bisect_right(known, at, key=lambda item: item[0])
+        return known[place - 1][1] if place else 0
+
+    def set(self, key: Key, value: int, block: Block) -> None:
+        """Change a value in a block, which must be the newest."""
+        known = self._values.setdefault(key, [])
+        if known and known[-1][0] == block.number:
+            known[-1] = (block.number, value)
+        else:
+            known.append((block.number, value))
+            block.changed.append(key)
+
+    def undo(self, block: Block) -> None:
+        """Take back what the newest block changed."""
+        for key in block.changed:
+            self._values[key].pop()
+
+    def total(self, kind: str) -> int:
+        """The sum of all present values of a kind."""
+        return sum(self.get(key) for key in self._values if key[0] == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What an account has in the first block: wei and USDC units."""
+
+    ether: int = 10**18
+    units: int = 0
+
+
+class EvmChain:
+    """The chain and the network's pool. ``now`` tells Unix seconds."""
+
+    def __init__(
+        self,
+        chain_id: int,
+        token: str,
+        now: Callable[[], int],
+        chance: random.Random,
+        holdings: Mapping[str, Holding],
+    ) -> None:
+        self.chain_id = chain_id
+        self.token = token.lower()
+        self.state = State()
+        self.pool: dict[str, Transaction] = {}
+        self.nodes: list[EvmNode] = []
+        self.base_fee = GWEI
+        # The share of waiting transactions that a block leaves out.
+        self.left_out = 0.0
+        # Transactions that were sent by people and have to go: their money was spent elsewhere.
+        self.doomed: dict[str, None] = {}
+        self._now = now
+        self._chance = chance
+        self._places: dict[str, tuple[int, int]] = {}
+        self.domain = usdc.Domain(_NAME, _VERSION, chain_id, token)
+        genesis = Block(0, _hash("genesis", chain_id), _hash("nothing"), now(), GWEI)
+        for account, holding in holdings.items():
+            self.state.set(("ether", account.lower()), holding.ether, genesis)
+            self.state.set(("usdc", account.lower()), holding.units, genesis)
+        self.blocks = [genesis]
+
+    @property
+    def top(self) -> Block:
+        """The newest block."""
+        return self.blocks[-1]
+
+    def place_of(self, txid: str) -> tuple[Block, int] | None:
+        """Where a transaction is mined: its block, and its index there."""
+        place = self._places.get(txid)
+        return None if place is None else (self.blocks[place[0]], place[1])
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def mine(self) -> Block:
+        """Add a block of what waits and can be mined, dearest first."""
+        top = self.top
+        timestamp = max(self._now(), top.timestamp + 1)
+        salt = self._chance.getrandbits(64)
+        hash_ = _hash(top.hash, timestamp, salt)
+        block = Block(top.number + 1, hash_, top.hash, timestamp, self.base_fee)
+        self.blocks.append(block)
+        waiting = [each for each in self.pool.values() if not self._is_left_out()]
+        waiting.sort(key=lambda each: -min(each.tip, each.max_fee - block.base_fee))
+        while (made := next((e for e in waiting if self._can_mine(e, block)), None)) is not None:
+            waiting.remove(made)
+            self._include(made, block)
+        for pool in (self.pool, *(node.pool for node in self.nodes)):
+            for txid, made in list(pool.items()):
+                if made.nonce < self.state.get(("nonce", made.sender)):
+                    del pool[txid]
+        return block
+
+    def _is_left_out(self) -> bool:
+        return self.left_out > 0 and self._chance.random() < self.left_out
+
+    def _can_mine(self, made: Transaction, block: Block) -> bool:
+        cost = made.gas * made.max_fee + made.value
+        return (
+            made.nonce == self.state.get(("nonce", made.sender))
+            and made.max_fee >= block.base_fee
+            and self.state.get(("ether", made.sender)) >= cost
+        )
+
+    def _include(self, made: Transaction, block: Block) -> None:
+        price = block.base_fee + min(made.tip, made.max_fee - block.base_fee)
+        first_log = sum(len(each.events) for each in block.mined)
+        self._add(("nonce", made.sender), 1, block)
+        ok, gas, events = True, 21_000, list[Event]()
+        try:
+            if made.to == self.token:
+                gas, events = self._run(made, block)
+        except Reverted:
+            ok, gas = False, min(made.gas, REVERTED_GAS)
+        self._add(("ether", made.sender), -gas * price, block)
+        self._places[made.txid] = (block.number, len(block.mined))
+        block.mined.append(Mined(made, ok, gas, price, tuple(events), first_log))
+
+    def _add(self, key: Key, change: int, block: Block) -> None:
+        self.state.set(key, self.state.get(key) + change, block)
+
+    def reorganise(self, depth: int, *, again: int | None = None) -> list[Transaction]:
+        """Replace the newest blocks by ``again`` others (None: one more); what was in them.
+
+        What is doomed does not come back; all else waits anew, in the network and at each node.
+        """
+        removed = []
+        for _ in range(min(depth, len(self.blocks) - 1)):
+            block = self.blocks.pop()
+            self.state.undo(block)
+            for each in block.mined:
+                del self._places[each.made.txid]
+                removed.append(each.made)
+        for made in removed:
+            if made.txid not in self.doomed:
+                for pool in (self.pool, *(node.pool for node in self.nodes)):
+                    pool.setdefault(made.txid, made)
+        for txid in self.doomed:
+            for pool in (self.pool, *(node.pool for node in self.nodes)):
+                pool.pop(txid, None)
+        for _ in range(depth + 1 if again is None else again):
+            self.mine()
+        return removed
+
+    # --- what is sent --------------------------------------------------------------------------
+
+    def send(self, sender: str, data: bytes) -> str:
+        """Have an account call the token, without a signature; the transaction id."""
+        sender = sender.lower()
+        nonce = self.state.get(("nonce", sender))
+        while any((each.sender, each.nonce) == (sender, nonce) for each in self.pool.values()):
+            nonce += 1
+        txid = _hash("sent", sender, nonce, data, self._chance.getrandbits(64))
+        made = Transaction(txid, sender, self.token, nonce, data, 200_000, 10**12, GWEI)
+        self.receive(made)
+        return txid
+
+    def receive(self, made: Transaction) -> None:
+        """The network hears of a transaction: it is offered to all pools."""
+        offer(self.pool, made, self.state.get(("nonce", made.sender)))
+        for node in self.nodes:
+            offer(node.pool, made, node.number_of("nonce", made.sender))
+
+    # --- the token -----------------------------------------------------------------------------
+
+    def estimate(self, sender: str, data: bytes, at: int) -> int:
+        """The gas that a call of the token would use after block ``at``. Raises Reverted."""
+        self._require_moving(sender, data, at, self.blocks[at].timestamp)
+        return self._gas_of(data, at)
+
+    def _gas_of(self, data: bytes, at: int | None = None) -> int:
+        paying = usdc.read_paying_call(data)
+        if paying is None:
+            return REVERTED_GAS
+        usual = TRANSFER_GAS if data[:4] == _TRANSFER else AUTHORIZED_GAS
+        return usual + (0 if self.state.get(("usdc", paying.to), at) else NEW_HOLDER_GAS)
+
+    def _run(self, made: Transaction, block: Block) -> tuple[int, list[Event]]:
+        """Carry out a call in the newest block: its gas, and its events. Raises Reverted."""
+        gas = self._gas_of(made.data)
+        if gas > made.gas:
+            raise Reverted("out of gas")
+        source, to, units, used = self._require_moving(
+            made.sender, made.data, None, block.timestamp
+        )
+        events = []
+        if used is not None:
+            self.state.set(used, 1, block)
+            nonce = bytes.fromhex(used[1][42:])
+            events.append(Event((usdc.AUTHORIZATION_USED, usdc.address_word(source), nonce), b""))
+        self._add(("usdc", source), -units, block)
+        self._add(("usdc", to), units, block)
+        parties = (usdc.address_word(source), usdc.address_word(to))
+        return gas, [*events, Event((usdc.TRANSFER_TOPIC, *parties), usdc.uint_word(units))]
+
+    def _require_moving(
+        self, sender: str, data: bytes, at: int | None, now: int
+    ) -> tuple[str, str, int, Key | None]:
+        """Who pays whom how much, and the authorization that it uses. Raises Reverted."""
+        words = [data[n : n + 32] for n in range(4, len(data), 32)]
+        used = None
+        if data[:4] == _TRANSFER:
+            source, to, units = sender, _account(words[0]), usdc.read_uint(words[1])
+        elif data[:4] in (_RECEIVE, _AUTHORIZED):
+            source, to, units, used = self._authorized(sender, data[:4], words, at, now)
+        else:
+            raise Reverted("execution reverted")
+        if self.state.get(("paused", ""), at):
+            raise Reverted("Pausable: paused")
+        if any(self.state.get(("blacklisted", each), at) for each in (sender, source, to)):
+            raise Reverted("Blacklistable: account is blacklisted")
+        if self.state.get(("usdc", source), at) < units:
+            raise Reverted("ERC20: transfer amount exceeds balance")
+        return source, to, units, used
+
+    def _authorized(
+        self, sender: str, call: bytes, words: Sequence[bytes], at: int | None, now: int
+    ) -> tuple[str, str, int, Key]:
+        source, to = _account(words[0]), _account(words[1])
+        units, after, before = (usdc.read_uint(word) for word in words[2:5])
+        given = usdc.Authorization(source, to, units, after, before, words[5])
+        is_receipt = call == _RECEIVE
+        digest = (usdc.receive_digest if is_receipt else usdc.transfer_digest)(self.domain, given)
+        v, r, s = (usdc.read_uint(word) for word in words[6:9])
+        if is_receipt and sender != to:
+            raise Reverted("FiatTokenV2: caller must be the payee")
+        if not given.valid_after < now < given.valid_before:
+            raise Reverted("FiatTokenV2: authorization is not valid now")
+        if _signer(digest, v - 27, r, s) != source:
+            raise Reverted("FiatTokenV2: invalid signature")
+        used = ("used", source + words[5].hex())
+        if self.state.get(used, at):
+            raise Reverted("FiatTokenV2: authorization is used or canceled")
+        return source, to, given.units, used
+
+    def ask(self, data: bytes, at: int) -> bytes:
+        """The result of a call of the token after block ``at``. Raises Reverted."""
+        call = data[:4]
+        account = _account(data[4:36]) if len(data) >= 36 else ""
+
+        def state(kind: str, which: str) -> bytes:
+            return usdc.uint_word(self.state.get((kind, which), at))
+
+        if call == _BALANCE_OF:
+            return state("usdc", account)
+        if call == _BLACKLISTED:
+            return state("blacklisted", account)
+        if call == _STATE_OF:
+            return state("used", account + data[36:68].hex())
+        constant = {
+            usdc.DECIMALS: usdc.uint_word(6),
+            usdc.NAME: _text(_NAME),
+            usdc.VERSION: _text(_VERSION),
+            usdc.DOMAIN_SEPARATOR: self.domain.separator(),
+            _NONCES: usdc.uint_word(0),
+            _ALLOWANCE: usdc.uint_word(0),
+        }
+        if call == usdc.PAUSED:
+            return state("paused", "")
+        if call in constant:
+            return constant[call]
+        raise Reverted("execution reverted")
+
+
+def offer(pool: dict[str, Transaction], made: Transaction, next_nonce: int) -> str | None:
+    """Put a transaction into a pool, or say why not, as Geth does."""
+    if made.txid in pool:
+        return "already known"
+    if made.nonce < next_nonce:
+        return f"nonce too low: next nonce {next_nonce}, tx nonce {made.nonce}"
+    rival = next(
+        (e for e in pool.values() if (e.sender, e.nonce) == (made.sender, made.nonce)), None
+    )
+    if rival is not None:
+        least = [fee * (100 + _REPLACEMENT) for fee in (rival.max_fee, rival.tip)]
+        if any(
+            100 * fee < wanted for fee, wanted in zip((made.max_fee, made.tip), least, strict=True)
+        ):
+            return "replacement transaction underpriced"
+        del pool[rival.txid]
+    pool[made.txid] = made
+    return None
+
+
+class EvmNode:
+    """A node: answers for the chain as far as it has it. ``lag``: newest blocks that it lacks.
+
+    ``relays``: whether the network hears of what it takes, after ``relay_seconds`` at most.
+    """
+
+    def __init__(self, chain: EvmChain, chance: random.Random) -> None:
+        self.chain = chain
+        self.pool: dict[str, Transaction] = {}
+        self.lag = 0
+        self.relays = True
+        self.relay_seconds = 1.0
+        self._chance = chance
+        chain.nodes.append(self)
+
+    @property
+    def head(self) -> Block:
+        """Its newest block."""
+        return self.chain.blocks[max(0, self.chain.top.number - self.lag)]
+
+    def restart(self) -> None:
+        """Lose the pool."""
+        self.pool.clear()
+
+    def number_of(self, kind: str, account: str) -> int:
+        """A number of its newest state."""
+        return self.chain.state.get((kind, account), self.head.number)
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def call(self, method: str, params: Any) -> Any:
+        """The result of a call. Raises Refused."""
+        answer = _ANSWERS.get(method)
+        if answer is None:
+            raise Refused(-32601, f"the method {method} does not exist")
+        return answer(self, *params)
+
+    def call_path(self, path: str, body: dict[str, Any]) -> Any:
+        """None such."""
+        raise NotImplementedError(path, body)
+
+    def _chain_id(self) -> str:
+        return hex(self.chain.chain_id)
+
+    def _tip(self) -> str:
+        return hex(GWEI // 10)
+
+    def _block(self, which: str, whole: bool) -> Any:
+        if which == "pending":
+            return self._pending()
+        if which == "finalized":
+            number = max(0, self.head.number - _FINAL_AFTER)
+        else:
+            number = self.head.number if which == "latest" else int(which, 16)
+        if number > self.head.number:
+            return None
+        block = self.chain.blocks[number]
+        listed: list[Any] = [each.made.txid for each in block.mined]
+        if whole:
+            listed = [_transaction(each.made, block) for each in block.mined]
+        return {
+            "number": hex(block.number),
+            "hash": block.hash,
+            "parentHash": block.parent,
+            "timestamp": hex(block.timestamp),
+            "baseFeePerGas": hex(block.base_fee),
+            "transactions": listed,
+        }
+
+    def _pending(self) -> Any:
+        number = hex(self.head.number + 1)
+        waiting = [_transaction(each, None) for each in self.pool.values()]
+        return {"number": number, "hash": None, "transactions": waiting}
+
+    def _logs(self, wanted: Mapping[str, Any]) -> list[Any]:
+        if wanted["address"].lower() != self.chain.token:
+            return []
+        topics = [_any_of(topic) for topic in wanted["topics"]]
+        first, last = int(wanted["fromBlock"], 16), int(wanted["toBlock"], 16)
+        return [
+            listed
+            for block in self.chain.blocks[first : min(last, self.head.number) + 1]
+            for each in block.mined
+            for event, listed in zip(each.events, _listed(each, block, self.chain), strict=True)
+            if _fits(event, topics)
+        ]
+
+    def _at(self, which: str) -> int:
+        """The number of a block whose state it has. Raises Refused."""
+        number = self.head.number if which in ("latest", "pending") else int(which, 16)
+        if number > self.head.number:
+            raise Refused(-32000, "header not found")
+        return number
+
+    def _nonce(self, account: str, which: str) -> str:
+        account = account.lower()
+        nonce = self.chain.state.get(("nonce", account), self._at(which))
+        if which == "pending":
+            held = {each.nonce for each in self.pool.values() if each.sender == account}
+            while nonce in held:
+                nonce += 1
+        return hex(nonce)
+
+    def _ether(self, account: str, which: str) -> str:
+        return hex(self.chain.state.get(("ether", account.lower()), self._at(which)))
+
+    def _code(self, account: str, _which: str) -> str:
+        return "0x6001" if account.lower() == self.chain.token else "0x"
+
+    def _call(self, call: Mapping[str, str], which: str) -> str:
+        if call["to"].lower() != self.chain.token:
+            return "0x"
+        try:
+            return "0x" + self.chain.ask(bytes.fromhex(call["data"][2:]), self._at(which)).hex()
+        except Reverted as reverted:
+            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
+
+    def _estimate(self, call: Mapping[str, str]) -> str:
+        data, sender = bytes.fromhex(call["data"][2:]), call["from"].lower()
+        try:
+            return hex(self.chain.estimate(sender, data, self.head.number))
+        except Reverted as reverted:
+            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
+
+    def _known(self, txid: str) -> tuple[Block, Mined] | None:
+        """A transaction that is mined in a block that it has."""
+        place = self.chain.place_of(txid)
+        if place is None or place[0].number > self.head.number:
+            return None
+        return place[0], place[0].mined[place[1]]
+
+    def _transaction(self, txid: str) -> Any:
+        known = self._known(txid)
+        if known is not None:
+            return _transaction(known[1].made, known[0])
+        waiting = self.pool.get(txid)
+        return None if waiting is None else _transaction(waiting, None)
+
+    def _receipt(self, txid: str) -> Any:
+        known = self._known(txid)
+        if known is None:
+            return None
+        block, mined = known
+        return {
+            "transactionHash": txid,
+            "status": hex(mined.ok),
+            "blockNumber": hex(block.number),
+            "blockHash": block.hash,
+            "gasUsed": hex(mined.gas),
+            "effectiveGasPrice": hex(mined.price),
+            "logs": list(_listed(mined, block, self.chain)),
+        }
+
+    def _submit(self, raw: str) -> str:
+        made = decoded(bytes.fromhex(raw[2:]), self.chain.chain_id)
+        if (refusal := self._refusal(made)) is not None:
+            raise Refused(-32000, refusal)
+        if self.relays:
+            seconds = self._chance.random() * self.relay_seconds
+            asyncio.get_running_loop().call_later(seconds, self.chain.receive, made)
+        return made.txid
+
+    def _refusal(self, made: Transaction) -> str | None:
+        if self.number_of("ether", made.sender) < made.gas * made.max_fee + made.value:
+            return "insufficient funds for gas * price + value"
+        return offer(self.pool, made, self.number_of("nonce", made.sender))
+
+
+_ANSWERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "eth_chainId": EvmNode._chain_id,
+    "eth_maxPriorityFeePerGas": EvmNode._tip,
+    "eth_getBlockByNumber": EvmNode._block,
+    "eth_getLogs": EvmNode._logs,
+    "eth_getTransactionCount": EvmNode._nonce,
+    "eth_getBalance": EvmNode._ether,
+    "eth_getCode": EvmNode._code,
+    "eth_call": EvmNode._call,
+    "eth_estimateGas": EvmNode._estimate,
+    "eth_getTransactionByHash": EvmNode._transaction,
+    "eth_getTransactionReceipt": EvmNode._receipt,
+    "eth_sendRawTransaction": EvmNode._submit,
+}
+
+
+class EvmName:
+    """Several nodes behind one address: each call is answered by one of them."""
+
+    def __init__(self, nodes: Sequence[EvmNode], chance: random.Random) -> None:
+        self._nodes = nodes
+        self._chance = chance
+
+    def call(self, method: str, params: Any) -> Any:
+        """The answer of one of them. Raises Refused."""
+        return self._chance.choice(self._nodes).call(method, params)
+
+    def call_path(self, path: str, body: dict[str, Any]) -> Any:
+        """None such."""
+        raise NotImplementedError(path, body)
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def decoded(raw: bytes, chain_id: int) -> Transaction:
+    """A signed EIP-1559 transaction. Raises Refused."""
+    items, rest = _item(raw[1:])
+    if raw[:1] != b"\x02" or rest or not isinstance(items, list) or len(items) != _FIELDS:
+        raise Refused(-32000, "transaction type not supported")
+    number = [int.from_bytes(each, "big") if isinstance(each, bytes) else 0 for each in items]
+    chain, nonce, tip, max_fee, gas, _, value, _, _, parity, r, s = number
+    if chain != chain_id:
+        raise Refused(-32000, f"invalid chain id for signer: have {chain} want {chain_id}")
+    digest = usdc.keccak256(b"\x02" + rlp(items[:9]))
+    to, data = bytes(items[5]), bytes(items[7])
+    sender = _signer(digest, parity, r, s)
+    txid = "0x" + usdc.keccak256(raw).hex()
+    return Transaction(txid, sender, "0x" + to.hex(), nonce, data, gas, max_fee, tip, value)
+
+
+@lru_cache(maxsize=4096)
+def _signer(digest: bytes, parity: int, r: int, s: int) -> str:
+    """Who signed a digest, in lower case."""
+    signed = Signature(vrs=(parity, r, s))
+    return str(signed.recover_public_key_from_msg_hash(digest).to_address())
+
+
+def _item(data: bytes) -> tuple[Any, bytes]:
+    """The first item of RLP, bytes or a list, and the rest."""
+    first = data[0]
+    if first < 0x80:
+        return data[:1], data[1:]
+    offset = 0x80 if first < 0xC0 else 0xC0
+    length, start = first - offset, 1
+    if length > 55:
+        start = 1 + length - 55
+        length = int.from_bytes(data[1:start], "big")
+    body, rest = data[start : start + length], data[start + length :]
+    return (body if offset == 0x80 else list(_items(body))), rest
+
+
+def _items(data: bytes) -> Iterator[Any]:
+    while data:
+        item, data = _item(data)
+        yield item
+
+
+def _hash(*parts: object) -> str:
+    return "0x" + hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _account(word: bytes) -> str:
+    return "0x" + word[12:].hex()
+
+
+def _text(value: str) -> bytes:
+    content = value.encode()
+    return usdc.uint_word(32) + usdc.uint_word(len(content)) + content.ljust(32, b"\0")
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def _transaction(made: Transaction, block: Block | None) -> Any:
+    return {
+        "hash": made.txid,
+        "from": made.sender,
+        "to": made.to,
+        "nonce": hex(made.nonce),
+        "value": hex(made.value),
+        "input": "0x" + made.data.hex(),
+        "gas": hex(made.gas),
+        "blockNumber": None if block is None else hex(block.number),
+        "blockHash": None if block is None else block.hash,
+    }
+
+
+def _listed(mined: Mined, block: Block, chain: EvmChain) -> Iterator[Any]:
+    for number, event in enumerate(mined.events, mined.first_log):
+        yield {
+            "address": chain.token,
+            "topics": ["0x" + topic.hex() for topic in event.topics],
+            "data": "0x" + event.data.hex(),
+            "transactionHash": mined.made.txid,
+            "blockNumber": hex(block.number),
+            "blockHash": block.hash,
+            "logIndex": hex(number),
+        }
+
+
+def _any_of(topic: Any) -> frozenset[bytes] | None:
+    if topic is None:
+        return None
+    return frozenset(
+        bytes.fromhex(each[2:]) for each in ([topic] if isinstance(topic, str) else topic)
+    )
+
+
+def _fits(event: Event, wanted: Sequence[frozenset[bytes] | None]) -> bool:
+    if len(event.topics) < len(wanted):
+        return False
+    return all(
+        any_of is None or topic in any_of
+        for topic, any_of in zip(event.topics, wanted, strict=False)
+    )
