@@ -13,7 +13,7 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from tests.simulation.universe import Outcome, run
+from tests.simulation.runs import ENGINES, Outcome, run
 
 ORDERS = 100
 
@@ -23,14 +23,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this universe alone")
     parser.add_argument("--seconds", type=float, default=60, help="how long to run new seeds")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="sandbox")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
     given = parser.parse_args()
     if given.seed is not None:
-        return _report([run(given.seed, given.orders)])
-    return _report(_search(given.seconds, given.orders))
+        return _report([run(given.seed, given.orders, engine=given.engine)])
+    return _report(_search(given.seconds, given.orders, given.engine))
 
 
-def _search(seconds: float, orders: int) -> list[Outcome]:
+def _search(seconds: float, orders: int, engine: str) -> list[Outcome]:
     """Run new seeds until the time is up or one has a violation."""
     ends = time.monotonic() + seconds
     found: list[Outcome] = []
@@ -39,7 +40,7 @@ def _search(seconds: float, orders: int) -> list[Outcome]:
         while True:
             is_over = time.monotonic() > ends or any(each.violations for each in found)
             while not is_over and len(running) < (os.cpu_count() or 1):
-                running.add(pool.submit(run, secrets.randbits(32), orders))
+                running.add(pool.submit(run, secrets.randbits(32), orders, None, engine))
             if not running:
                 return found
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -61,7 +62,10 @@ def _report(outcomes: list[Outcome]) -> int:
         f" {sum(len(each.violations) for each in wrong)} violations"
     )
     for outcome in wrong:
-        print(f"replay: make simulate SEED={outcome.seed} ORDERS={outcome.orders}")
+        print(
+            f"replay: make simulate ENGINE={outcome.engine} SEED={outcome.seed}"
+            f" ORDERS={outcome.orders}"
+        )
     if len(outcomes) == 1:
         print(f"trace {outcomes[0].trace}")
     return 1 if wrong else 0

@@ -172,10 +172,15 @@ class EvmChain:
         self._places: dict[str, tuple[int, int]] = {}
         self.domain = usdc.Domain(_NAME, _VERSION, chain_id, token)
         genesis = Block(0, _hash("genesis", chain_id), _hash("nothing"), now(), GWEI)
-        for account, holding in holdings.items():
-            self.state.set(("ether", account.lower()), holding.ether, genesis)
-            self.state.set(("usdc", account.lower()), holding.units, genesis)
         self.blocks = [genesis]
+        for account, holding in holdings.items():
+            self.give(account, holding)
+
+    def give(self, account: str, holding: Holding) -> None:
+        """Let an account have something in the first block, before there is another."""
+        (genesis,) = self.blocks
+        self.state.set(("ether", account.lower()), holding.ether, genesis)
+        self.state.set(("usdc", account.lower()), holding.units, genesis)
 
     @property
     def top(self) -> Block:

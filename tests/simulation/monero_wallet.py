@@ -125,6 +125,11 @@ class WalletRpc:
             raise Refused(-32601, "Method not found")
         return answer(self, params or {}) or {}
 
+    @staticmethod
+    def owns(address: str) -> bool:
+        """Whether it is an address of the wallet."""
+        return address in _MINORS
+
     @property
     def _wallet(self) -> Wallet:
         if self._open is None:

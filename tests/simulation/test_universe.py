@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.universe import Faults, run
+from tests.simulation.runs import run
+from tests.simulation.universe import Faults
 
 KILLS = Faults(kill=3e-4, pause=1e-4, away=5e-5, payment=0.3, delay_ms=5)
 

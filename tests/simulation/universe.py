@@ -7,26 +7,21 @@ themselves, and what people were told; they do not ask the service.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
+import hashlib
 import random
-import tempfile
-import traceback
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import orjson
-import structlog
 
 from rpcsvc import clock as product_clock
 from rpcsvc.app import Running, running_on
-from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
@@ -34,23 +29,12 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
-from tests.e2e.audit import differences
 from tests.simulation.database import Server, SimulatedDatabase
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 
 HOUR_MS: Final = 3_600_000
+AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
 BEGAN_MS: Final = 1_763_678_000_000
-EVM: Final = "0x52908400098527886E0F7030069857D2E4169EE7"
-MONERO: Final = (
-    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
-    "9dhwMVgN5S9cQUiyoogDavup3H"
-)
-REFUND_MONERO: Final = [stagenet_subaddress(bytes([n + 1] * 64)) for n in range(4)]
-# What a payer sends, by direction: exact, short, below the minimum, over, far over.
-PAYMENTS: Final = {
-    "x2u": [None, None, None, "0.3", "0.00005", "1", "400"],
-    "u2x": [None, None, None, "60", "0.01", "200", "60000"],
-}
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -124,9 +108,8 @@ class Replica:
         chance = random.Random(universe.chance.getrandbits(64))
         database = SimulatedDatabase(universe.server, chance, universe.faults.delay_ms)
         folder = universe.folder / f"replica-{self.number}"
-        settings = load_settings(
-            config_file=None, environ={}, flags={"data_dir": str(folder), **universe.settings}
-        ).settings
+        flags = {"data_dir": str(folder), **universe.settings}
+        settings = load_settings(config_file=None, environ={}, flags=flags).settings
         chains = read_chains(settings.chains_file)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -141,16 +124,24 @@ class Replica:
 
 
 class Order(NamedTuple):
-    """An order that was acknowledged to its orderer."""
+    """An order that was acknowledged to its orderer. ``number``: of the person who made it."""
 
-    key: str
+    number: int
     direction: str
     order_id: str
     session_id: str
+    to: str
+    deposit_address: str
+    expected: int
 
 
 class Universe:
-    """The clock, the data, the replicas and the people; see the module."""
+    """The clock, the data, the replicas and the people; an engine's own adds its chains.
+
+    ``settings`` are those of all replicas; ``chains`` the names of the chains that orders are of.
+    """
+
+    chains: tuple[str, ...]
 
     def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
         self.seed = seed
@@ -167,29 +158,63 @@ class Universe:
         self.orders: dict[str, Order] = {}
         self.violations: list[str] = []
         self.counts = {"kills": 0, "pauses": 0, "outages": 0, "calls": 0, "unanswered": 0}
-        self._striking = False
+        self.is_striking = False
         self._most_steps = 0
 
     def now_ms(self) -> int:
         """Wall-clock time, the same for all."""
         return BEGAN_MS + self.loop.now_ns // 1_000_000
 
+    # --- of an engine --------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Start what the chains do by themselves."""
+
+    def calm(self) -> None:
+        """Let no more faults strike."""
+        self.is_striking = False
+
+    def destination(self, direction: str, number: int) -> str:
+        """Where a person wants to be paid."""
+        raise NotImplementedError
+
+    def refund_address(self, order: Order, attempt: int) -> str:
+        """Where an orderer wants a refund, each time that it is asked for."""
+        raise NotImplementedError
+
+    async def pay(self, order: Order, chance: random.Random) -> None:
+        """Have a person pay once, in some way."""
+        raise NotImplementedError
+
+    async def settled(self) -> None:
+        """Wait until nothing more happens by itself for now."""
+        await asyncio.sleep(40)
+
+    async def differences(self) -> list[str]:
+        """What is wrong with the money, by chains and data."""
+        raise NotImplementedError
+
     # --- a run ---------------------------------------------------------------------------------
 
     def run(self, orders: int) -> None:
         """Have people make so many orders under faults, then let all of them end, then check."""
-        self._most_steps = 500_000 + 20_000 * orders
+        self._most_steps = self.most_steps(orders)
         with _simulated_time(self.loop):
             self.loop.before_step = self._strike
             self.loop.run_simulation(self._story(orders))
 
+    def most_steps(self, orders: int) -> int:
+        """After so many steps of the loop it is said that something never ends."""
+        return 500_000 + 20_000 * orders
+
     async def _story(self, orders: int) -> None:
+        await self.begin()
         for replica in self.replicas:
             replica.start()
-        self._striking = True
+        self.is_striking = True
         people = [asyncio.ensure_future(self._person(number)) for number in range(orders)]
         await asyncio.gather(*people)
-        self._striking = False
+        self.calm()
         await self._recover()
         await self._check()
 
@@ -198,47 +223,40 @@ class Universe:
         chance = random.Random(f"{self.seed} {number}")
         await asyncio.sleep(chance.random() * 60)
         direction = chance.choice(["x2u", "u2x"])
-        order = await self._place(f"person-{number:08d}-key", direction, chance)
+        order = await self._place(number, direction, chance)
         if chance.random() < 0.1:
             return  # never pays
         for _ in range(chance.choice([1, 1, 1, 2])):
             await asyncio.sleep(chance.choice([0.1, 2, 10, 60]))
-            amount = chance.choice(PAYMENTS[direction])
-            if chance.random() < self.faults.payment:
-                fault = chance.choice(
-                    ["payout_fails", "payout_unknown_sent", "payout_unknown_lost", "refund_fails"]
-                )
-                await self._call("sandbox.fault", chance, fault=fault, orderId=order.order_id)
-            await self._call(
-                "sandbox.fund",
-                chance,
-                once=True,
-                orderId=order.order_id,
-                **({"amount": amount} if amount else {}),
-            )
+            await self.pay(order, chance)
 
-    async def _place(self, key: str, direction: str, chance: random.Random) -> Order:
+    async def _place(self, number: int, direction: str, chance: random.Random) -> Order:
         """Order, sometimes several times at once under one key: all must be the same order."""
+        key, to = f"person-{number:08d}-key", self.destination(direction, number)
         params: dict[str, Any] = {
             "direction": direction,
-            "chain": chance.choice(["arbitrum", "base"]),
-            "amount": "0.8" if direction == "x2u" else "150",
-            "to": EVM if direction == "x2u" else MONERO,
+            "chain": chance.choice(self.chains),
+            "amount": AMOUNTS[direction],
+            "to": to,
         }
         copies = chance.choice([1, 1, 1, 3])
         answers = await asyncio.gather(
-            *(self._call("swap.execute", chance, key=key, **params) for _ in range(copies))
+            *(self.call("swap.execute", chance, key=key, **params) for _ in range(copies))
         )
         for answer in answers:
             data = answer["data"]
-            order = Order(key, direction, data["order"]["orderId"], data["sessionId"])
+            made = data["order"]
+            order = Order(
+                number, direction, made["orderId"], data["sessionId"], to,
+                made["depositAddress"], int(made["expectedOutput"]),
+            )  # fmt: skip
             known = self.orders.setdefault(key, order)
             if known != order:
-                self._violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
+                self.violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
             self.loop.note(f"order {order.order_id}")
         return order
 
-    async def _call(
+    async def call(
         self,
         name: str,
         chance: random.Random,
@@ -266,12 +284,12 @@ class Universe:
                     if answer["ok"]:
                         return answer
                     if answer["error"]["code"] == "internal_error":
-                        self._violated(f"{name} answered {answer}")
+                        self.violated(f"{name} answered {answer}")
                         return answer
                     if not answer["error"]["retryable"]:
                         if once:
                             return answer
-                        self._violated(f"{name} was refused: {answer['error']}")
+                        self.violated(f"{name} was refused: {answer['error']}")
                         return answer
             await asyncio.sleep(0.2 + chance.random())
 
@@ -294,7 +312,7 @@ class Universe:
         """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
         if self.loop.steps > self._most_steps:
             raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
-        if not self._striking:
+        if not self.is_striking:
             return
         roll = self.chance.random()
         faults = self.faults
@@ -338,54 +356,70 @@ class Universe:
     async def _recover(self) -> None:
         """Faults have stopped: let every deadline pass, and name the refund addresses due."""
         await asyncio.sleep(60)
+        await self.settled()
         chance = random.Random(self.seed)
         for attempt, wait_ms in enumerate((HOUR_MS, HOUR_MS, 25 * HOUR_MS, 25 * HOUR_MS)):
-            # One that a refund could not be sent to is refused the next time.
-            addresses = {"x2u": REFUND_MONERO[attempt], "u2x": f"0x{attempt + 1:040x}"}
             # Each pass of a worker would be simulated: the machine sleeps instead.
             self.loop.skip(wait_ms / 1000)
-            await asyncio.sleep(40)
+            await self.settled()
             for order in self.orders.values():
-                answer = await self._call("swap.status", chance, orderId=order.order_id)
+                answer = await self.call("swap.status", chance, orderId=order.order_id)
                 if answer["data"]["actionRequired"]:
-                    await self._call(
+                    # One that a refund could not be sent to is refused the next time.
+                    await self.call(
                         "support.create",
                         chance,
                         message="refund, please",
                         orderId=order.order_id,
                         sessionId=order.session_id,
-                        walletAddress=addresses[order.direction],
+                        walletAddress=self.refund_address(order, attempt),
                     )
         await asyncio.sleep(60)
+        await self.settled()
+
+    async def states(self) -> dict[str, str]:
+        """How far each order is, by its id."""
+        chance = random.Random(self.seed)
+        answers = {
+            order.order_id: await self.call("swap.status", chance, orderId=order.order_id)
+            for order in self.orders.values()
+        }
+        return {order_id: answer["state"] for order_id, answer in answers.items()}
 
     async def _check(self) -> None:
-        self.violations += differences(self.server.connection)
-        chance = random.Random(self.seed)
-        for order in self.orders.values():
-            answer = await self._call("swap.status", chance, orderId=order.order_id)
-            ended = answer["state"] in ("completed", "terminal_failure")
-            if not ended:
-                self._violated(f"{order.order_id} has not ended: {answer['state']}")
+        self.violations += await self.differences()
+        for order_id, state in (await self.states()).items():
+            if state not in ("completed", "terminal_failure"):
+                self.violated(f"{order_id} has not ended: {state}")
         rows = self.server.connection.execute("SELECT count(*) FROM orders").fetchone()
         if rows[0] != len(self.orders):
-            self._violated(f"{rows[0]} orders are stored, {len(self.orders)} were acknowledged")
+            self.violated(f"{rows[0]} orders are stored, {len(self.orders)} were acknowledged")
         for replica in self.replicas:
             if replica.up is not None and not (health := replica.up.worker.health()).ok:
-                self._violated(
-                    f"{replica.actor.name} is not well after the faults: {health.detail}"
-                )
+                self.violated(f"{replica.actor.name} is not well after the faults: {health.detail}")
         for failure in self.loop.failures:
-            self._violated(f"the loop caught {failure}")
+            self.violated(f"the loop caught {failure}")
 
     def ended(self, replica: Replica, error: BaseException) -> None:
         """A replica has ended by an error; a database that is away or another's lease is none."""
         if not isinstance(error, (Unavailable, DatabaseInUse)):
-            self._violated(f"{replica.actor.name} ended by {error!r}")
+            self.violated(f"{replica.actor.name} ended by {error!r}")
             raise error
 
-    def _violated(self, what: str) -> None:
+    def violated(self, what: str) -> None:
+        """Note what does not hold."""
         self.loop.note(f"violation {what}")
         self.violations.append(f"at {self.loop.time():.3f} s: {what}")
+
+
+def monero_address(*parts: object) -> str:
+    """An address that follows from the parts."""
+    return stagenet_subaddress(hashlib.sha512(repr(parts).encode()).digest())
+
+
+def evm_address(*parts: object) -> str:
+    """An address that follows from the parts (EIP-55)."""
+    return evm_checksum("0x" + hashlib.sha256(repr(parts).encode()).hexdigest()[:40])
 
 
 @contextmanager
@@ -400,54 +434,3 @@ def _simulated_time(loop: SimulatedLoop) -> Iterator[None]:
     )
     with patch.object(product_clock, "time", fake):
         yield
-
-
-class Outcome(NamedTuple):
-    """How a run ended: its trace, the steps of the loop, what struck, and what did not hold."""
-
-    seed: int
-    trace: str
-    steps: int
-    orders: int
-    counts: dict[str, int]
-    violations: list[str]
-
-
-def run(seed: int, orders: int, faults: Faults | None = None) -> Outcome:
-    """Run a universe in a process of its own, whose killed replicas end with it."""
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(target=_run_here, args=(seed, orders, faults, sending))
-    child.start()
-    sending.close()
-    try:
-        outcome: Outcome = receiving.recv()
-    except EOFError:
-        raise RuntimeError(f"the run of seed {seed} has ended without an outcome") from None
-    finally:
-        child.join()
-    return outcome
-
-
-def _run_here(seed: int, orders: int, faults: Faults | None, outcome: Connection) -> None:
-    # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-") as folder:
-        universe = Universe(seed, Path(folder), faults)
-        try:
-            universe.run(orders)
-        except Exception:  # noqa: BLE001 - reported as a violation, with its seed
-            universe.violations.append(traceback.format_exc())
-        loop = universe.loop
-        outcome.send(
-            Outcome(
-                seed,
-                loop.trace,
-                loop.steps,
-                len(universe.orders),
-                universe.counts,
-                universe.violations,
-            )
-        )
-        outcome.close()
-    os._exit(0)  # collecting the tasks of killed replicas would run their finally blocks

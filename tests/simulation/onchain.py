@@ -1,0 +1,424 @@
+"""The universe of the engine onchain: the product's own daemon clients on models of the chains.
+
+Money is counted on the models: what came to each order's address, and what each of its addresses
+got. The product's auditor, which shares no code with what it audits, compares the books as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+from unittest.mock import patch
+
+from rpcsvc.audit.auditor import open_auditor
+from rpcsvc.audit.books import read_books_of
+from rpcsvc.domain import usdc
+from rpcsvc.orders.scheduler import worker
+from rpcsvc.settings import load_settings
+from rpcsvc.settings_onchain import read_chains
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
+from tests.simulation.database import SimulatedDatabase
+from tests.simulation.evm import GWEI, EvmChain, EvmName, EvmNode, Holding
+from tests.simulation.monero import MoneroChain, Monerod, Paid
+from tests.simulation.monero_wallet import WalletRpc, address_of
+from tests.simulation.universe import (
+    Faults,
+    Order,
+    Universe,
+    evm_address,
+    monero_address,
+)
+
+XMR: Final = 10**12
+USDC: Final = 10**6
+PRICE: Final = 165
+CONFIRMATIONS: Final = 3
+MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+_TOKEN: Final = evm_address("token")
+_CHAIN_ID: Final = 421614
+_EVM_SECONDS: Final = 6
+_OPENING_OUTPUTS: Final = 60
+# More than the service looks back at its first start.
+_OPENING_BLOCKS: Final = 2_100
+_MOST_WAITS: Final = 30
+_UNDER_WAY: Final = (
+    "SELECT EXISTS (SELECT 1 FROM deposits WHERE state = 'seen'), EXISTS (SELECT 1 FROM transfers"
+    " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
+)
+# What a payer sends, by direction: exact, short, below the minimum, over, far over.
+PAYMENTS: Final = {
+    "x2u": [8 * XMR // 10] * 3 + [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR],
+    "u2x": [150 * USDC] * 3 + [60 * USDC, USDC // 100, 200 * USDC, 3_000 * USDC],
+}
+# Less than this is dust, or too little to be sent back, in USDC units.
+_LITTLE: Final = 2 * USDC
+# What network fees may take of an order, in USDC units.
+_FEES: Final = 3 * USDC
+_CHAINS: Final = f"""
+[chains.arbitrum]
+display_name = "Arbitrum One"
+chain_id = 42161
+aliases = ["arb"]
+native_token = "ETH"
+usdc_contract = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
+min_swap_usd = 1
+confirmations = {CONFIRMATIONS}
+block_time_ms = {_EVM_SECONDS * 1000}
+test_network = "arbitrum-sepolia"
+test_chain_id = {_CHAIN_ID}
+test_usdc_contract = "{_TOKEN}"
+"""
+
+
+class ChainFaults(NamedTuple):
+    """How likely each fault is: of reorganisations and gas per block, of daemons per second.
+
+    ``cheat``: the share of payers who take their payment back while it is shallow.
+    """
+
+    network: NetworkFaults = NO_FAULTS
+    reorg: float = 0.0
+    gas: float = 0.0
+    daemon: float = 0.0
+    left_out: float = 0.0
+    cheat: float = 0.0
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> ChainFaults:
+        """A mix of its own for each seed; some seeds have none of a kind."""
+
+        def rate(most: float) -> float:
+            return chance.choice([0.0, most / 10, most])
+
+        network = NetworkFaults(
+            unreached=rate(0.01), unread=rate(0.01), lost=rate(0.02), slow=rate(0.005),
+            busy=rate(0.01), cut=rate(0.005), delay_ms=chance.choice([1.0, 10.0, 100.0]),
+        )  # fmt: skip
+        return cls(network, rate(0.03), rate(0.02), rate(0.02), rate(0.3), rate(0.2))
+
+
+class OnchainUniverse(Universe):
+    """One EVM chain, Monero, and the operator's wallets on them."""
+
+    chains = ("arbitrum",)
+
+    def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
+        super().__init__(seed, folder, faults)
+        chance = self.chance
+        self.chain_faults = ChainFaults() if faults == Faults() else ChainFaults.drawn(chance)
+        self.network = Network(self.loop, self._fork())
+        self.hot = HdKeys(MNEMONIC).address(HOT_WALLET_INDEX)
+        opening = Holding(ether=1_000 * 10**18, units=1_000_000 * USDC)
+        self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._now, self._fork(), {self.hot: opening})
+        self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
+        self.monero = MoneroChain(self._now, self._fork())
+        self.monerod = Monerod(self.monero, "stagenet", self._fork())
+        self.wallet = WalletRpc(self.monerod, self._fork())
+        self._outside = self._fork()
+        self._block_seconds = chance.choice([10, 20])
+        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0}
+        self._refunds: dict[str, list[str]] = {}
+        self.settings |= self._settings(chance)
+
+    def _fork(self) -> random.Random:
+        return random.Random(self.chance.getrandbits(64))
+
+    def _now(self) -> int:
+        return self.now_ms() // 1000
+
+    def _settings(self, chance: random.Random) -> dict[str, object]:
+        (self.folder / "chains.toml").write_text(_CHAINS)
+        key_file = self.folder / "evm-mnemonic"
+        key_file.write_text(MNEMONIC)
+        key_file.chmod(0o600)
+        evm = self.nodes[0] if len(self.nodes) == 1 else EvmName(self.nodes, self._fork())
+        return {
+            "engine": "onchain",
+            "chains_file": str(self.folder / "chains.toml"),
+            # Where the auditor reads; it is reached as a server's is, through the port.
+            "database_url": "postgresql://simulated/rpcsvc",
+            "rates.fixed_usdc_per_xmr": str(PRICE),
+            "orders.unfunded_share": 100,
+            "orders.unfunded_token_share": 100,
+            "orders.unfunded_token_orders": 100_000,
+            "onchain.monero_network": "stagenet",
+            "onchain.monerod_url": self.network.serve("monerod", self.monerod),
+            "onchain.wallet_url": self.network.serve("wallet", self.wallet),
+            "onchain.wallet_file": WalletRpc.FILE,
+            "onchain.nodes": f"arbitrum={self.network.serve('evm', evm)}",
+            "onchain.key_file": str(key_file),
+            "onchain.xmr_confirmations": f"0={CONFIRMATIONS}",
+            "onchain.xmr_settled_after": CONFIRMATIONS,
+            "onchain.xmr_outputs": chance.choice([0, 0, 16]),
+            "onchain.xmr_addresses": 64,
+            "onchain.usdc_addresses": 64,
+            "onchain.poll_ms": chance.choice([2000, 5000, 10_000]),
+            "onchain.audit_seconds": 120,
+        }
+
+    # --- what happens by itself ----------------------------------------------------------------
+
+    def run(self, orders: int) -> None:
+        """As of every universe, with the daemons at the end of the product's connections."""
+        for number in range(orders):
+            self.evm.give(self._payer(number), Holding(10**24, 10**6 * USDC))
+        # More often there is nothing new on the chains to look at.
+        tick = patch.object(worker, "TICK_MS", self.chance.choice([1000, 2000, 5000]))
+        with self.network.carrying(), tick:
+            super().run(orders)
+
+    def _payer(self, number: int) -> str:
+        """The account that a person pays USDC from, where a refund may go, too."""
+        return evm_address(self.seed, number, "payer")
+
+    def most_steps(self, orders: int) -> int:
+        """Daemons take many."""
+        return 20_000_000 + 100_000 * orders
+
+    async def begin(self) -> None:
+        """Fund the wallets, and let blocks come."""
+        self.monero.pay([Paid(address_of(0), 5 * XMR)] * _OPENING_OUTPUTS)
+        self.monero.mine(20)
+        for _ in range(_OPENING_BLOCKS):
+            self.evm.mine()
+        works = (self._mine_evm(), self._mine_monero(), self._trouble_daemons())
+        self._works = [asyncio.ensure_future(work) for work in works]
+        self.network.faults = self.chain_faults.network
+
+    def calm(self) -> None:
+        """Let no more faults strike, of chains and daemons either."""
+        super().calm()
+        self.network.faults = NO_FAULTS
+        self.network.away.clear()
+        self.monerod.is_away = self.monerod.is_syncing = False
+        self.monerod.relays = True
+        self.evm.left_out = self.monero.left_out = 0.0
+        self.evm.base_fee = GWEI
+        for node in self.nodes:
+            node.lag, node.relays = 0, True
+
+    def _strikes(self, rate: float) -> bool:
+        return self.is_striking and rate > 0 and self._outside.random() < rate
+
+    async def _mine_evm(self) -> None:
+        while True:
+            await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
+            if self.is_striking:
+                self.evm.left_out = self.chain_faults.left_out
+            if self._strikes(self.chain_faults.gas):
+                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, 20])
+            if self._strikes(self.chain_faults.reorg):
+                self.counts["reorganisations"] += 1
+                self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12]))
+            self.evm.mine()
+
+    async def _mine_monero(self) -> None:
+        while True:
+            await asyncio.sleep(self._block_seconds * (0.2 + 1.6 * self._outside.random()))
+            if self.is_striking:
+                self.monero.left_out = self.chain_faults.left_out
+            if self._strikes(self.chain_faults.reorg):
+                await self._reorganise_monero(self._outside.choice([1, 2, 3, 5, 12]))
+            self.monero.mine()
+
+    async def _reorganise_monero(self, depth: int) -> None:
+        """Blocks go first, and others come a while after, or at once."""
+        self.counts["reorganisations"] += 1
+        self.monero.pop(depth)
+        if self._outside.random() < 0.3:
+            await asyncio.sleep(self._outside.random() * 10)
+        self.monero.mine(depth + 1)
+
+    async def _trouble_daemons(self) -> None:
+        """Restart a daemon, take it away, let it lag or keep to itself what it takes."""
+        while True:
+            await asyncio.sleep(1)
+            if self._strikes(self.chain_faults.daemon):
+                self.counts["daemons"] += 1
+                await self._trouble(self._outside.choice(["evm", "monerod", "wallet"]))
+
+    async def _trouble(self, name: str) -> None:
+        chance, node = self._outside, self._outside.choice(self.nodes)
+        if name == "evm":
+            if chance.random() < 0.5:
+                node.restart()
+            node.lag = chance.choice([0, 0, 1, 3, 8])
+            node.relays = chance.random() < 0.7
+        elif name == "monerod":
+            self.monerod.restart()
+            self.monerod.relays = chance.random() < 0.7
+            self.monerod.is_away = self.monerod.is_syncing = True
+        else:
+            self.wallet.restart()
+        host = f"{name}:80"
+        if name != "evm" or chance.random() < 0.3:
+            self.network.away.append(host)
+            await asyncio.sleep(chance.random() * 20)
+        self.monerod.is_away = False
+        self.network.away.clear()
+        await asyncio.sleep(chance.random() * 10)
+        self.monerod.is_syncing = False
+        if chance.random() < 0.5:
+            node.lag, node.relays, self.monerod.relays = 0, True, True
+
+    # --- people --------------------------------------------------------------------------------
+
+    def destination(self, direction: str, number: int) -> str:
+        """An address that no other order has."""
+        own = self.seed, number
+        return evm_address(*own) if direction == "x2u" else monero_address(*own)
+
+    def refund_address(self, order: Order, attempt: int) -> str:
+        """An address of this order alone."""
+        own = self.seed, order.number, "refund", attempt
+        address = monero_address(*own) if order.direction == "x2u" else evm_address(*own)
+        known = self._refunds.setdefault(order.order_id, [])
+        if address not in known:
+            known.append(address)
+        return address
+
+    async def pay(self, order: Order, chance: random.Random) -> None:
+        """Pay from outside, and sometimes take it back."""
+        units = chance.choice(PAYMENTS[order.direction])
+        cheats = chance.random() < self.chain_faults.cheat
+        if order.direction == "x2u":
+            made = self.monero.pay([Paid(order.deposit_address, units)])
+            if cheats:
+                await self._take_xmr_back(made.txid, made.images[0])
+        else:
+            txid = self.evm.send(
+                self._payer(order.number), usdc.transfer(order.deposit_address, units)
+            )
+            if cheats:
+                await self._take_usdc_back(txid)
+
+    async def _take_xmr_back(self, txid: str, image: str) -> None:
+        """Have a longer branch without the payment, while that is less deep than deposits count."""
+        await asyncio.sleep(self._block_seconds * 2 * self._outside.random())
+        chain = self.monero
+        height = chain.heights.get(txid, len(chain.blocks))
+        depth = len(chain.blocks) - height
+        if not self.is_striking or depth >= CONFIRMATIONS:
+            return
+        self.counts["cheats"] += 1
+        chain.doomed[txid] = None
+        chain.pop(depth)
+        chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
+        chain.mine(depth + 1)
+
+    async def _take_usdc_back(self, txid: str) -> None:
+        await asyncio.sleep(_EVM_SECONDS * 2 * self._outside.random())
+        place = self.evm.place_of(txid)
+        depth = 0 if place is None else self.evm.top.number - place[0].number + 1
+        if not self.is_striking or depth >= CONFIRMATIONS:
+            return
+        self.counts["cheats"] += 1
+        self.evm.doomed[txid] = None
+        self.evm.reorganise(depth)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Wait until no deposit is to be confirmed and no transfer is under way."""
+        for _ in range(_MOST_WAITS):
+            await asyncio.sleep(40)
+            if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
+                return
+
+    async def differences(self) -> list[str]:
+        """What the models show of each order, what else left the wallets, and the auditor's."""
+        found = [text for order in self.orders.values() for text in self._order_differences(order)]
+        return [*found, *self._strange_payments(), *await self._audited()]
+
+    def _order_differences(self, order: Order) -> Iterator[str]:
+        """Whether an order got for its deposits what it should, once."""
+        came = self._received(order.deposit_address)
+        paid = self._received(order.to)
+        refunds = [units for at in self._refunded_to(order) for units in self._received(at)]
+        is_x2u = order.direction == "x2u"
+        value_in = sum(_value(units, is_xmr=is_x2u) for units in came)
+        value_out = sum(_value(units, is_xmr=not is_x2u) for units in paid)
+        value_out += sum(_value(units, is_xmr=is_x2u) for units in refunds)
+        said = f"{order.order_id} ({order.direction}) got {paid} and back {refunds} for {came}"
+        if len(paid) > 1:
+            yield f"paid twice: {said}"
+        if paid and paid[0] > order.expected and len(came) == 1:
+            large = _value(came[0], is_xmr=is_x2u) > _value(
+                PAYMENTS[order.direction][0], is_xmr=is_x2u
+            )
+            if not large:
+                yield f"paid more than was quoted: {said}"
+        if value_out > value_in:
+            yield f"more went out than came: {said}"
+        counted = [u for u in came if _value(u, is_xmr=is_x2u) > _LITTLE]
+        due = sum(_value(units, is_xmr=is_x2u) for units in counted)
+        if value_out < due * 95 // 100 - _FEES * len(counted):
+            yield f"less went out than came: {said}"
+        if came == PAYMENTS[order.direction][:1] and not refunds and paid != [order.expected]:
+            yield f"not paid what was quoted, {order.expected}: {said}"
+
+    def _refunded_to(self, order: Order) -> list[str]:
+        """Where its refunds may go: what was named, and the sender of USDC."""
+        sender = [self._payer(order.number)] if order.direction == "u2x" else []
+        return [*self._refunds.get(order.order_id, []), *sender]
+
+    def _received(self, address: str) -> list[int]:
+        """What an address got in the chain, by payment."""
+        if address.startswith("0x"):
+            return [units for _, to, units in self._moves() if to == address.lower()]
+        sums: dict[str, int] = {}
+        for output in self.monero.outputs.values():
+            if output.paid.address == address:
+                txid = output.made.txid
+                sums[txid] = sums.get(txid, 0) + output.paid.amount
+        return list(sums.values())
+
+    def _moves(self) -> Iterator[tuple[str, str, int]]:
+        """Source, payee and units of each transfer of the token."""
+        for block in self.evm.blocks:
+            for mined in block.mined:
+                for event in mined.events:
+                    if (move := usdc.transfer_in(event.topics, event.data)) is not None:
+                        yield move.sender.lower(), move.to.lower(), move.units
+
+    def _strange_payments(self) -> Iterator[str]:
+        """What left the wallets for nobody that an order knows."""
+        known = {order.to for order in self.orders.values()}
+        known |= {each for order in self.orders.values() for each in self._refunded_to(order)}
+        lower = {address.lower() for address in known}
+        for source, to, units in self._moves():
+            if source == self.hot.lower() and to not in lower:
+                yield f"{units} USDC units went from the hot wallet to {to}"
+        own = {output.made.image_of(output.place) for output in self.monero.outputs.values()
+               if self.wallet.owns(output.paid.address)}  # fmt: skip
+        for block in self.monero.blocks:
+            for made in block.mined:
+                if own.isdisjoint(made.images):
+                    continue
+                for paid in made.outputs:
+                    if paid.address not in known and not self.wallet.owns(paid.address):
+                        yield f"{paid.amount} piconero went from the wallet to {paid.address}"
+
+    async def _audited(self) -> list[str]:
+        """The differences that the product's auditor finds."""
+        flags = {"data_dir": str(self.folder), **self.settings}
+        settings = load_settings(config_file=None, environ={}, flags=flags).settings
+        chains = read_chains(settings.chains_file)
+        database = SimulatedDatabase(self.server, self._outside, 0.0)
+        async with open_auditor(
+            settings.onchain, chains, partial(read_books_of, database)
+        ) as auditor:
+            report = await auditor.audit()
+        await database.close()
+        return [f"the auditor finds {item}" for item in report.differences]
+
+
+def _value(units: int, *, is_xmr: bool) -> int:
+    """Units of an asset in USDC units, at the price of the run."""
+    return units * PRICE * USDC // XMR if is_xmr else units

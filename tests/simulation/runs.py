@@ -1,0 +1,80 @@
+"""Runs one universe in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from tests.simulation.onchain import OnchainUniverse
+from tests.simulation.sandbox import SandboxUniverse
+from tests.simulation.universe import Faults, Universe
+
+ENGINES: Final[Mapping[str, type[Universe]]] = {
+    "sandbox": SandboxUniverse,
+    "onchain": OnchainUniverse,
+}
+# Syncing a file takes no time there.
+_MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Outcome(NamedTuple):
+    """How a run ended: its trace, the steps of the loop, what struck, and what did not hold."""
+
+    engine: str
+    seed: int
+    trace: str
+    steps: int
+    orders: int
+    counts: dict[str, int]
+    violations: list[str]
+
+
+def run(seed: int, orders: int, faults: Faults | None = None, engine: str = "sandbox") -> Outcome:
+    """Run a universe in a process of its own, whose killed replicas end with it."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_run_here, args=(seed, orders, faults, engine, sending))
+    child.start()
+    sending.close()
+    try:
+        outcome: Outcome = receiving.recv()
+    except EOFError:
+        raise RuntimeError(f"the run of seed {seed} has ended without an outcome") from None
+    finally:
+        child.join()
+    return outcome
+
+
+def _run_here(
+    seed: int, orders: int, faults: Faults | None, engine: str, outcome: Connection
+) -> None:
+    # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-", dir=_MEMORY) as folder:
+        universe = ENGINES[engine](seed, Path(folder), faults)
+        try:
+            universe.run(orders)
+        except Exception:  # noqa: BLE001 - reported as a violation, with its seed
+            universe.violations.append(traceback.format_exc())
+        loop = universe.loop
+        outcome.send(
+            Outcome(
+                engine,
+                seed,
+                loop.trace,
+                loop.steps,
+                len(universe.orders),
+                universe.counts,
+                universe.violations,
+            )
+        )
+        outcome.close()
+    os._exit(0)  # collecting the tasks of killed replicas would run their finally blocks
