@@ -65,8 +65,8 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
 
-simulate: install ## run whole services under random seeds: SECONDS=60, ORDERS=100, or one SEED=
-	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) --orders $(or $(ORDERS),100)
+simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, or one SEED=
+	$(BIN)/python -m tests.simulation --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) --orders $(or $(ORDERS),100)
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install

@@ -1,4 +1,4 @@
-"""Runs universes: ``python -m tests.simulation [--seed N] [--seconds S] [--orders N]``.
+"""Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S] [--orders N]``.
 
 With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once. It ends
 with status 1 at the first violation, and prints the seed that replays it.
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this universe alone")
     parser.add_argument("--seconds", type=float, default=60, help="how long to run new seeds")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="sandbox")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="onchain")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
     given = parser.parse_args()
     if given.seed is not None:

@@ -68,6 +68,7 @@ class Transaction:
     max_fee: int
     tip: int
     value: int = 0
+    is_signed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,12 @@ class EvmChain:
         self.base_fee = GWEI
         # The share of waiting transactions that a block leaves out.
         self.left_out = 0.0
+        # The share of signed transactions that no pool gets back from replaced blocks.
+        self.forgotten = 0.0
         # Transactions that were sent by people and have to go: their money was spent elsewhere.
         self.doomed: dict[str, None] = {}
+        # The calls that were submitted to any node under a nonce, by sender and nonce.
+        self.submitted: dict[tuple[str, int], dict[bytes, None]] = {}
         self._now = now
         self._chance = chance
         self._places: dict[str, tuple[int, int]] = {}
@@ -216,6 +221,9 @@ class EvmChain:
     def _is_left_out(self) -> bool:
         return self.left_out > 0 and self._chance.random() < self.left_out
 
+    def _is_forgotten(self, made: Transaction) -> bool:
+        return made.is_signed and self._chance.random() < self.forgotten
+
     def _can_mine(self, made: Transaction, block: Block) -> bool:
         cost = made.gas * made.max_fee + made.value
         return (
@@ -254,7 +262,7 @@ class EvmChain:
                 del self._places[each.made.txid]
                 removed.append(each.made)
         for made in removed:
-            if made.txid not in self.doomed:
+            if made.txid not in self.doomed and not self._is_forgotten(made):
                 for pool in (self.pool, *(node.pool for node in self.nodes)):
                     pool.setdefault(made.txid, made)
         for txid in self.doomed:
@@ -273,7 +281,9 @@ class EvmChain:
         while any((each.sender, each.nonce) == (sender, nonce) for each in self.pool.values()):
             nonce += 1
         txid = _hash("sent", sender, nonce, data, self._chance.getrandbits(64))
-        made = Transaction(txid, sender, self.token, nonce, data, 200_000, 10**12, GWEI)
+        made = Transaction(
+            txid, sender, self.token, nonce, data, 200_000, 10**12, GWEI, is_signed=False
+        )
         self.receive(made)
         return txid
 
@@ -559,6 +569,7 @@ class EvmNode:
 
     def _submit(self, raw: str) -> str:
         made = decoded(bytes.fromhex(raw[2:]), self.chain.chain_id)
+        self.chain.submitted.setdefault((made.sender, made.nonce), {})[made.data] = None
         if (refusal := self._refusal(made)) is not None:
             raise Refused(-32000, refusal)
         if self.relays:

@@ -133,6 +133,8 @@ class MoneroChain:
         self.heights: dict[str, int] = {}
         # The share of waiting transactions that a block leaves out.
         self.left_out = 0.0
+        # The share of a wallet's transactions that no pool gets back from replaced blocks.
+        self.forgotten = 0.0
         # Transactions of people that have to go: their money was spent elsewhere.
         self.doomed: dict[str, None] = {}
         self._now = now
@@ -173,6 +175,9 @@ class MoneroChain:
     def _is_left_out(self) -> bool:
         return self.left_out > 0 and self._chance.random() < self.left_out
 
+    def _is_forgotten(self, made: Transaction) -> bool:
+        return not _is_of_people(made) and self._chance.random() < self.forgotten
+
     def _add(self, block: Block) -> None:
         self.blocks.append(block)
         index = block.first_index
@@ -198,7 +203,8 @@ class MoneroChain:
                     del self.spent[image]
                 for place in range(len(made.outputs)):
                     del self.outputs[made.image_of(place)]
-                self.pool.setdefault(made.txid, Waiting(made, relayed=True, broadcast=True))
+                if not self._is_forgotten(made):
+                    self.pool.setdefault(made.txid, Waiting(made, relayed=True, broadcast=True))
         for txid in self.doomed:
             self.pool.pop(txid, None)
 
@@ -206,7 +212,7 @@ class MoneroChain:
         """Why it can't be in a block of this height: the flag of the answer; None: it can."""
         if any(image in self.spent for image in made.images):
             return "double_spend"
-        if made.images[0].startswith(_BANK):
+        if _is_of_people(made):
             return None
         inputs = [self.outputs.get(image) for image in made.images]
         if any(each is None or each.height + SPENDABLE_AGE > height for each in inputs):
@@ -221,6 +227,10 @@ class MoneroChain:
         made = build([image or _BANK + digest("bank", salt)], outputs, 10**7, salt)
         self.pool[made.txid] = Waiting(made, relayed=True, broadcast=True)
         return made
+
+
+def _is_of_people(made: Transaction) -> bool:
+    return made.images[0].startswith(_BANK)
 
 
 class Monerod:

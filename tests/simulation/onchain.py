@@ -58,8 +58,9 @@ PAYMENTS: Final = {
 }
 # Less than this is dust, or too little to be sent back, in USDC units.
 _LITTLE: Final = 2 * USDC
-# What network fees may take of an order, in USDC units.
-_FEES: Final = 3 * USDC
+# The dearest gas, in gwei; and what network fees may take of a payment then, in USDC units.
+_DEAREST: Final = 20
+_FEES: Final = 18 * USDC
 _CHAINS: Final = f"""
 [chains.arbitrum]
 display_name = "Arbitrum One"
@@ -79,6 +80,7 @@ test_usdc_contract = "{_TOKEN}"
 class ChainFaults(NamedTuple):
     """How likely each fault is: of reorganisations and gas per block, of daemons per second.
 
+    ``forgotten``: the share of payments of the service that no pool gets back from replaced blocks.
     ``cheat``: the share of payers who take their payment back while it is shallow.
     """
 
@@ -87,6 +89,7 @@ class ChainFaults(NamedTuple):
     gas: float = 0.0
     daemon: float = 0.0
     left_out: float = 0.0
+    forgotten: float = 0.0
     cheat: float = 0.0
 
     @classmethod
@@ -100,7 +103,7 @@ class ChainFaults(NamedTuple):
             unreached=rate(0.01), unread=rate(0.01), lost=rate(0.02), slow=rate(0.005),
             busy=rate(0.01), cut=rate(0.005), delay_ms=chance.choice([1.0, 10.0, 100.0]),
         )  # fmt: skip
-        return cls(network, rate(0.03), rate(0.02), rate(0.02), rate(0.3), rate(0.2))
+        return cls(network, rate(0.1), rate(0.05), rate(0.05), rate(0.3), rate(0.5), rate(0.2))
 
 
 class OnchainUniverse(Universe):
@@ -123,6 +126,7 @@ class OnchainUniverse(Universe):
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0}
+        self.comes, self.lingers = chance.choice([60, 600]), chance.choice([0, 120, 600])
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
 
@@ -190,6 +194,9 @@ class OnchainUniverse(Universe):
         works = (self._mine_evm(), self._mine_monero(), self._trouble_daemons())
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
+        for chain in (self.evm, self.monero):
+            chain.left_out = self.chain_faults.left_out
+            chain.forgotten = self.chain_faults.forgotten
 
     def calm(self) -> None:
         """Let no more faults strike, of chains and daemons either."""
@@ -199,6 +206,7 @@ class OnchainUniverse(Universe):
         self.monerod.is_away = self.monerod.is_syncing = False
         self.monerod.relays = True
         self.evm.left_out = self.monero.left_out = 0.0
+        self.evm.forgotten = self.monero.forgotten = 0.0
         self.evm.base_fee = GWEI
         for node in self.nodes:
             node.lag, node.relays = 0, True
@@ -209,22 +217,18 @@ class OnchainUniverse(Universe):
     async def _mine_evm(self) -> None:
         while True:
             await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
-            if self.is_striking:
-                self.evm.left_out = self.chain_faults.left_out
             if self._strikes(self.chain_faults.gas):
-                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, 20])
+                self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, _DEAREST])
             if self._strikes(self.chain_faults.reorg):
                 self.counts["reorganisations"] += 1
-                self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12]))
+                self.evm.reorganise(self._outside.choice([1, 2, 3, 5, 12, 40]))
             self.evm.mine()
 
     async def _mine_monero(self) -> None:
         while True:
             await asyncio.sleep(self._block_seconds * (0.2 + 1.6 * self._outside.random()))
-            if self.is_striking:
-                self.monero.left_out = self.chain_faults.left_out
             if self._strikes(self.chain_faults.reorg):
-                await self._reorganise_monero(self._outside.choice([1, 2, 3, 5, 12]))
+                await self._reorganise_monero(self._outside.choice([1, 2, 3, 5, 12, 25]))
             self.monero.mine()
 
     async def _reorganise_monero(self, depth: int) -> None:
@@ -334,6 +338,11 @@ class OnchainUniverse(Universe):
     async def differences(self) -> list[str]:
         """What the models show of each order, what else left the wallets, and the auditor's."""
         found = [text for order in self.orders.values() for text in self._order_differences(order)]
+        found += [
+            f"nonce {nonce} of {sender} was signed for {len(calls)} calls"
+            for (sender, nonce), calls in self.evm.submitted.items()
+            if len(calls) > 1
+        ]
         return [*found, *self._strange_payments(), *await self._audited()]
 
     def _order_differences(self, order: Order) -> Iterator[str]:

@@ -35,6 +35,11 @@ from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 HOUR_MS: Final = 3_600_000
 AMOUNTS: Final = {"x2u": "0.8", "u2x": "150"}
 BEGAN_MS: Final = 1_763_678_000_000
+_MOST_LOOKS: Final = 20
+_GAPS: Final = (
+    "SELECT order_seq FROM event_log GROUP BY order_seq"
+    " HAVING count(*) <> max(version) - min(version) + 1"
+)
 _BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -156,9 +161,12 @@ class Universe:
         ]
         self.settings: dict[str, Any] = {"signing.enabled": False}
         self.orders: dict[str, Order] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
         self.violations: list[str] = []
         self.counts = {"kills": 0, "pauses": 0, "outages": 0, "calls": 0, "unanswered": 0}
         self.is_striking = False
+        # How long (s) people come, and how long faults strike after the last payment.
+        self.comes, self.lingers = 60.0, 0.0
         self._most_steps = 0
 
     def now_ms(self) -> int:
@@ -214,6 +222,7 @@ class Universe:
         self.is_striking = True
         people = [asyncio.ensure_future(self._person(number)) for number in range(orders)]
         await asyncio.gather(*people)
+        await asyncio.sleep(self.lingers)
         self.calm()
         await self._recover()
         await self._check()
@@ -221,7 +230,7 @@ class Universe:
     async def _person(self, number: int) -> None:
         """Order, pay in some way, and follow the order to its end."""
         chance = random.Random(f"{self.seed} {number}")
-        await asyncio.sleep(chance.random() * 60)
+        await asyncio.sleep(chance.random() * self.comes)
         direction = chance.choice(["x2u", "u2x"])
         order = await self._place(number, direction, chance)
         if chance.random() < 0.1:
@@ -239,6 +248,7 @@ class Universe:
             "amount": AMOUNTS[direction],
             "to": to,
         }
+        self._asked[key] = params
         copies = chance.choice([1, 1, 1, 3])
         answers = await asyncio.gather(
             *(self.call("swap.execute", chance, key=key, **params) for _ in range(copies))
@@ -394,11 +404,38 @@ class Universe:
         rows = self.server.connection.execute("SELECT count(*) FROM orders").fetchone()
         if rows[0] != len(self.orders):
             self.violated(f"{rows[0]} orders are stored, {len(self.orders)} were acknowledged")
+        for row in self.server.connection.execute(_GAPS):
+            self.violated(f"the events of order {row[0]} have a gap")
+        await self._check_keys()
         for replica in self.replicas:
-            if replica.up is not None and not (health := replica.up.worker.health()).ok:
-                self.violated(f"{replica.actor.name} is not well after the faults: {health.detail}")
+            if problem := await self._sickness(replica):
+                self.violated(f"{replica.actor.name} is not well after the faults: {problem}")
         for failure in self.loop.failures:
             self.violated(f"the loop caught {failure}")
+
+    async def _check_keys(self) -> None:
+        """Each key gives its order again."""
+        chance = random.Random(self.seed)
+        for key, order in self.orders.items():
+            answer = await self.call("swap.execute", chance, key=key, **self._asked[key])
+            again = answer.get("data", {}).get("order", {}).get("orderId")
+            if again != order.order_id:
+                self.violated(f"key {key} gave {order.order_id}, and then {again}")
+
+    async def _sickness(self, replica: Replica) -> str:
+        """What is wrong with a replica, and stays so for some minutes; empty: nothing."""
+        problem = ""
+        for _ in range(_MOST_LOOKS):
+            up = replica.up
+            if up is None:
+                return ""  # it waits for the lease
+            checks = {**await up.service.venue.health(), "worker": up.worker.health()}
+            wrong = [f"{name}: {check.detail}" for name, check in checks.items() if not check.ok]
+            if not wrong:
+                return ""
+            problem = "; ".join(wrong)
+            await asyncio.sleep(20)
+        return problem
 
     def ended(self, replica: Replica, error: BaseException) -> None:
         """A replica has ended by an error; a database that is away or another's lease is none."""
