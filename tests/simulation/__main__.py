@@ -1,4 +1,4 @@
-"""Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S] [--orders N]``.
+"""Runs universes: ``python -m tests.simulation [--engine E] [--seed N] [--seconds S]``.
 
 With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once. It ends
 with status 1 at the first violation, and prints the seed that replays it.

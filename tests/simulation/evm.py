@@ -12,7 +12,7 @@ import hashlib
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -168,8 +168,8 @@ class EvmChain:
         self.left_out = 0.0
         # The share of signed transactions that no pool gets back from replaced blocks.
         self.forgotten = 0.0
-        # Transactions that were sent by people and have to go: their money was spent elsewhere.
-        self.doomed: dict[str, None] = {}
+        # Transactions whose nonce their senders have used for something else.
+        self._doomed: dict[str, None] = {}
         # The calls that were submitted to any node under a nonce, by sender and nonce.
         self.submitted: dict[tuple[str, int], dict[bytes, None]] = {}
         self._now = now
@@ -191,6 +191,11 @@ class EvmChain:
     def top(self) -> Block:
         """The newest block."""
         return self.blocks[-1]
+
+    def find(self, txid: str) -> Transaction | None:
+        """A transaction in a block, or waiting."""
+        place = self.place_of(txid)
+        return self.pool.get(txid) if place is None else place[0].mined[place[1]].made
 
     def place_of(self, txid: str) -> tuple[Block, int] | None:
         """Where a transaction is mined: its block, and its index there."""
@@ -262,15 +267,26 @@ class EvmChain:
                 del self._places[each.made.txid]
                 removed.append(each.made)
         for made in removed:
-            if made.txid not in self.doomed and not self._is_forgotten(made):
+            if made.txid not in self._doomed and not self._is_forgotten(made):
                 for pool in (self.pool, *(node.pool for node in self.nodes)):
                     pool.setdefault(made.txid, made)
-        for txid in self.doomed:
+        for txid in self._doomed:
             for pool in (self.pool, *(node.pool for node in self.nodes)):
                 pool.pop(txid, None)
         for _ in range(depth + 1 if again is None else again):
             self.mine()
         return removed
+
+    def displace(self, made: Transaction, depth: int) -> None:
+        """Have a branch in which the sender has used the nonce to pay nobody else."""
+        self._doomed[made.txid] = None
+        data = usdc.transfer(made.sender, 1)
+        txid = _hash("displaced", made.txid)
+        rival = replace(made, txid=txid, data=data, max_fee=2 * made.max_fee, tip=2 * made.tip)
+        for pool in (self.pool, *(node.pool for node in self.nodes)):
+            pool.pop(made.txid, None)
+            pool[txid] = rival
+        self.reorganise(depth)
 
     # --- what is sent --------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -78,7 +78,8 @@ test_usdc_contract = "{_TOKEN}"
 
 
 class ChainFaults(NamedTuple):
-    """How likely each fault is: of reorganisations and gas per block, of daemons per second.
+    """How likely each fault is: of reorganisations and gas per block, of daemons per second (and
+    that an EVM node loses its pool, per block).
 
     ``forgotten``: the share of payments of the service that no pool gets back from replaced blocks.
     ``cheat``: the share of payers who take their payment back while it is shallow.
@@ -103,7 +104,7 @@ class ChainFaults(NamedTuple):
             unreached=rate(0.01), unread=rate(0.01), lost=rate(0.02), slow=rate(0.005),
             busy=rate(0.01), cut=rate(0.005), delay_ms=chance.choice([1.0, 10.0, 100.0]),
         )  # fmt: skip
-        return cls(network, rate(0.1), rate(0.05), rate(0.05), rate(0.3), rate(0.5), rate(0.2))
+        return cls(network, rate(0.1), rate(0.05), rate(0.1), rate(0.7), rate(0.5), rate(0.2))
 
 
 class OnchainUniverse(Universe):
@@ -217,6 +218,8 @@ class OnchainUniverse(Universe):
     async def _mine_evm(self) -> None:
         while True:
             await asyncio.sleep(_EVM_SECONDS * (0.5 + self._outside.random()))
+            if self._strikes(self.chain_faults.daemon):
+                self._outside.choice(self.nodes).restart()
             if self._strikes(self.chain_faults.gas):
                 self.evm.base_fee = GWEI * self._outside.choice([1, 1, 3, _DEAREST])
             if self._strikes(self.chain_faults.reorg):
@@ -304,27 +307,35 @@ class OnchainUniverse(Universe):
 
     async def _take_xmr_back(self, txid: str, image: str) -> None:
         """Have a longer branch without the payment, while that is less deep than deposits count."""
-        await asyncio.sleep(self._block_seconds * 2 * self._outside.random())
         chain = self.monero
-        height = chain.heights.get(txid, len(chain.blocks))
-        depth = len(chain.blocks) - height
-        if not self.is_striking or depth >= CONFIRMATIONS:
-            return
-        self.counts["cheats"] += 1
-        chain.doomed[txid] = None
-        chain.pop(depth)
-        chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
-        chain.mine(depth + 1)
+
+        def depth() -> int:
+            return len(chain.blocks) - chain.heights.get(txid, len(chain.blocks))
+
+        if await self._is_shallow(depth):
+            self.counts["cheats"] += 1
+            chain.doomed[txid] = None
+            gone = depth()
+            chain.pop(gone)
+            chain.pay([Paid(monero_address("cheat", txid), XMR)], image)
+            chain.mine(gone + 1)
 
     async def _take_usdc_back(self, txid: str) -> None:
-        await asyncio.sleep(_EVM_SECONDS * 2 * self._outside.random())
-        place = self.evm.place_of(txid)
-        depth = 0 if place is None else self.evm.top.number - place[0].number + 1
-        if not self.is_striking or depth >= CONFIRMATIONS:
-            return
-        self.counts["cheats"] += 1
-        self.evm.doomed[txid] = None
-        self.evm.reorganise(depth)
+        def depth() -> int:
+            place = self.evm.place_of(txid)
+            return 0 if place is None else self.evm.top.number - place[0].number + 1
+
+        if await self._is_shallow(depth) and (made := self.evm.find(txid)) is not None:
+            self.counts["cheats"] += 1
+            self.evm.displace(made, depth())
+
+    async def _is_shallow(self, depth: Callable[[], int]) -> bool:
+        """Wait for a depth, and some of the next block: whether it is still less than counts."""
+        wanted = self._outside.randrange(CONFIRMATIONS)
+        while depth() < wanted and self.is_striking:  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(self._outside.random() * _EVM_SECONDS)
+        return self.is_striking and depth() < CONFIRMATIONS
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -337,15 +348,15 @@ class OnchainUniverse(Universe):
 
     async def differences(self) -> list[str]:
         """What the models show of each order, what else left the wallets, and the auditor's."""
-        found = [text for order in self.orders.values() for text in self._order_differences(order)]
+        found = [text for order in self.orders.values() for text in self.order_differences(order)]
         found += [
             f"nonce {nonce} of {sender} was signed for {len(calls)} calls"
             for (sender, nonce), calls in self.evm.submitted.items()
             if len(calls) > 1
         ]
-        return [*found, *self._strange_payments(), *await self._audited()]
+        return [*found, *self.strange_payments(), *await self._audited()]
 
-    def _order_differences(self, order: Order) -> Iterator[str]:
+    def order_differences(self, order: Order) -> Iterator[str]:
         """Whether an order got for its deposits what it should, once."""
         came = self._received(order.deposit_address)
         paid = self._received(order.to)
@@ -396,7 +407,7 @@ class OnchainUniverse(Universe):
                     if (move := usdc.transfer_in(event.topics, event.data)) is not None:
                         yield move.sender.lower(), move.to.lower(), move.units
 
-    def _strange_payments(self) -> Iterator[str]:
+    def strange_payments(self) -> Iterator[str]:
         """What left the wallets for nobody that an order knows."""
         known = {order.to for order in self.orders.values()}
         known |= {each for order in self.orders.values() for each in self._refunded_to(order)}

@@ -105,15 +105,16 @@ def test_replacement_needs_a_higher_fee() -> None:
     on_chain(story)
 
 
-def test_reorganisation_brings_payments_back_but_for_the_doomed() -> None:
+def test_reorganisation_brings_payments_back_but_for_the_displaced() -> None:
     async def story(client: EvmClient, chain: EvmChain, _node: EvmNode) -> None:
         kept = await client.submit(signed(0, usdc.transfer(PAYEE, 1)))
         gone = chain.send(OWNER.address, usdc.transfer(PAYEE, 2))
         chain.mine()
         old = await client.block(1)
         assert await balance(client, PAYEE) == 3
-        chain.doomed[gone] = None
-        chain.reorganise(1)
+        made = chain.find(gone)
+        assert made is not None
+        chain.displace(made, 1)
         new = await client.block(1)
         assert old is not None
         assert new is not None

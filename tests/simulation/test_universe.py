@@ -10,10 +10,18 @@ from tests.simulation.universe import Faults
 KILLS = Faults(kill=3e-4, pause=1e-4, away=5e-5, payment=0.3, delay_ms=5)
 
 
-def test_one_seed_gives_one_trace() -> None:
-    first, second = run(13, 10), run(13, 10)
+@pytest.mark.parametrize("engine", ["sandbox", "onchain"])
+def test_one_seed_gives_one_trace(engine: str) -> None:
+    first, second = (run(13, 5, engine=engine) for _ in range(2))
     assert first.trace == second.trace
-    assert first.trace != run(14, 10).trace
+    assert first.trace != run(14, 5, engine=engine).trace
+
+
+@pytest.mark.parametrize("seed", [2, 12])
+def test_onchain_money_is_conserved_under_faults(seed: int) -> None:
+    outcome = run(seed, 10, engine="onchain")
+    assert outcome.violations == []
+    assert outcome.counts["daemons"] > 0
 
 
 @pytest.mark.parametrize("seed", [3, 12, 15])

@@ -1,0 +1,85 @@
+"""The checks of the universe of the engine onchain find what is wrong with the money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rpcsvc.domain import usdc
+from tests.simulation.evm import Holding
+from tests.simulation.monero import Paid, Waiting, build
+from tests.simulation.monero_wallet import address_of
+from tests.simulation.onchain import USDC, XMR, OnchainUniverse
+from tests.simulation.universe import Faults, Order, evm_address, monero_address
+
+EXPECTED: Final = 9 * XMR // 10
+DEPOSIT: Final = evm_address("deposit")
+PAYEE: Final = monero_address("payee")
+ORDER: Final = Order(0, "u2x", "ord_1", "session", PAYEE, DEPOSIT, EXPECTED)
+
+
+@pytest.fixture
+def universe(tmp_path: Path) -> OnchainUniverse:
+    """One order, paid in full."""
+    made = OnchainUniverse(1, tmp_path, Faults())
+    made.orders["key"] = ORDER
+    payer = evm_address("somebody")
+    made.evm.give(payer, Holding(units=1_000 * USDC))
+    made.evm.send(payer, usdc.transfer(DEPOSIT, 150 * USDC))
+    made.evm.mine()
+    return made
+
+
+def pay_xmr(universe: OnchainUniverse, address: str, units: int) -> None:
+    """Have the service's wallet pay."""
+    universe.monero.pay([Paid(address_of(0), units)])
+    universe.monero.mine(10)
+    image = next(
+        image
+        for image, output in universe.monero.outputs.items()
+        if output.paid == Paid(address_of(0), units) and image not in universe.monero.spent
+    )
+    made = build([image], [Paid(address, units)], 0, len(universe.monero.blocks))
+    universe.monero.pool[made.txid] = Waiting(made, relayed=True, broadcast=True)
+    universe.monero.mine()
+
+
+def found(universe: OnchainUniverse) -> list[str]:
+    return [*universe.order_differences(ORDER), *universe.strange_payments()]
+
+
+def test_order_that_was_paid_as_quoted_is_right(universe: OnchainUniverse) -> None:
+    pay_xmr(universe, PAYEE, EXPECTED)
+    assert found(universe) == []
+
+
+def test_deposit_that_nobody_answers_is_found(universe: OnchainUniverse) -> None:
+    less, wrong = found(universe)
+    assert less.startswith("less went out than came: ord_1")
+    assert wrong.startswith(f"not paid what was quoted, {EXPECTED}")
+
+
+def test_second_payout_is_found(universe: OnchainUniverse) -> None:
+    for _ in range(2):
+        pay_xmr(universe, PAYEE, EXPECTED)
+    assert "paid twice" in found(universe)[0]
+    assert any(text.startswith("more went out than came") for text in found(universe))
+
+
+def test_refund_beside_a_payout_is_found(universe: OnchainUniverse) -> None:
+    pay_xmr(universe, PAYEE, EXPECTED)
+    universe.evm.send(universe.hot, usdc.transfer(universe.refund_address(ORDER, 0), 150 * USDC))
+    universe.evm.mine()
+    assert any(text.startswith("more went out than came") for text in found(universe))
+
+
+def test_payments_to_strangers_are_found(universe: OnchainUniverse) -> None:
+    pay_xmr(universe, PAYEE, EXPECTED)
+    pay_xmr(universe, monero_address("stranger"), XMR)
+    universe.evm.send(universe.hot, usdc.transfer(evm_address("stranger"), 7))
+    universe.evm.mine()
+    usdc_gone, xmr_gone = found(universe)
+    assert usdc_gone.startswith("7 USDC units went from the hot wallet")
+    assert xmr_gone.startswith(f"{XMR} piconero went from the wallet")
