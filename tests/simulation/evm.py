@@ -31,6 +31,7 @@ BLOCK_GAS: Final = 30_000_000
 # Percent by which both fees of a replacement have to rise.
 _REPLACEMENT: Final = 10
 _FINAL_AFTER: Final = 10
+_ELSEWHERE: Final = "0x" + "e1" * 20
 _NAME, _VERSION = "USD Coin", "2"
 _FIELDS: Final = 12
 _TRANSFER: Final = usdc.selector("transfer(address,uint256)")
@@ -278,9 +279,9 @@ class EvmChain:
         return removed
 
     def displace(self, made: Transaction, depth: int) -> None:
-        """Have a branch in which the sender has used the nonce to pay nobody else."""
+        """Have a branch in which the sender has used the nonce to pay somebody else."""
         self._doomed[made.txid] = None
-        data = usdc.transfer(made.sender, 1)
+        data = usdc.transfer(_ELSEWHERE, 1)
         txid = _hash("displaced", made.txid)
         rival = replace(made, txid=txid, data=data, max_fee=2 * made.max_fee, tip=2 * made.tip)
         for pool in (self.pool, *(node.pool for node in self.nodes)):
