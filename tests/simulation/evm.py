@@ -1,39 +1,36 @@
-"""A model of an EVM chain with USDC, and of nodes on it, at the level of their JSON-RPC answers.
+"""A model of an EVM chain with USDC: blocks, the network's pool, the token, and who holds what.
 
 The chain is one; each node has a pool of its own, and may lag. What people send needs no signature
-(``EvmChain.send``); raw transactions are decoded, and their signer recovered. The state of each
-past block can be asked for. Sources: execution-apis; EIP-1559, EIP-2718, EIP-3009; FiatToken 2.
+(``EvmChain.send``). The state of each past block can be asked for. Sources: EIP-1559, EIP-3009;
+FiatToken 2.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from eth_keys.datatypes import Signature
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.keys import rlp
-from tests.simulation.daemons import Refused
+
+if TYPE_CHECKING:
+    from tests.simulation.evm_node import EvmNode
 
 GWEI: Final = 10**9
 TRANSFER_GAS: Final = 45_000
 NEW_HOLDER_GAS: Final = 20_000
 AUTHORIZED_GAS: Final = 85_000
 REVERTED_GAS: Final = 30_000
-BLOCK_GAS: Final = 30_000_000
 # Percent by which both fees of a replacement have to rise.
 _REPLACEMENT: Final = 10
-_FINAL_AFTER: Final = 10
 _ELSEWHERE: Final = "0x" + "e1" * 20
 _NAME, _VERSION = "USD Coin", "2"
-_FIELDS: Final = 12
 _TRANSFER: Final = usdc.selector("transfer(address,uint256)")
 _RECEIVE: Final = usdc.selector(
     "receiveWithAuthorization(address,address,uint256,uint256,uint256,bytes32,uint8,bytes32,bytes32)"
@@ -375,7 +372,7 @@ class EvmChain:
             raise Reverted("FiatTokenV2: caller must be the payee")
         if not given.valid_after < now < given.valid_before:
             raise Reverted("FiatTokenV2: authorization is not valid now")
-        if _signer(digest, v - 27, r, s) != source:
+        if signer_of(digest, v - 27, r, s) != source:
             raise Reverted("FiatTokenV2: invalid signature")
         used = ("used", source + words[5].hex())
         if self.state.get(used, at):
@@ -431,252 +428,11 @@ def offer(pool: dict[str, Transaction], made: Transaction, next_nonce: int) -> s
     return None
 
 
-class EvmNode:
-    """A node: answers for the chain as far as it has it. ``lag``: newest blocks that it lacks.
-
-    ``relays``: whether the network hears of what it takes, after ``relay_seconds`` at most.
-    """
-
-    def __init__(self, chain: EvmChain, chance: random.Random) -> None:
-        self.chain = chain
-        self.pool: dict[str, Transaction] = {}
-        self.lag = 0
-        self.relays = True
-        self.relay_seconds = 1.0
-        self._chance = chance
-        chain.nodes.append(self)
-
-    @property
-    def head(self) -> Block:
-        """Its newest block."""
-        return self.chain.blocks[max(0, self.chain.top.number - self.lag)]
-
-    def restart(self) -> None:
-        """Lose the pool."""
-        self.pool.clear()
-
-    def number_of(self, kind: str, account: str) -> int:
-        """A number of its newest state."""
-        return self.chain.state.get((kind, account), self.head.number)
-
-    # --- answers -------------------------------------------------------------------------------
-
-    def call(self, method: str, params: Any) -> Any:
-        """The result of a call. Raises Refused."""
-        answer = _ANSWERS.get(method)
-        if answer is None:
-            raise Refused(-32601, f"the method {method} does not exist")
-        return answer(self, *params)
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """None such."""
-        raise NotImplementedError(path, body)
-
-    def _chain_id(self) -> str:
-        return hex(self.chain.chain_id)
-
-    def _tip(self) -> str:
-        return hex(GWEI // 10)
-
-    def _block(self, which: str, whole: bool) -> Any:
-        if which == "pending":
-            return self._pending()
-        if which == "finalized":
-            number = max(0, self.head.number - _FINAL_AFTER)
-        else:
-            number = self.head.number if which == "latest" else int(which, 16)
-        if number > self.head.number:
-            return None
-        block = self.chain.blocks[number]
-        listed: list[Any] = [each.made.txid for each in block.mined]
-        if whole:
-            listed = [_transaction(each.made, block) for each in block.mined]
-        return {
-            "number": hex(block.number),
-            "hash": block.hash,
-            "parentHash": block.parent,
-            "timestamp": hex(block.timestamp),
-            "baseFeePerGas": hex(block.base_fee),
-            "transactions": listed,
-        }
-
-    def _pending(self) -> Any:
-        number = hex(self.head.number + 1)
-        waiting = [_transaction(each, None) for each in self.pool.values()]
-        return {"number": number, "hash": None, "transactions": waiting}
-
-    def _logs(self, wanted: Mapping[str, Any]) -> list[Any]:
-        if wanted["address"].lower() != self.chain.token:
-            return []
-        topics = [_any_of(topic) for topic in wanted["topics"]]
-        first, last = int(wanted["fromBlock"], 16), int(wanted["toBlock"], 16)
-        return [
-            listed
-            for block in self.chain.blocks[first : min(last, self.head.number) + 1]
-            for each in block.mined
-            for event, listed in zip(each.events, _listed(each, block, self.chain), strict=True)
-            if _fits(event, topics)
-        ]
-
-    def _at(self, which: str) -> int:
-        """The number of a block whose state it has. Raises Refused."""
-        number = self.head.number if which in ("latest", "pending") else int(which, 16)
-        if number > self.head.number:
-            raise Refused(-32000, "header not found")
-        return number
-
-    def _nonce(self, account: str, which: str) -> str:
-        account = account.lower()
-        nonce = self.chain.state.get(("nonce", account), self._at(which))
-        if which == "pending":
-            held = {each.nonce for each in self.pool.values() if each.sender == account}
-            while nonce in held:
-                nonce += 1
-        return hex(nonce)
-
-    def _ether(self, account: str, which: str) -> str:
-        return hex(self.chain.state.get(("ether", account.lower()), self._at(which)))
-
-    def _code(self, account: str, _which: str) -> str:
-        return "0x6001" if account.lower() == self.chain.token else "0x"
-
-    def _call(self, call: Mapping[str, str], which: str) -> str:
-        if call["to"].lower() != self.chain.token:
-            return "0x"
-        try:
-            return "0x" + self.chain.ask(bytes.fromhex(call["data"][2:]), self._at(which)).hex()
-        except Reverted as reverted:
-            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
-
-    def _estimate(self, call: Mapping[str, str]) -> str:
-        data, sender = bytes.fromhex(call["data"][2:]), call["from"].lower()
-        try:
-            return hex(self.chain.estimate(sender, data, self.head.number))
-        except Reverted as reverted:
-            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
-
-    def _known(self, txid: str) -> tuple[Block, Mined] | None:
-        """A transaction that is mined in a block that it has."""
-        place = self.chain.place_of(txid)
-        if place is None or place[0].number > self.head.number:
-            return None
-        return place[0], place[0].mined[place[1]]
-
-    def _transaction(self, txid: str) -> Any:
-        known = self._known(txid)
-        if known is not None:
-            return _transaction(known[1].made, known[0])
-        waiting = self.pool.get(txid)
-        return None if waiting is None else _transaction(waiting, None)
-
-    def _receipt(self, txid: str) -> Any:
-        known = self._known(txid)
-        if known is None:
-            return None
-        block, mined = known
-        return {
-            "transactionHash": txid,
-            "status": hex(mined.ok),
-            "blockNumber": hex(block.number),
-            "blockHash": block.hash,
-            "gasUsed": hex(mined.gas),
-            "effectiveGasPrice": hex(mined.price),
-            "logs": list(_listed(mined, block, self.chain)),
-        }
-
-    def _submit(self, raw: str) -> str:
-        made = decoded(bytes.fromhex(raw[2:]), self.chain.chain_id)
-        self.chain.submitted.setdefault((made.sender, made.nonce), {})[made.data] = None
-        if (refusal := self._refusal(made)) is not None:
-            raise Refused(-32000, refusal)
-        if self.relays:
-            seconds = self._chance.random() * self.relay_seconds
-            asyncio.get_running_loop().call_later(seconds, self.chain.receive, made)
-        return made.txid
-
-    def _refusal(self, made: Transaction) -> str | None:
-        if self.number_of("ether", made.sender) < made.gas * made.max_fee + made.value:
-            return "insufficient funds for gas * price + value"
-        return offer(self.pool, made, self.number_of("nonce", made.sender))
-
-
-_ANSWERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "eth_chainId": EvmNode._chain_id,
-    "eth_maxPriorityFeePerGas": EvmNode._tip,
-    "eth_getBlockByNumber": EvmNode._block,
-    "eth_getLogs": EvmNode._logs,
-    "eth_getTransactionCount": EvmNode._nonce,
-    "eth_getBalance": EvmNode._ether,
-    "eth_getCode": EvmNode._code,
-    "eth_call": EvmNode._call,
-    "eth_estimateGas": EvmNode._estimate,
-    "eth_getTransactionByHash": EvmNode._transaction,
-    "eth_getTransactionReceipt": EvmNode._receipt,
-    "eth_sendRawTransaction": EvmNode._submit,
-}
-
-
-class EvmName:
-    """Several nodes behind one address: each call is answered by one of them."""
-
-    def __init__(self, nodes: Sequence[EvmNode], chance: random.Random) -> None:
-        self._nodes = nodes
-        self._chance = chance
-
-    def call(self, method: str, params: Any) -> Any:
-        """The answer of one of them. Raises Refused."""
-        return self._chance.choice(self._nodes).call(method, params)
-
-    def call_path(self, path: str, body: dict[str, Any]) -> Any:
-        """None such."""
-        raise NotImplementedError(path, body)
-
-
-# --- bytes -----------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4096)
-def decoded(raw: bytes, chain_id: int) -> Transaction:
-    """A signed EIP-1559 transaction. Raises Refused."""
-    items, rest = _item(raw[1:])
-    if raw[:1] != b"\x02" or rest or not isinstance(items, list) or len(items) != _FIELDS:
-        raise Refused(-32000, "transaction type not supported")
-    number = [int.from_bytes(each, "big") if isinstance(each, bytes) else 0 for each in items]
-    chain, nonce, tip, max_fee, gas, _, value, _, _, parity, r, s = number
-    if chain != chain_id:
-        raise Refused(-32000, f"invalid chain id for signer: have {chain} want {chain_id}")
-    digest = usdc.keccak256(b"\x02" + rlp(items[:9]))
-    to, data = bytes(items[5]), bytes(items[7])
-    sender = _signer(digest, parity, r, s)
-    txid = "0x" + usdc.keccak256(raw).hex()
-    return Transaction(txid, sender, "0x" + to.hex(), nonce, data, gas, max_fee, tip, value)
-
-
-@lru_cache(maxsize=4096)
-def _signer(digest: bytes, parity: int, r: int, s: int) -> str:
+def signer_of(digest: bytes, parity: int, r: int, s: int) -> str:
     """Who signed a digest, in lower case."""
     signed = Signature(vrs=(parity, r, s))
     return str(signed.recover_public_key_from_msg_hash(digest).to_address())
-
-
-def _item(data: bytes) -> tuple[Any, bytes]:
-    """The first item of RLP, bytes or a list, and the rest."""
-    first = data[0]
-    if first < 0x80:
-        return data[:1], data[1:]
-    offset = 0x80 if first < 0xC0 else 0xC0
-    length, start = first - offset, 1
-    if length > 55:
-        start = 1 + length - 55
-        length = int.from_bytes(data[1:start], "big")
-    body, rest = data[start : start + length], data[start + length :]
-    return (body if offset == 0x80 else list(_items(body))), rest
-
-
-def _items(data: bytes) -> Iterator[Any]:
-    while data:
-        item, data = _item(data)
-        yield item
 
 
 def _hash(*parts: object) -> str:
@@ -690,50 +446,3 @@ def _account(word: bytes) -> str:
 def _text(value: str) -> bytes:
     content = value.encode()
     return usdc.uint_word(32) + usdc.uint_word(len(content)) + content.ljust(32, b"\0")
-
-
-# --- JSON ------------------------------------------------------------------------------------
-
-
-def _transaction(made: Transaction, block: Block | None) -> Any:
-    return {
-        "hash": made.txid,
-        "from": made.sender,
-        "to": made.to,
-        "nonce": hex(made.nonce),
-        "value": hex(made.value),
-        "input": "0x" + made.data.hex(),
-        "gas": hex(made.gas),
-        "blockNumber": None if block is None else hex(block.number),
-        "blockHash": None if block is None else block.hash,
-    }
-
-
-def _listed(mined: Mined, block: Block, chain: EvmChain) -> Iterator[Any]:
-    for number, event in enumerate(mined.events, mined.first_log):
-        yield {
-            "address": chain.token,
-            "topics": ["0x" + topic.hex() for topic in event.topics],
-            "data": "0x" + event.data.hex(),
-            "transactionHash": mined.made.txid,
-            "blockNumber": hex(block.number),
-            "blockHash": block.hash,
-            "logIndex": hex(number),
-        }
-
-
-def _any_of(topic: Any) -> frozenset[bytes] | None:
-    if topic is None:
-        return None
-    return frozenset(
-        bytes.fromhex(each[2:]) for each in ([topic] if isinstance(topic, str) else topic)
-    )
-
-
-def _fits(event: Event, wanted: Sequence[frozenset[bytes] | None]) -> bool:
-    if len(event.topics) < len(wanted):
-        return False
-    return all(
-        any_of is None or topic in any_of
-        for topic, any_of in zip(event.topics, wanted, strict=False)
-    )

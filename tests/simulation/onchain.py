@@ -24,7 +24,8 @@ from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
-from tests.simulation.evm import GWEI, EvmChain, EvmName, EvmNode, Holding
+from tests.simulation.evm import GWEI, EvmChain, Holding
+from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.monero import MoneroChain, Monerod, Paid
 from tests.simulation.monero_wallet import WalletRpc, address_of
 from tests.simulation.universe import (

@@ -21,7 +21,8 @@ from rpcsvc.settlement.onchain.evm.node import (
     Tag,
 )
 from tests.simulation.daemons import Network
-from tests.simulation.evm import GWEI, EvmChain, EvmName, EvmNode, Holding
+from tests.simulation.evm import GWEI, EvmChain, Holding
+from tests.simulation.evm_node import EvmName, EvmNode
 from tests.simulation.loop import new_loop
 
 CHAIN_ID: Final = 421614
