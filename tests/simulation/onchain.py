@@ -17,11 +17,14 @@ from unittest.mock import patch
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.domain import usdc
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.scheduler import worker
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.wallets import SqlPause
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding
@@ -44,6 +47,7 @@ MNEMONIC: Final = "legal winner thank year wave sausage worth useful legal winne
 _TOKEN: Final = evm_address("token")
 _CHAIN_ID: Final = 421614
 _EVM_SECONDS: Final = 6
+_OF_A_REORGANISATION: Final = "audit: deposit_unmined"
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
@@ -127,7 +131,7 @@ class OnchainUniverse(Universe):
         self.wallet = WalletRpc(self.monerod, self._fork())
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
-        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0}
+        self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0}
         self.comes, self.lingers = chance.choice([60, 600]), chance.choice([0, 120, 600])
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
@@ -193,7 +197,9 @@ class OnchainUniverse(Universe):
         self.monero.mine(20)
         for _ in range(_OPENING_BLOCKS):
             self.evm.mine()
-        works = (self._mine_evm(), self._mine_monero(), self._trouble_daemons())
+        works = (
+            self._mine_evm(), self._mine_monero(), self._trouble_daemons(), self._operate()
+        )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
         for chain in (self.evm, self.monero):
@@ -274,6 +280,26 @@ class OnchainUniverse(Universe):
         self.monerod.is_syncing = False
         if chance.random() < 0.5:
             node.lag, node.relays, self.monerod.relays = 0, True, True
+
+    async def _operate(self) -> None:
+        """Be the operator: resume what an audit has paused because a deposit's block is gone."""
+        database = SimulatedDatabase(self.server, self._outside, 0.0)
+        row = SqlPause(database)
+        switches = [PauseSwitch(self.folder / f"replica-{each.number}") for each in self.replicas]
+        while True:
+            await asyncio.sleep(60)
+            try:
+                reasons = [switch.reason() for switch in switches] + [await row.reason()]
+                for reason in filter(None, reasons):
+                    if not reason.startswith(_OF_A_REORGANISATION):
+                        self.violated(f"payouts are paused: {reason}")
+                if any(reasons):
+                    self.counts["resumed"] += 1
+                    for switch in switches:
+                        switch.resume()
+                    await row.resume()
+            except Unavailable:
+                continue  # looked at again in a minute
 
     # --- people --------------------------------------------------------------------------------
 
