@@ -27,8 +27,8 @@ All checks raise a VerificationError for whatever does not hold, and nothing els
     +-- Unreachable            the key set or the issuer can't be asked
 
 Sources: spec 5.3; design part 3 "Signing"; RFC 8032 (Ed25519), RFC 8037 (OKP keys), RFC 7638
-(thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times). docs/signing.md says it
-all in words.
+(thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times).
+docs/use/signing.md says it all in words.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Writes the generated files, or with ``--check`` says which of them are stale.
 
-docs/lifecycle.md         the diagram and the table, between their markers
-docs/operations.md        the families of /metrics, between their markers
-docs/generated/schemas.json   JSON Schemas of every operation
-docs/generated/cli.md     the command line, from its own parser
-rpcsvc/cli/agent/commands.json    the commands of the operations, for that parser
-docs/generated/modules.md     what each module holds, from its docstring
-docs/generated/           the documents of a service with default settings
-config/grafana/rpcsvc.json    the dashboard of the metrics
-rpcsvc/http/documents/recording.json   real answers, for the documents that show some
+docs/develop/lifecycle.md             the diagram and the table, between their markers
+docs/operate/operations.md            the families of /metrics, between their markers
+docs/generated/schemas.json           JSON Schemas of every operation
+docs/generated/cli.md                 the command line, from its own parser
+rpcsvc/cli/agent/commands.json        the commands of the operations, for that parser
+docs/generated/modules.md             what each module holds, from its docstring
+docs/generated/                       the documents of a service with default settings
+config/grafana/rpcsvc.json            the dashboard of the metrics
+rpcsvc/http/documents/recording.json  real answers, for the documents that show some
 """
 
 from __future__ import annotations
@@ -239,11 +239,11 @@ def _between_markers(text: str, name: str, content: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every generated file with the text that it should have."""
-    lifecycle = ROOT / "docs" / "lifecycle.md"
+    lifecycle = ROOT / "docs" / "develop" / "lifecycle.md"
     text = lifecycle.read_text(encoding="utf-8")
     for name, content in (("diagram", diagram()), ("table", table())):
         text = _between_markers(text, name, content)
-    operations = ROOT / "docs" / "operations.md"
+    operations = ROOT / "docs" / "operate" / "operations.md"
     folder = ROOT / "docs" / "generated"
     return {
         **{folder / name: text for name, text in asyncio.run(documents()).items()},

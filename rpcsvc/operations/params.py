@@ -182,7 +182,7 @@ WebhookField = Annotated[
     BeforeValidator(_with_url),
     Field(
         description="Where the order's events are sent as they happen: a URL, or a URL and a"
-        " secret. docs/webhooks.md says how to check them.",
+        " secret. docs/use/webhooks.md says how to check them.",
         json_schema_extra=_or_url,
     ),
 ]

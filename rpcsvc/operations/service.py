@@ -2,7 +2,7 @@
 results.
 
 ``Service`` is the running service, ``Call`` one call. Handlers know no engine by name: they ask the
-venue. ``attester`` signs the terms of orders (docs/signing.md).
+venue. ``attester`` signs the terms of orders (docs/use/signing.md).
 """
 
 from __future__ import annotations

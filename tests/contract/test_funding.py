@@ -52,11 +52,13 @@ Json = dict[str, Any]
 
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "x402.md").read_text(), re.DOTALL | re.M)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", (DOCS / "use" / "x402.md").read_text(), re.DOTALL | re.M
+)
 
 
 async def test_x402_http_client_pays_as_documented(served: Served) -> None:
-    """The code of docs/x402.md unchanged, with the package's own HTTP client."""
+    """The code of docs/use/x402.md unchanged, with the package's own HTTP client."""
     (block,) = BLOCKS
     names: dict[str, Any] = {
         "Account": Account,

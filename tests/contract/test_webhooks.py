@@ -150,7 +150,7 @@ async def test_the_code_of_the_page_verifies_a_message(pair: tuple[Served, Recei
     served, receiver = pair
     await made(served, {"url": receiver.url, "secret": SECRET})
     (got,) = await receiver.until(1)
-    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "webhooks.md").read_text()
     by_secret, by_key = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     shown = {"body": got.body, "headers": got.headers}
     exec(re.sub(r'"whsec_[^"]+"', repr(SECRET), by_secret), shown)

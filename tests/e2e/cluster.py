@@ -60,7 +60,7 @@ class Replicas:
 
     def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
-        shutil.copytree(self._first, data_dir)  # its keys, as docs/cluster.md says
+        shutil.copytree(self._first, data_dir)  # its keys, as docs/operate/cluster.md says
         made = Server(
             data_dir,
             environ={**self.environ, **environ},

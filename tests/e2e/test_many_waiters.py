@@ -21,7 +21,7 @@ LIMITS = {
     "RPCSVC_LIMITS__CONNECTIONS": str(ROOM),
     "RPCSVC_LIMITS__CONNECTIONS_PER_ADDRESS": str(ROOM),
 }
-# The measured figures are in docs/events.md.
+# The measured figures are in docs/use/events.md.
 MOST_CPU_SHARE = 0.05
 MOST_BYTES_EACH = 64 * 1024
 

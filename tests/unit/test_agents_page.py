@@ -1,4 +1,4 @@
-"""docs/agents.md: each way of integration, copied unchanged, ends in a completed swap."""
+"""docs/use/agents.md: each way of integration, copied unchanged, ends in a completed swap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.e2e.processes import SETTINGS, Server
 
 ROOT = Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs" / "agents.md").read_text()
+TEXT = (ROOT / "docs" / "use" / "agents.md").read_text()
 URL = "http://127.0.0.1:8080"
 
 

@@ -141,7 +141,7 @@ def test_keys_that_others_may_read_are_refused(cli: Setup) -> None:
 
 def test_another_engine_and_wrong_settings_are_usage_errors(cli: Setup) -> None:
     for name, value, says in (
-        ("RPCSVC_ENGINE", "sandbox", "docs/onchain.md"),
+        ("RPCSVC_ENGINE", "sandbox", "docs/operate/onchain.md"),
         ("RPCSVC_ONCHAIN__NODES", f"moon={NOWHERE}", "moon"),
     ):
         cli.environ = {**SETTINGS, name: value}

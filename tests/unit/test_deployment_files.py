@@ -24,7 +24,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 UNIT = (CONFIG / "rpcsvc.service").read_text()
 SIDECAR = (CONFIG / "sidecar.yaml").read_text()
 CONTAINER = (CONFIG / "Containerfile").read_text()
-OPERATIONS = (CONFIG.parent / "docs" / "operations.md").read_text()
+OPERATIONS = (CONFIG.parent / "docs" / "operate" / "operations.md").read_text()
 PROGRAM = "/opt/rpcsvc/.venv/bin/rpcsvc"
 
 

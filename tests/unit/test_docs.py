@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.venue import FaultKind
 from tests.e2e.processes import Server
 
 ROOT = Path(__file__).parent.parent.parent
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs" / "develop" / "architecture.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 

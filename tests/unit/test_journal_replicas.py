@@ -161,7 +161,7 @@ class World:
         return self.folder / name
 
     async def restore(self, copy: Path) -> None:
-        """Restore as in docs/cluster.md: stop replicas, pause payouts, put the copy back."""
+        """Follow docs/operate/cluster.md: stop replicas, pause payouts, put the copy back."""
         self.settler = self.zombie = None
         self.switch.pause("restoring")
         await self.database.close()

@@ -34,7 +34,7 @@ from tests.unit.orders import terms as terms_of_an_order
 Json = dict[str, Any]
 START = 1_767_323_045_678  # 2026-01-02T03:04:05.678Z
 ROOT = Path(__file__).parent.parent.parent
-DOC = ROOT / "docs" / "signing.md"
+DOC = ROOT / "docs" / "use" / "signing.md"
 CHAINS = load_chains((ROOT / "config" / "chains.toml").read_text(encoding="utf-8"))
 TARGET = "/api/v1/agent/swap/status/ord_0?verify=0x"
 
@@ -122,7 +122,7 @@ def unb64(text: str) -> bytes:
 def check_as_another_language_would(
     jwks: Json, request: tuple[str, str, bytes], status: int, headers: Json, body: bytes
 ) -> None:
-    """docs/signing.md, step by step, without a line of the service. Raises InvalidSignature."""
+    """docs/use/signing.md, step by step, without a line of the service. Raises InvalidSignature."""
     method, target, request_body = request
     kid = headers["x-service-signing-kid"]
     (key,) = [key for key in jwks["keys"] if key["kid"] == kid]

@@ -189,7 +189,7 @@ def _key_check(
             create_mnemonic(path, system_random)
         address = _hot_address(path)
     except KeyFileRefused as refused:
-        remedy = "See docs/onchain.md, Keys."
+        remedy = "See docs/operate/onchain.md, Keys."
         if recorded is not None:
             remedy = f"Put the mnemonic back whose hot wallet is {recorded}."
         return ReadinessCheck("keys", False, str(refused), remedy), recorded

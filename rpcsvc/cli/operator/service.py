@@ -24,7 +24,7 @@ def onchain_settings(context: Context) -> Settings:
     if settings.engine != "onchain":
         raise UsageError(
             f'The engine is {settings.engine}; this is for engine = "onchain" (RPCSVC_ENGINE),'
-            " with the settings of [onchain]. See docs/onchain.md."
+            " with the settings of [onchain]. See docs/operate/onchain.md."
         )
     return settings
 

@@ -217,8 +217,8 @@ def _lines(report: Json) -> Iterator[str]:
     yield f"db check: {len(report['problems']) or 'no'} problems"
     yield from (f"  {problem}" for problem in report["problems"])
     yield from _audit_lines(report)
-    said = "would succeed" if report["ok"] else "needs manual steps: see above, and docs/restore.md"
-    yield f"A restore of {report['backup']} {said}."
+    manual = "needs manual steps: see above, and docs/operate/restore.md"
+    yield f"A restore of {report['backup']} {'would succeed' if report['ok'] else manual}."
 
 
 def _age(report: Json) -> str:

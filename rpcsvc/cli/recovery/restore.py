@@ -43,7 +43,7 @@ from rpcsvc.store.backends.sqlite.maintenance import damage_of
 from rpcsvc.store.journal_replay import ReplayResult, forget_mark, open_journal
 
 _WITHOUT: Final = (
-    "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"
+    "restored without a payment journal: go by docs/operate/restore.md before rpcsvc payouts resume"
 )
 
 
@@ -90,7 +90,7 @@ def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = F
             raise UsageError(
                 f"There is no payment journal in {', '.join(str(place) for place in known)}. Name"
                 " where there is one with --journal. If none is left: --without-journal, and then"
-                " go by docs/restore.md"
+                " go by docs/operate/restore.md"
             )
         if found[best].problem is not None:
             raise UsageError(f"The journal in {best} is damaged: {found[best].problem}.")

@@ -312,7 +312,7 @@ class PaymentJournal:
             return Health(
                 False,
                 f"the payment journal in {self._options.folder} can't be used ({self._problem}):"
-                " payouts wait. Put it back, or see docs/restore.md",
+                " payouts wait. Put it back, or see docs/operate/restore.md",
             )
         failing = [each for each in self._further if each.problem is not None]
         if not failing:
