@@ -23,6 +23,7 @@ from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
 from rpcsvc.engines import EngineParts, engine_of
@@ -56,7 +57,6 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.orders.waits import Room, Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError

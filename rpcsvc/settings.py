@@ -132,7 +132,7 @@ HistoryDays = Annotated[int, integer_in(90, 36_500)]
 class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
-    ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
+    ``unfunded_*`` bound what orders reserve before their deposits come (domain/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
     what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
     that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that

@@ -22,6 +22,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.domain.unfunded import SOCKET, Client
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
@@ -33,7 +34,6 @@ from rpcsvc.orders.ports.store import OrderStore, RateRows, Ticket, TicketCharge
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.orders.waits import Waits
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 

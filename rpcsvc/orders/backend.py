@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import Asset
+from rpcsvc.domain.reservations import Counting, counted, uncounted
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
@@ -30,11 +32,9 @@ from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, 
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, OrderingWallets, Wallets
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Step, Worker
-from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay

@@ -18,6 +18,7 @@ from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
+from rpcsvc.domain.unfunded import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
 from rpcsvc.orders.lease import Lease
@@ -31,7 +32,6 @@ from rpcsvc.orders.ports.gasless import (
 )
 from rpcsvc.orders.ports.store import OrderStore, StaleWrite
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.orders.unfunded import Client, is_known
 from rpcsvc.orders.waits import Waits
 
 log = structlog.get_logger(__name__)

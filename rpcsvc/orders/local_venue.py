@@ -21,6 +21,7 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
+from rpcsvc.domain.unfunded import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -49,7 +50,6 @@ from rpcsvc.orders.ports.venue import (
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.unfunded import Admission, Client
 
 _JOINED = "This replica takes orders; another one settles them."
 

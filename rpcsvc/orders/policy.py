@@ -14,13 +14,13 @@ from rpcsvc import ids
 from rpcsvc.clock import Clock
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.store import OrderStore, RateRows
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote, network_of
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
-from rpcsvc.orders.unfunded import UnfundedLimits
 
 
 class Policy(Struct, frozen=True):

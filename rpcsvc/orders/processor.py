@@ -29,6 +29,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.reservations import Counting, counted
+from rpcsvc.domain.unfunded import Admission
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.orders.ports.store import (
@@ -47,8 +49,6 @@ from rpcsvc.orders.ports.store import (
     StoredResponse,
 )
 from rpcsvc.orders.ports.wallets import PreparedTransfer
-from rpcsvc.orders.reservations import Counting, counted
-from rpcsvc.orders.unfunded import Admission
 
 log = structlog.get_logger(__name__)
 

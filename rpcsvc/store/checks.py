@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from rpcsvc.domain.order import Order
-from rpcsvc.orders.reservations import funded_units, unfunded_reservation_of
+from rpcsvc.domain.reservations import funded_units, unfunded_reservation_of
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqlOrderStore
 

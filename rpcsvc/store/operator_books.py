@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
+from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.orders.ports.operator import (
     BookedTransfer,
     Doubt,
@@ -25,7 +26,6 @@ from rpcsvc.orders.ports.operator import (
 )
 from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
 
@@ -426,7 +426,7 @@ _HELD: Final = (
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:
-    """Units reserved by open orders, by network (orders/reservations.py).
+    """Units reserved by open orders, by network (domain/reservations.py).
 
     A reservation for a deposit that has not come ends with the deposit window, as in the service.
     """

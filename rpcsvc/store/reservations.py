@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rpcsvc.orders.ports.store import ReservationChange
-from rpcsvc.orders.unfunded import TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import TOTAL, Admission, Reservation, Reserved
 from rpcsvc.store.database import Statement, Tables, upsert
 
 _FUNDED: Final = upsert(

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import FINAL_TRANSFERS, TransferState
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import TOTAL
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.orders.ports.store import Commit, ReservationChange, Rows, StaleWrite
-from rpcsvc.orders.unfunded import TOTAL
+from rpcsvc.orders.ports.store import Commit, Rows, StaleWrite
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
 from rpcsvc.store.reservations import reservation_statements, within_statement
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
 from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
-from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.serving import web_app
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out

@@ -19,6 +19,8 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import (
@@ -37,8 +39,6 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamStatus,
 )
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import Admission, Reservation
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.unfunded import ADDRESS as ADDRESS_KIND
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.service import TicketBudget
 from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge, TicketsTaken
-from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
-from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.orders import SqlOrderStore
 from tests.contract.serving import MONERO, Served, serving

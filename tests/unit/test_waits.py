@@ -6,8 +6,8 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, cast
 
+from rpcsvc.domain.unfunded import SOCKET
 from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
-from rpcsvc.orders.unfunded import SOCKET
 from rpcsvc.orders.waits import MOST_EVENTS, Waits
 
 HEARTBEAT = 0.01

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from rpcsvc.domain.money import USDC, Asset
 from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
 from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import ReservationChange
 from rpcsvc.orders.ports.wallets import (
     Fees,
     Holdings,

@@ -14,8 +14,9 @@ from msgspec import Struct
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import Admission, Reservation, Reserved
 from rpcsvc.domain.webhooks import Webhook
-from rpcsvc.orders.unfunded import Admission, Reservation, Reserved
 
 
 class RateBounds(NamedTuple):
@@ -120,20 +121,6 @@ class TicketsTaken(NamedTuple):
 
     tickets: int
     size: int
-
-
-class ReservationChange(NamedTuple):
-    """How the reservations of an order change with it (orders/reservations.py).
-
-    ``funded``: units by network, of those that change; 0: none any more. ``unfunded``: what is
-    reserved for deposits that have not come; None: nothing any more. One that does not begin now
-    changes its units only where it has not ended.
-    """
-
-    order_id: str
-    funded: Mapping[str, int]
-    unfunded: Reservation | None
-    begins: bool
 
 
 class PooledOrder(NamedTuple):

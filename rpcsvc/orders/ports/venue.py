@@ -21,13 +21,13 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
+from rpcsvc.domain.unfunded import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
-from rpcsvc.orders.unfunded import SOCKET, Admission, Client
 
 
 class Rate(Struct, frozen=True):

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain.money import MAX_UNITS
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.store import (
@@ -28,7 +30,6 @@ from rpcsvc.orders.ports.store import (
     OrderStore,
     RelayRecord,
     RelayState,
-    ReservationChange,
     StaleWrite,
 )
 from rpcsvc.orders.ports.upstream import (
@@ -37,7 +38,6 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamPort,
     UpstreamRequest,
 )
-from rpcsvc.orders.unfunded import Admission, Reservation
 
 log = structlog.get_logger(__name__)
 

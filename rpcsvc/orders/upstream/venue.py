@@ -13,6 +13,8 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
+from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.unfunded import Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
@@ -33,8 +35,6 @@ from rpcsvc.orders.ports.venue import (
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import Admission, Client, Reservation
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
 

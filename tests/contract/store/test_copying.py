@@ -14,9 +14,9 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import counted
 from rpcsvc.orders.lease import SETTLER
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from rpcsvc.orders.reservations import counted
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase

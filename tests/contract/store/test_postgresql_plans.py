@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import rpcsvc.store
-from rpcsvc.orders.unfunded import Admission
+from rpcsvc.domain.unfunded import Admission
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import compiled
 from rpcsvc.store.orders import SqlOrderStore

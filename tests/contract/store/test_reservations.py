@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, ReservationChange, StaleWrite
-from rpcsvc.orders.reservations import UPSTREAM, reservations_of
-from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import UPSTREAM, ReservationChange, reservations_of
+from rpcsvc.domain.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Statement, Tables

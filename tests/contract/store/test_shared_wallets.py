@@ -13,10 +13,10 @@ import pytest
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.reservations import counted, reservations_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, Health, HistoryEntry, PooledOrder, StaleWrite
 from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState, WalletState
-from rpcsvc.orders.reservations import counted, reservations_of
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
