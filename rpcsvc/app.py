@@ -45,13 +45,6 @@ from rpcsvc.operations.webhooks import event_body, webhook_operations
 from rpcsvc.operations.withdrawals import withdrawal_operations
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import (
-    SETTLER,
-    Lease,
-    LeaseKeeper,
-    LeaseTaken,
-    holder_name,
-)
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
@@ -67,9 +60,10 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseKeeper, Leases, LeaseTaken, holder_name
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import Fenced, SqlLeases, SqlRates
+from rpcsvc.store.replicas import SqlRates
 from rpcsvc.store.webhooks import SqlWebhooks
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
@@ -153,7 +147,7 @@ async def running(
 
 
 def _keeper(database: Database) -> LeaseKeeper:
-    return LeaseKeeper(SqlLeases(database), holder_name(system_random), database.lease_ms)
+    return LeaseKeeper(Leases(database), holder_name(system_random), database.lease_ms)
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:

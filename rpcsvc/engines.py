@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rpcsvc.domain.chains import ChainRegistry
     from rpcsvc.ids import RandomBytes
     from rpcsvc.orders.backend import Backend
-    from rpcsvc.orders.lease import Lease
     from rpcsvc.settings import Settings
+    from rpcsvc.store.leases import Lease
 
 
 class EngineFacts(NamedTuple):

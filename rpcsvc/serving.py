@@ -58,12 +58,12 @@ from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
+from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.webhooks import SqlWebhooks
 

@@ -20,7 +20,6 @@ from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
-from rpcsvc.orders.lease import Watch
 from rpcsvc.orders.local_venue import Intake, LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
@@ -40,6 +39,7 @@ from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.orders.upstream.venue import UpstreamVenue
 from rpcsvc.orders.withdrawals import AllowList, Wallet, Withdrawals
+from rpcsvc.store.leases import Watch
 
 
 class Readings(NamedTuple):

@@ -21,7 +21,6 @@ from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.unfunded import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.gasless import (
     AuthorizationKey,
     ClientDay,
@@ -30,9 +29,11 @@ from rpcsvc.orders.ports.gasless import (
     FundingStore,
     GaslessWallets,
 )
-from rpcsvc.orders.ports.store import OrderStore, StaleWrite
+from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.leases import Lease
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
@@ -34,7 +34,7 @@ from rpcsvc.domain.unfunded import (
 )
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.venue import Rate, network_of
+from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import Holdings
 
 # So many reservations are looked at to say when there is room. Where it takes more, a caller who

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import NamedTuple
 
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
 from rpcsvc.domain.order import PERPS, Order, OrderStatus
@@ -28,12 +28,13 @@ from rpcsvc.errors import (
     OrderNotCancellable,
     Unavailable,
 )
+from rpcsvc.health import Health
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, Ticket
+from rpcsvc.orders.ports.store import PooledOrder, RateBounds, Ticket
 from rpcsvc.orders.ports.venue import (
     Confirmations,
     DirectionLimits,
@@ -46,7 +47,6 @@ from rpcsvc.orders.ports.venue import (
     Rate,
     VenueProfile,
     VenueQuote,
-    network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates

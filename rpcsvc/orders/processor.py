@@ -33,10 +33,9 @@ from rpcsvc.domain.reservations import Counting, counted
 from rpcsvc.domain.unfunded import Admission
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.store import (
     Change,
-    Commit,
-    Health,
     HistoryEntry,
     OrderStore,
     PendingEffect,
@@ -44,11 +43,11 @@ from rpcsvc.orders.ports.store import (
     Projection,
     RateBounds,
     RelayRecord,
-    StaleWrite,
     StatusView,
     StoredResponse,
 )
 from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.store.database import Commit, StaleWrite
 
 log = structlog.get_logger(__name__)
 

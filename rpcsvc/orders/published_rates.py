@@ -18,9 +18,9 @@ from rpcsvc.clock import Clock, SystemClock, steady_ms
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.pricing import BPS
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.store import RateBounds, RateRow, RateRows
 from rpcsvc.orders.ports.venue import Rate, RateSource
+from rpcsvc.store.leases import Lease
 
 log = structlog.get_logger(__name__)
 

@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import Health, PooledOrder
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
+from rpcsvc.orders.ports.store import PooledOrder
 from rpcsvc.orders.ports.wallets import (
     Fees,
     Holdings,

@@ -21,7 +21,7 @@ from rpcsvc.domain.addresses import (
     parse_monero_address,
     same_address,
 )
-from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import (
     USDC,
     XMR,
@@ -47,11 +47,9 @@ from rpcsvc.errors import (
     SettingsError,
     Unavailable,
 )
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.payouts import ENGINE_TIMEOUT_SECONDS, published_verdict
 from rpcsvc.orders.ports.operator import WithdrawalStore
-from rpcsvc.orders.ports.store import Commit, OrderStore, StaleWrite
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
+from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import (
     Holdings,
     OrderingWallets,
@@ -62,6 +60,8 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.store.database import Commit, StaleWrite
+from rpcsvc.store.leases import Lease
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.evm.gas import Opening
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
@@ -22,7 +21,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update, upsert
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",

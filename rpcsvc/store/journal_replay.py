@@ -20,8 +20,6 @@ from rpcsvc.domain.events import order_of
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, HeldLease
-from rpcsvc.orders.ports.store import Rows, StaleWrite
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import ledger as evm
@@ -49,9 +47,10 @@ from rpcsvc.settlement.onchain.journal.entries import (
 from rpcsvc.settlement.onchain.journal.files import JournalPosition, Line, Mark
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.database import Statement, StoreConflict, Tables
+from rpcsvc.store.database import Rows, StaleWrite, Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.leases import SETTLER, HeldLease
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import SqlPause

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
@@ -17,7 +16,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 
 _KEPT_CURSORS: Final = 1000
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from msgspec import Struct
 
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
@@ -25,7 +26,6 @@ from rpcsvc.orders.ports.operator import (
     StoredTicket,
 )
 from rpcsvc.orders.ports.store import RelayState
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
 from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
 

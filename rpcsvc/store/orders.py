@@ -18,15 +18,11 @@ from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import (
-    Change,
-    HistoryEntry,
-    PendingEffect,
-    StaleWrite,
-)
+from rpcsvc.orders.ports.store import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
     Query,
     Row,
+    StaleWrite,
     Statement,
     StoreConflict,
     Tables,

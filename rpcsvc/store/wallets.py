@@ -13,9 +13,9 @@ from typing import Final
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.lease import SETTLER
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.database import Statement, Tables, insert
+from rpcsvc.store.leases import SETTLER
 
 _SENT: Final = {
     "XMR": "SELECT coalesce(sum(units), 0) AS units FROM monero_payments"

@@ -13,8 +13,7 @@ from rpcsvc.domain.order import FINAL_TRANSFERS, TransferState
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.unfunded import TOTAL
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.orders.ports.store import Commit, Rows, StaleWrite
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.database import Commit, Row, Rows, StaleWrite, Statement, Tables, insert, update
 from rpcsvc.store.reservations import reservation_statements, within_statement
 
 _TABLE: Final = "withdrawals"

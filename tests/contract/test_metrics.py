@@ -16,10 +16,10 @@ from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
 from rpcsvc.serving import web_app
+from rpcsvc.store.leases import Lease
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out
 from tests.contract.following import until_waiting

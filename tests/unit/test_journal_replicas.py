@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease, LeaseLost
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
@@ -30,7 +29,7 @@ from rpcsvc.store.journal_replay import (
     ReplayResult,
     open_journal,
 )
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseLost, Leases
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
 from tests.unit.orders import NOW
@@ -88,7 +87,7 @@ class World:
     ) -> Settler:
         """The replica takes the lease, opens its journal, and publishes recorded payments."""
         holder = f"{name}-{self.random.getrandbits(32):x}"
-        token = await SqlLeases(self.database).take(SETTLER, holder, None)
+        token = await Leases(self.database).take(SETTLER, holder, None)
         assert token is not None
         database = Dying(self.database, Lease(SETTLER, token, holder=holder))
         place = self.folder / name

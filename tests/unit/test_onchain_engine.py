@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     Holdings,
     NetworkState,

@@ -22,12 +22,12 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import NOW, terms
 

@@ -22,15 +22,9 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import UPSTREAM
 from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import (
-    Change,
-    Health,
-    RelayRecord,
-    RelayState,
-    StaleWrite,
-    StoredResponse,
-)
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -44,7 +38,7 @@ from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
-from rpcsvc.store.database import Statement
+from rpcsvc.store.database import StaleWrite, Statement
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.processes import until

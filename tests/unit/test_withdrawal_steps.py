@@ -16,7 +16,6 @@ from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.ports.wallets import (
     Fees,
     Holdings,
@@ -36,6 +35,7 @@ from rpcsvc.orders.withdrawals import (
     read_request,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.reservations import reservation_statements
 from rpcsvc.store.withdrawals import SqlWithdrawals

@@ -19,7 +19,6 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.orders.lease import LeaseKeeper, LeaseTaken, holder_name
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -39,7 +38,7 @@ from rpcsvc.store.backends.sqlite.maintenance import (
 )
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name
 
 T = TypeVar("T")
 
@@ -99,7 +98,7 @@ async def _leased(settings: Settings) -> AsyncIterator[Tables]:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
             holder = holder_name(system_random)
-            keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+            keeper = LeaseKeeper(Leases(database), holder, database.lease_ms)
             async with keeper.held() as lease:
                 yield Fenced(database, lease)
         except LeaseTaken as taken:

@@ -26,7 +26,6 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import Noted
-from rpcsvc.orders.ports.store import Commit
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
@@ -43,7 +42,7 @@ from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.database import Statement, StoreConflict, Tables
+from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger

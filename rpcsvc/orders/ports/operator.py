@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rpcsvc.domain.order import OnDeadline, OrderStatus, TransferState
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.orders.ports.store import Commit
+from rpcsvc.store.database import Commit
 
 
 class BookedTransfer(NamedTuple):

@@ -5,7 +5,7 @@ A ``Change`` is committed completely or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.unfunded import Admission, Reservation, Reserved
 from rpcsvc.domain.webhooks import Webhook
+from rpcsvc.store.database import Rows
 
 
 class RateBounds(NamedTuple):
@@ -50,13 +51,6 @@ class RateRows(Protocol):
     async def recent(self, span_ms: int, step_ms: int) -> Sequence[RateRow]:
         """The last row of each step of the span that ends now, oldest first."""
         ...
-
-
-class Health(Struct, frozen=True):
-    """The result of a check; ``detail`` says what is wrong and what to do."""
-
-    ok: bool
-    detail: str | None = None
 
 
 class HistoryEntry(Struct, frozen=True):
@@ -235,16 +229,6 @@ class Change(Struct, frozen=True):
             raise ValueError("evidence belongs to the report of an order")
         if self.is_new and (order.deposits or order.transfers or order.fills or order.report):
             raise ValueError("a new order has no deposits, transfers, fills or report yet")
-
-
-# Writes that a store has made ready; what they are is known to the store alone.
-Rows = Sequence[Any]
-# Commits rows together with those of who is asked, in one transaction.
-Commit = Callable[[Rows], Awaitable[None]]
-
-
-class StaleWrite(Exception):
-    """What a write was decided on changed since it was read. Nothing was written: read again."""
 
 
 class OrderStore(Protocol):

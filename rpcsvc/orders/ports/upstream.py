@@ -10,8 +10,9 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
+from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.venue import ExchangeRates
 
 

@@ -15,7 +15,8 @@ from msgspec import Struct, field
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
-from rpcsvc.orders.ports.store import Commit, Health
+from rpcsvc.health import Health
+from rpcsvc.store.database import Commit
 
 
 class DepositSighting(Struct, frozen=True):

@@ -23,21 +23,16 @@ from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.store import (
-    Change,
-    Health,
-    OrderStore,
-    RelayRecord,
-    RelayState,
-    StaleWrite,
-)
+from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamPort,
     UpstreamRequest,
 )
+from rpcsvc.store.database import StaleWrite
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import structlog
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,

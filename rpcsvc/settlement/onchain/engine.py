@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,

@@ -23,7 +23,7 @@ from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.durable_files import replace_file
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.store.database import StaleWrite
 
 T = TypeVar("T")
 

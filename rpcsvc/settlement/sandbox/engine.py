@@ -22,8 +22,8 @@ from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,

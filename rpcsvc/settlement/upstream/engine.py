@@ -24,8 +24,9 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
+from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,

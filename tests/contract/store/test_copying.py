@@ -15,7 +15,6 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import counted
-from rpcsvc.orders.lease import SETTLER
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
@@ -30,8 +29,8 @@ from rpcsvc.store.backends.sqlite.database import (
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.database import Statement, StoreConflict, Tables, insert
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.leases import SETTLER, Leases
 from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import SqlLeases
 from tests.postgres import new_database
 from tests.unit.evm_chain import HOT, OURS
 from tests.unit.orders import NOW, terms
@@ -172,7 +171,7 @@ async def test_a_copy_is_refused_where_a_service_runs(tmp_path: Path, url: str) 
         await to_server(tmp_path, url, silent)
     lock.release()
     there = await PostgresqlDatabase.open(url)
-    leases = SqlLeases(there)
+    leases = Leases(there)
     token = await leases.take(SETTLER, "a service", 3_600_000)
     assert token is not None
     for copying_there in (

@@ -12,8 +12,8 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
 from rpcsvc.orders.ports.gasless import AuthorizationKey, ClientDay, FundingRecord, FundingState
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite, StatusView
-from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
+from rpcsvc.store.database import StaleWrite, StoreConflict, Tables
 from rpcsvc.store.gasless import SqlFundingStore
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore

@@ -15,13 +15,12 @@ from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,
-    StaleWrite,
     Ticket,
     TicketCharge,
     TicketsTaken,
 )
 from rpcsvc.store import records
-from rpcsvc.store.database import Database, Statement, StoreConflict, Tables
+from rpcsvc.store.database import Database, StaleWrite, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import SqlUnrecordedLedger

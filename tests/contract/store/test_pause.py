@@ -11,14 +11,12 @@ import pytest
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.audit.records import Watched
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.store.database import Statement, Tables
+from rpcsvc.store.database import StaleWrite, Statement, Tables
 from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, Leases
 from rpcsvc.store.wallets import SqlPause
 from tests.e2e.processes import TIMEOUT_SECONDS, until
 from tests.sandbox import ManualClock
@@ -41,7 +39,7 @@ async def paid(database: Tables) -> list[str]:
 
 
 async def fenced(database: Tables) -> Fenced:
-    token = await SqlLeases(database).take(SETTLER, "a", LONG_MS)
+    token = await Leases(database).take(SETTLER, "a", LONG_MS)
     assert token is not None
     return Fenced(database, Lease(SETTLER, token))
 

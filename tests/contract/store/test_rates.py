@@ -10,11 +10,11 @@ import pytest
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import Change, HistoryEntry, RateBounds, StaleWrite
+from rpcsvc.orders.ports.store import Change, HistoryEntry, RateBounds
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.published_rates import EVERY_MS, PublishedRates, RateRule
-from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.database import StaleWrite, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.replicas import KEPT_MS, SqlRates
 from tests.rows import statement

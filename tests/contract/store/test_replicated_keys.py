@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.orders.idempotency import Claim, Idempotency
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.database import Tables
+from rpcsvc.store.database import StaleWrite, Tables
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import created, fresh, response
 

@@ -13,10 +13,10 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import UPSTREAM, ReservationChange, reservations_of
 from rpcsvc.domain.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.checks import reservation_problems
-from rpcsvc.store.database import Statement, Tables
+from rpcsvc.store.database import StaleWrite, Statement, Tables
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import HOUR, NOW, key
 from tests.unit.reserving import Keeper, numbered, wrong_sums

@@ -15,12 +15,13 @@ from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.reservations import counted, reservations_of
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, Health, HistoryEntry, PooledOrder, StaleWrite
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.store import Change, HistoryEntry, PooledOrder
 from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState, WalletState
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.database import Database, StoreConflict, Tables
+from rpcsvc.store.database import Database, StaleWrite, StoreConflict, Tables
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.replicas import SqlSharedWallets
 from tests.rows import statement

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import Withdrawal, signed, stepped
-from rpcsvc.orders.ports.store import Rows, StaleWrite
 from rpcsvc.store.checks import BOOKS
-from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.database import Rows, StaleWrite, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.withdrawals import SqlWithdrawals

@@ -19,8 +19,8 @@ from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,

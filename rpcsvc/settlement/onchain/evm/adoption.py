@@ -12,7 +12,6 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
@@ -33,6 +32,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
     require_unsigned,
 )
+from rpcsvc.store.database import Rows
 
 _BY_HASH = "eth_getTransactionByHash"
 

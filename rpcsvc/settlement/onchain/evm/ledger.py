@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.redacted import Redacted
+from rpcsvc.store.database import Rows
 
 # What a column of the database holds. All the USDC there is has 17 digits.
 LARGEST_DEPOSIT: Final = 2**63 - 1

@@ -26,7 +26,6 @@ from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import (
     NonceGap,
     Outcome,
@@ -53,6 +52,7 @@ from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 

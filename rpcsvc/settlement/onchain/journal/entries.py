@@ -12,10 +12,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rpcsvc.orders.lease import HeldLease
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.journal.files import HEADER, NO_LEASE, Line, Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.leases import HeldLease
 
 MONERO_PAYMENT: Final = "monero_payment"
 EVM_PAYMENT: Final = "evm_payment"

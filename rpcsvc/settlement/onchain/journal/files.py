@@ -18,7 +18,7 @@ import orjson
 from msgspec import Struct
 
 from rpcsvc.durable_files import sync_directory
-from rpcsvc.orders.lease import HeldLease
+from rpcsvc.store.leases import HeldLease
 
 VERSION: Final = 1
 HEADER: Final = "journal"

@@ -18,9 +18,8 @@ from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import HeldLease, LeaseLost
-from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     NO_LEASE,
@@ -39,6 +38,8 @@ from rpcsvc.settlement.onchain.journal.files import (
     segment_name,
     segments,
 )
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.leases import HeldLease, LeaseLost
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,

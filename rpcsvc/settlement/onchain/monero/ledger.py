@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.redacted import Redacted
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress
+from rpcsvc.store.database import Rows
 
 NETWORK: Final = "monero"
 _XMR: Final = 10**12

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -41,6 +40,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, Rows
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
@@ -52,6 +52,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
     require_unsigned,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
