@@ -61,10 +61,10 @@ from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
 from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseKeeper, Leases, LeaseTaken, holder_name
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import SqlRates
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
 log = structlog.get_logger(__name__)
@@ -238,27 +238,27 @@ async def _compose(
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqlOrderStore(tables, _view_key(views, chains, signer))
+    store = OrderStore(tables, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
     core = Core(
-        store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
+        store, processor, policy, retention, clock, random, secret, parts.lease, RateRows(tables)
     )
     settles = parts.lease.is_held
     settlement = await (backend.open(core) if settles else backend.join(core))
     venue, worker = settlement.venue, settlement.worker
     hurry = worker.hurry if settles else store.hurry
     retry = partial(retry_transfer, hurry=hurry, processor=processor)
-    messages = SqlWebhooks(tables)
+    messages = WebhookStore(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
     )
     processor.on_commit(deliverer.observe)
     if settles:
         worker.beside(deliverer.run)
-    admin = admin_operations(Admin(SqlOperatorBooks(tables), retry, backend.paused))
+    admin = admin_operations(Admin(OperatorBooks(tables), retry, backend.paused))
     admin += webhook_operations()
     if backend.treasury is not None:
         admin += treasury_operations(backend.treasury)

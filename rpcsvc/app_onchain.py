@@ -40,7 +40,7 @@ from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.evm_payments import SqlOpeningLedger
-from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.gasless import FundingStore
 from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
@@ -48,9 +48,9 @@ from rpcsvc.store.journal_replay import (
     JournalWatch,
     open_journal,
 )
-from rpcsvc.store.replicas import SqlSharedWallets
+from rpcsvc.store.replicas import SharedWallets
 from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
 
@@ -99,7 +99,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
     name, monero = settings.onchain.monero_network, _monero_networks(settings)
     outlet = Outlet(
-        SqlWithdrawals(database),
+        WithdrawalStore(database),
         read_allow_list(settings.inventory.withdraw_to, served, monero),
         {asset: caps.per_transfer for asset, caps in wiring.caps(settings.onchain).items()},
     )
@@ -110,7 +110,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         audit_loop(settings.onchain, served, books, switch) as audits,
     ):
         after.push_async_callback(journal.close)  # the engine gives addresses back before
-        engine, rows = onchain.engine, SqlSharedWallets(database)
+        engine, rows = onchain.engine, SharedWallets(database)
         published = PublishedWallets(rows, engine, given.random)
         publisher = WalletPublisher(
             rows, engine, engine.holdings, served, wiring.pool_size(settings.onchain)
@@ -140,7 +140,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 rates.source,
                 clock,
                 outlet,
-                Gasless(SqlFundingStore(database), authorizations, engine.poll_ms),
+                Gasless(FundingStore(database), authorizations, engine.poll_ms),
             )
             yield replace(
                 backend,

@@ -28,9 +28,9 @@ from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.gasless import FundingStore
 from rpcsvc.store.sandbox import SqlSandboxLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 
 @asynccontextmanager
@@ -49,10 +49,8 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
         bridges=frozenset({PERPS}),
         is_simulated=True,
     )
-    gasless = Gasless(
-        SqlFundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock)
-    )
-    outlet = Outlet(SqlWithdrawals(parts.database), _withdraw_to(parts.settings, parts.chains))
+    gasless = Gasless(FundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock))
+    outlet = Outlet(WithdrawalStore(parts.database), _withdraw_to(parts.settings, parts.chains))
     backend = wallets_backend(
         profile,
         Settler(engine, unlimited(), engine.refresh),

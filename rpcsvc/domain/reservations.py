@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from rpcsvc.domain.deposit_rules import units_by_rate
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
@@ -22,6 +24,17 @@ Units = dict[str, int]
 UPSTREAM: Final = "upstream"
 
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
+
+
+class Holdings(Struct, frozen=True):
+    """The amounts that a wallet can pay out, in atomic units.
+
+    ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
+    """
+
+    free: int
+    locked: int
+    seconds_to_unlock: int
 
 
 class ReservationChange(NamedTuple):

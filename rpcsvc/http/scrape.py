@@ -22,10 +22,10 @@ from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
 from rpcsvc.operations.envelope import flat_failure
 from rpcsvc.orders.backend import Backend, Readings
-from rpcsvc.orders.ports.operator import OperatorBooks
-from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import Backlog, WebhookStore
 
 METRICS_PATH: Final = "/metrics"
 _DAY_MS: Final = 86_400_000

@@ -62,7 +62,8 @@ from rpcsvc.operations.admin_models import (
 )
 from rpcsvc.operations.params import NoParams, Params, SupportParams
 from rpcsvc.operations.service import Call, Effect, Flat, Operation, Service
-from rpcsvc.orders.ports.operator import BookedTransfer, OperatorBooks, Signed, Treasury
+from rpcsvc.orders.ports.operator import Treasury
+from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
 
 PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)
 

@@ -36,7 +36,7 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
-from rpcsvc.orders.ports.store import Change, Ticket
+from rpcsvc.store.changes import Change, Ticket
 from rpcsvc.store.database import StaleWrite
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,7 @@ from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
-from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.reservations import UPSTREAM, Holdings
 from rpcsvc.domain.unfunded import (
     ALL,
     BY_ADDRESS,
@@ -33,9 +33,8 @@ from rpcsvc.domain.unfunded import (
     worst,
 )
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
-from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import Rate
-from rpcsvc.orders.ports.wallets import Holdings
+from rpcsvc.store.orders import OrderStore
 
 # So many reservations are looked at to say when there is room. Where it takes more, a caller who
 # comes back is told so again: one refusal costs no more, however many orders there are.

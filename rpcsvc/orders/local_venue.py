@@ -34,7 +34,6 @@ from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.store import PooledOrder, RateBounds, Ticket
 from rpcsvc.orders.ports.venue import (
     Confirmations,
     DirectionLimits,
@@ -50,6 +49,7 @@ from rpcsvc.orders.ports.venue import (
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
+from rpcsvc.store.changes import PooledOrder, RateBounds, Ticket
 
 _JOINED = "This replica takes orders; another one settles them."
 

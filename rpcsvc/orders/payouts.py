@@ -35,7 +35,6 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import (
     Outcome,
     PreparedTransfer,
@@ -46,6 +45,7 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.orders.processor import KeyedLocks, OrderProcessor, Quarantine
 from rpcsvc.store.database import Commit
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

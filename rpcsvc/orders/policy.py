@@ -17,11 +17,12 @@ from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
 from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import OrderStore, RateRows
 from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
 
 
 class Policy(Struct, frozen=True):

@@ -34,10 +34,10 @@ from rpcsvc.domain.unfunded import Admission
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.store import (
+from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.store.changes import (
     Change,
     HistoryEntry,
-    OrderStore,
     PendingEffect,
     PooledOrder,
     Projection,
@@ -46,8 +46,8 @@ from rpcsvc.orders.ports.store import (
     StatusView,
     StoredResponse,
 )
-from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.store.database import Commit, StaleWrite
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -32,6 +32,7 @@ from rpcsvc.domain.money import (
     require_storable,
 )
 from rpcsvc.domain.order import TransferState
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.withdrawals import (
     ID_FORM,
     SIGN_WITHIN_MS,
@@ -48,10 +49,7 @@ from rpcsvc.errors import (
     Unavailable,
 )
 from rpcsvc.orders.payouts import ENGINE_TIMEOUT_SECONDS, published_verdict
-from rpcsvc.orders.ports.operator import WithdrawalStore
-from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import (
-    Holdings,
     OrderingWallets,
     Outcome,
     PreparedTransfer,
@@ -62,6 +60,8 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.orders.processor import KeyedLocks
 from rpcsvc.store.database import Commit, StaleWrite
 from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The database port of the aggregates, implemented by each backend.
+"""The port ``Tables`` of stores and ledgers to a database, which each backend implements.
 
 Queries are written in the subset of SQL that SQLite and PostgreSQL share: ``:name`` stands for a
 value, ``IN :name`` for a list of values, and rows give their columns by name.

@@ -52,9 +52,9 @@ from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.leases import SETTLER, HeldLease
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.wallets import SqlPause
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 log = structlog.get_logger(__name__)
 
@@ -283,8 +283,8 @@ class JournalReplay:
         self._evm = SqlEvmPaymentLedger(database)
         self._addresses = SqlEvmDepositLedger(database)
         # The next poll renders the status answer.
-        self._store = SqlOrderStore(database, lambda: "")
-        self._withdrawals = SqlWithdrawals(database)
+        self._store = OrderStore(database, lambda: "")
+        self._withdrawals = WithdrawalStore(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = ReplayResult()
         self._void: set[tuple[str, str]] = set()

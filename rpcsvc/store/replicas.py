@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.orders.ports.store import PooledOrder, RateBounds, RateRow
-from rpcsvc.orders.ports.wallets import Holdings, PublishedState, WalletState
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.store.changes import PooledOrder, RateBounds
 from rpcsvc.store.database import Row, StaleWrite, Statement, Tables
+
+
+class RateRow(NamedTuple):
+    """A published rate: when, how long ago, and the token of the lease it was published under."""
+
+    usdc_per_xmr: int
+    at: int
+    age_ms: int
+    token: int
+
 
 KEPT_MS: Final = 7 * 86_400_000
 
@@ -33,8 +43,8 @@ _SELECT_RECENT: Final = (
 )
 
 
-class SqlRates:
-    """The RateRows port (orders/ports/store.py)."""
+class RateRows:
+    """Keeps published rates for a week. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -73,6 +83,31 @@ def _rate_row(row: Row) -> RateRow:
     return RateRow(row["usdc_per_xmr"], row["published_at"], row["age_ms"], row["token"])
 
 
+class WalletState(NamedTuple):
+    """The wallet of a network, as the replica that settles from it sees it.
+
+    ``fee``: of a transfer; None while it is not known. ``holdings``: None while they are not known,
+    or too low; ``shortage`` says so to a caller then. ``refusal``: why no order is taken now; None:
+    orders are taken. ``height``: of the newest block that the node showed.
+    """
+
+    network: str
+    is_up: bool
+    height: int | None
+    fee: int | None
+    holdings: Holdings | None
+    shortage: str | None
+    refusal: str | None
+
+
+class PublishedState(NamedTuple):
+    """A state with the time when it was published, and how long ago that was (ms)."""
+
+    state: WalletState
+    published_at: int
+    age_ms: int
+
+
 _STATE: Final = (
     "is_up", "height", "fee", "free", "locked", "seconds_to_unlock", "shortage", "refusal",
 )  # fmt: skip
@@ -98,8 +133,8 @@ _CAN_PAY: Final = (
 )
 
 
-class SqlSharedWallets:
-    """The SharedWallets port (orders/ports/wallets.py)."""
+class SharedWallets:
+    """Keeps wallet states and the pool of deposit addresses. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database

@@ -32,7 +32,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, bare_txid
 from rpcsvc.store.database import Tables
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.
@@ -45,7 +45,7 @@ class Annotations:
     def __init__(self, settings: Settings, database: Tables, clock: Clock) -> None:
         self._settings = settings
         self._db = database
-        self._books = SqlOperatorBooks(database)
+        self._books = OperatorBooks(database)
         self._clock = clock
         self._lock = asyncio.Lock()
 

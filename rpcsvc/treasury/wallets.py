@@ -36,9 +36,9 @@ from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, UnsweptTotal, owed, reserved
+from rpcsvc.store.operator_books import OperatorBooks, Owed, UnsweptTotal, owed, reserved
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view, read_targets
 
@@ -173,7 +173,7 @@ class OnchainTreasury:
     async def plan(self) -> Json:
         """The moves between networks that would reach the targets. Nothing is moved."""
         now, settings = self._clock.now_ms(), self._settings.inventory
-        books = SqlOperatorBooks(self._db)
+        books = OperatorBooks(self._db)
         orders = Counter(reserved(await books.open_orders(), now))
         orders.update(await self._withdrawing())
         flows = await books.flows(now - settings.days * DAY_MS)
@@ -196,11 +196,11 @@ class OnchainTreasury:
 
     async def _withdrawing(self) -> dict[str, int]:
         """Units reserved by open withdrawals, by network; each has one at most."""
-        found = await SqlWithdrawals(self._db).open()
+        found = await WithdrawalStore(self._db).open()
         return {item.network: item.units + item.fee for item in found}
 
     async def _read(self, now: int) -> _Books:
-        books, sums = SqlOperatorBooks(self._db), OnchainBooks(self._db)
+        books, sums = OperatorBooks(self._db), OnchainBooks(self._db)
         orders = await books.open_orders()
         return _Books(
             recorded=await recorded_wallets(self._db),

@@ -26,7 +26,7 @@ from rpcsvc.store.journal_replay import (
     ReplayResult,
     open_journal,
 )
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 
@@ -43,7 +43,7 @@ class JournaledBooks:
         self.monero = JournaledMoneroLedger(database, journal)
         self.evm = JournaledEvmPaymentLedger(database, journal)
         self.addresses = JournaledEvmDepositLedger(database, journal)
-        self.store = SqlOrderStore(database, lambda: "")
+        self.store = OrderStore(database, lambda: "")
         self.clock = ManualClock()
         self.clock.now = NOW
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.readiness import MoneroFound, XmrHeld
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import OwnerLock, SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.wallets import OnchainTreasury, WalletFindings
@@ -311,7 +311,7 @@ async def test_annotate_asks_the_running_service(
         say = ("treasury", "explain", "monero", txid.upper())
         assert await cli.ask(*say, "--note", " to  cold ") == 0, cli.err
         assert cli.out == f"{txid} on monero, sent 2.5 XMR: to cold\n"
-        books = SqlOperatorBooks(box.up.database)
+        books = OperatorBooks(box.up.database)
         assert await books.annotation("monero", txid) == "to cold"
         assert await cli.ask(*say, "--note", "again") == 2
         assert "explained already: to cold" in cli.err

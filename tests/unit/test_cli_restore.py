@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, SqliteDatabase
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import annotations as annotating
 from rpcsvc.treasury.annotations import Annotations
 from tests.operator_cli import Cli, listening
@@ -257,7 +257,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
 
 
 async def test_annotation_is_not_changed_silently(tmp_path: Path, database: SqliteDatabase) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)
     assert await books.annotation("monero", TXID) == "x"

@@ -24,7 +24,7 @@ from rpcsvc.store.backends.sqlite.maintenance import check_journal
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_replay import ReplayResult
 from rpcsvc.store.wallets import OnchainBooks
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.rows import statement
 from tests.unit.journaled import (
     HOT,
@@ -91,7 +91,7 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
     )
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
-        await SqlWithdrawals(books.db).add(planned, None)
+        await WithdrawalStore(books.db).add(planned, None)
         copy = books.copy(tmp_path / "copy.db")
         for item, txid in ((planned, "aa"), (later, "bb")):
             await books.monero.add_payment(
@@ -109,7 +109,7 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         assert books.adopted.payments == ["wd_0001", "wd_0002"]
         assert (books.adopted.orders, books.adopted.lost) == ([], ["wd_0002"])
-        store = SqlWithdrawals(books.db)
+        store = WithdrawalStore(books.db)
         cancelled = stepped(planned, TransferState.CANCELLED, NOW + 1)
         assert not await store.cancel(planned, cancelled)
         assert await store.signed_terms("wd_0002") == later.terms

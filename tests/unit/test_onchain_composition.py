@@ -22,8 +22,8 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.engines import ENGINES
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.changes import StatusView
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.orders import terms

@@ -13,16 +13,10 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.wallets import (
-    Holdings,
-    NetworkState,
-    Outcome,
-    PreparedTransfer,
-    Record,
-    Verdict,
-)
+from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard

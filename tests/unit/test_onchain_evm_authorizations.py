@@ -16,7 +16,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
@@ -34,6 +33,7 @@ from rpcsvc.settlement.onchain.evm.node import (
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment

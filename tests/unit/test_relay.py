@@ -24,7 +24,6 @@ from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -38,9 +37,10 @@ from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
+from rpcsvc.store.changes import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.store.database import StaleWrite, Statement
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.orders import terms
@@ -93,8 +93,8 @@ class World:
     def __init__(self, database: SqliteDatabase, path: Path) -> None:
         self.path = path
         self.upstream, self.clock = ScriptedUpstream(), ManualClock()
-        self.store = SqlOrderStore(database, lambda: "key")
-        self.books = SqlOperatorBooks(database)
+        self.store = OrderStore(database, lambda: "key")
+        self.books = OperatorBooks(database)
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
         upstream = cast("Any", self.upstream)
@@ -245,7 +245,7 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
 class Failing:
     """A store whose writes fail while the test says so."""
 
-    def __init__(self, store: SqlOrderStore, *, after: int) -> None:
+    def __init__(self, store: OrderStore, *, after: int) -> None:
         self._commit, self.left = store.commit, after
 
     async def commit(self, *changes: Change) -> None:

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from rpcsvc.domain.unfunded import SOCKET
-from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
 from rpcsvc.orders.waits import MOST_EVENTS, Waits
+from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.store.orders import OrderStore
 
 HEARTBEAT = 0.01
 

@@ -13,12 +13,11 @@ from structlog.testing import capture_logs
 
 from rpcsvc.domain.money import USDC, Asset
 from rpcsvc.domain.order import Transfer, TransferState
-from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.reservations import Holdings, ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
 from rpcsvc.orders.ports.wallets import (
     Fees,
-    Holdings,
     Outcome,
     PreparedTransfer,
     Record,
@@ -36,9 +35,9 @@ from rpcsvc.orders.withdrawals import (
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.leases import SETTLER, Lease
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.reservations import reservation_statements
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.sandbox import EVM, MONERO, ManualClock
 
 OTHER = "0x" + "0b" * 20
@@ -129,8 +128,8 @@ class Service:
         self.database = database
         self.clock = clock
         self.chain = chain
-        self.store = SqlWithdrawals(database)
-        self.orders = SqlOrderStore(database, lambda: "")
+        self.store = WithdrawalStore(database)
+        self.orders = OrderStore(database, lambda: "")
         self.wallets = ScriptedWallets(chain, die)
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
         wallets = cast("Any", self.wallets)

@@ -46,9 +46,9 @@ from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 
 
@@ -94,11 +94,11 @@ def _print(done: Adopted) -> None:
 async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     if is_withdrawal(transfer_id):
-        item = await SqlWithdrawals(database).find(transfer_id)
+        item = await WithdrawalStore(database).find(transfer_id)
         if item is None:
             raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
         return OpenTransfer(transfer_id, item.transfer)
-    order = await SqlOrderStore(database, lambda: "").order(order_of(transfer_id))
+    order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
     transfer = order.transfer(transfer_id) if order else None
     if order is None or transfer is None:
         raise UsageError(
@@ -115,9 +115,9 @@ class _Adoption:
         self._db = database
         self._clock = SystemClock()
         # The next poll renders the status answer.
-        store = SqlOrderStore(database, lambda: "")
+        store = OrderStore(database, lambda: "")
         self._processor = OrderProcessor(store, self._clock, lambda _order: None)
-        self._withdrawals = SqlWithdrawals(database)
+        self._withdrawals = WithdrawalStore(database)
 
     async def _record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
         """Record a payment together with the orders or the withdrawal that it pays."""
@@ -315,7 +315,7 @@ class _Closing:
 
         async def annotate(txid: str) -> None:
             text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
-            await SqlOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
+            await OperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
             rival = await MoneroPayoutEnd(connection, ledger, clock, options, annotate).end(payment)
@@ -339,7 +339,7 @@ class _Closing:
         if is_withdrawal(name):
             await self._settle_withdrawal(name, txid, at)
             return
-        store = SqlOrderStore(self.database, lambda: "")
+        store = OrderStore(self.database, lambda: "")
         processor = OrderProcessor(store, clock, lambda _order: None)
         if opened.transfer.state is TransferState.PLANNED:
             await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
@@ -348,7 +348,7 @@ class _Closing:
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
 
     async def _settle_withdrawal(self, name: str, txid: str, at: int) -> None:
-        store = SqlWithdrawals(self.database)
+        store = WithdrawalStore(self.database)
         item = await store.find(name)
         if item is None or item.state is TransferState.SETTLED:
             return

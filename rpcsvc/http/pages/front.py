@@ -17,8 +17,8 @@ from rpcsvc.http.pages.checkout import moment, network_title
 from rpcsvc.http.pages.rendering import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
-from rpcsvc.orders.ports.store import RateRow
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.store.replicas import RateRow
 
 SPAN_MS: Final = 24 * 3_600_000
 STEP_MS: Final = 10 * 60_000

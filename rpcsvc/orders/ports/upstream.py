@@ -12,8 +12,8 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.venue import ExchangeRates
+from rpcsvc.store.changes import Ticket
 
 
 class UpstreamRequest(NamedTuple):

@@ -27,8 +27,8 @@ from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.health import Health
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import PooledOrder, RateBounds, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
+from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
 
 
 class Rate(Struct, frozen=True):

@@ -17,9 +17,9 @@ from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.upstream import UpstreamPort, UpstreamResting, UpstreamStatus
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -25,14 +25,15 @@ from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamPort,
     UpstreamRequest,
 )
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

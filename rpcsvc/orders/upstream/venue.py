@@ -21,7 +21,6 @@ from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
-from rpcsvc.orders.ports.store import RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     ExchangeRates,
@@ -36,6 +35,7 @@ from rpcsvc.orders.ports.venue import (
 from rpcsvc.orders.ports.wallets import Fees
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
+from rpcsvc.store.changes import RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,

@@ -18,7 +18,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
@@ -42,6 +42,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions,
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.store.gasless import FundingRecord
 from rpcsvc.store.leases import Lease
 
 KEY_FILE: Final = "evm-mnemonic"

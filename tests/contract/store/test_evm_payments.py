@@ -12,8 +12,6 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.settlement.onchain.evm.gas import Opening
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
@@ -30,11 +28,12 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingStore
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, OURS, USER, digest
 from tests.unit.orders import NOW, terms
@@ -147,7 +146,7 @@ async def test_gas_is_paid_where_its_order_bears_it(
     database: Tables, ledger: SqlEvmPaymentLedger
 ) -> None:
     """An address belongs to one order: the recipient of an authorization identifies it."""
-    orders = SqlOrderStore(database, lambda: "key")
+    orders = OrderStore(database, lambda: "key")
     made = replace(terms(Direction.USDC_TO_XMR), deposit_address=USER)
     order = open_order(made)
     entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
@@ -159,7 +158,7 @@ async def test_gas_is_paid_where_its_order_bears_it(
     record = FundingRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
     await ledger.add_payment(payment("a1", 0, EvmPurpose.AUTHORIZATION))
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [False]
-    await SqlFundingStore(database).add(record, order.version)
+    await FundingStore(database).add(record, order.version)
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [True]
 
 

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 XMR = 10**12
 
@@ -234,7 +234,7 @@ async def test_payment_of_a_withdrawal_is_left_to_it(
     await ledger.put_payment(out)
     assert await ledger.without_order() == [out]
     item = Withdrawal("wd_0001", "monero", XMR_ASSET, made.address, made.units, 1, 1, 1)
-    await SqlWithdrawals(database).add(item, None)
+    await WithdrawalStore(database).add(item, None)
     assert await ledger.without_order() == []
 
 

@@ -17,7 +17,7 @@ import rpcsvc.store
 from rpcsvc.domain.unfunded import Admission
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import compiled
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.postgres import new_database, own_server
 from tests.unit.reserving import Keeper, numbered
 
@@ -112,7 +112,7 @@ async def connection() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     with own_server() as server:
         async with new_database(server.url) as url:
             database = await PostgresqlDatabase.open(url)
-            await Keeper(SqlOrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
+            await Keeper(OrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
             await database.close()
             opened = await asyncpg.connect(url)
             await _fill(opened)

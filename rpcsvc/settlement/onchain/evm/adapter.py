@@ -17,13 +17,13 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -49,6 +49,7 @@ from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPaym
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store.gasless import FundingRecord
 
 log = structlog.get_logger(__name__)
 

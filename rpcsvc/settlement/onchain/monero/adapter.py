@@ -15,11 +15,11 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
