@@ -35,11 +35,12 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
-from rpcsvc.store.evm_payments import SqlOpeningLedger
 from rpcsvc.store.gasless import FundingStore
 from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
@@ -49,7 +50,7 @@ from rpcsvc.store.journal_replay import (
     open_journal,
 )
 from rpcsvc.store.replicas import SharedWallets
-from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
+from rpcsvc.store.wallets import OnchainBooks, SqlPause
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
@@ -87,8 +88,8 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         evm_ledgers=Ledgers(
             JournaledEvmDepositLedger(database, journal),
             JournaledEvmPaymentLedger(database, journal, row),
-            SqlUnrecordedLedger(database),
-            SqlOpeningLedger(database),
+            UnrecordedLedger(database),
+            OpeningLedger(database),
         ),
         signed=OnchainBooks(database),
         unserved=(await UnservedOrders.find(database, networks)).problem,

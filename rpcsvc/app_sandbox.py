@@ -28,8 +28,8 @@ from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from rpcsvc.store.gasless import FundingStore
-from rpcsvc.store.sandbox import SqlSandboxLedger
 from rpcsvc.store.withdrawals import WithdrawalStore
 
 
@@ -37,7 +37,7 @@ from rpcsvc.store.withdrawals import WithdrawalStore
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The simulated chains, with a clock that can be moved and the controls of a developer."""
     clock = OffsetClock(parts.clock)
-    ledger = SqlSandboxLedger(parts.database)
+    ledger = SandboxLedger(parts.database)
     options = _options(parts.settings.sandbox)
     engine = SandboxEngine(ledger, parts.chains, clock, parts.random, options)
     profile = VenueProfile(

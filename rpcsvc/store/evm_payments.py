@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.settlement.onchain.evm.gas import Opening
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
@@ -21,7 +20,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update, upsert
+from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",
@@ -69,8 +68,6 @@ _UNSWEPT: Final = (
     "  AND s.address_index = h.address_index AND s.state = 'signed')"
     " ORDER BY h.address_index"
 )
-_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
-_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
 
 class SqlEvmPaymentLedger:
@@ -204,33 +201,6 @@ class SqlEvmPaymentLedger:
     async def put_sweep(self, sweep: Sweep) -> None:
         """Record how a sweep ended. Raises StoreConflict if it ended differently before."""
         await self._db.write([Statement(_PUT_SWEEP, _sweep_values(sweep))])
-
-
-class SqlOpeningLedger:
-    """The OpeningLedger port (settlement/onchain/evm/gas.py)."""
-
-    def __init__(self, database: Tables) -> None:
-        self._db = database
-
-    async def opening(self, network: str, sender: str) -> Opening | None:
-        """The recorded opening balance; None before the first scan."""
-        row = await self._db.fetch_one(
-            "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
-            " WHERE network = :network AND sender = :sender",
-            network=network,
-            sender=sender,
-        )
-        if row is None:
-            return None
-        return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
-
-    async def record(self, network: str, sender: str, opening: Opening) -> None:
-        """Record an opening balance; it replaces one whose block was replaced."""
-        values = {
-            "network": network, "sender": sender, "block_number": opening.block_number,
-            "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),
-        }  # fmt: skip
-        await self._db.write([Statement(_PUT_OPENING, values)])
 
 
 def _payment_values(item: EvmPayment) -> dict[str, Any]:

@@ -31,13 +31,13 @@ from rpcsvc.settlement.onchain.readiness import (
     coins,
     inspect_network,
 )
-from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks, Owed, UnsweptTotal, owed, reserved
-from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.wallets import OnchainBooks
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view, read_targets
@@ -211,7 +211,7 @@ class OnchainTreasury:
             swept=await books.swept(),
             monero_fees=await books.monero_fees(),
             gas_fees=await books.gas_fees(),
-            unattributed=await SqlUnrecordedLedger(self._db).unattributed_deposits(),
+            unattributed=await UnrecordedLedger(self._db).unattributed_deposits(),
             sent_today={
                 asset.symbol: await sums.sent_since(asset, now - DAY_MS) for asset in (XMR, USDC)
             },

@@ -20,9 +20,9 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
 from rpcsvc.store.gasless import FundingStore
-from rpcsvc.store.sandbox import SqlSandboxLedger
 from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.webhook_sender import WebhookSender
@@ -58,7 +58,7 @@ SEAMS = {
     "record webhook": Seam(WebhookStore, "record"),
     "authorize": Seam(FundingStore, "add"),
     "carry_out": Seam(SimulatedAuthorizations, "carry_out"),
-    "pool": Seam(SqlSandboxLedger, "broadcast"),
+    "pool": Seam(SandboxLedger, "broadcast"),
     "resolve": Seam(FundingStore, "resolve"),
     "withdraw": Seam(WithdrawalStore, "add"),
     "withdrawal": Seam(WithdrawalStore, "change"),

@@ -21,16 +21,17 @@ from rpcsvc.settlement.onchain.evm.connection import (
     EvmNetwork,
     EvmOptions,
 )
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
@@ -190,7 +191,7 @@ async def evm_payer(
     client.rpc.open()
     connection = EvmConnection(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
-    unrecorded, switch = SqlUnrecordedLedger(database), PauseSwitch(data_dir)
+    unrecorded, switch = UnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
@@ -207,8 +208,8 @@ async def evm_payer(
 async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The USDC adapter, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
-    unrecorded = SqlUnrecordedLedger(own.database)
-    deposits, openings = SqlEvmDepositLedger(own.database), SqlOpeningLedger(own.database)
+    unrecorded = UnrecordedLedger(own.database)
+    deposits, openings = SqlEvmDepositLedger(own.database), OpeningLedger(own.database)
     ledgers = Ledgers(deposits, own.ledger, unrecorded, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))

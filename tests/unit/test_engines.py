@@ -16,7 +16,7 @@ PACKAGES = ROOT / "rpcsvc" / "settlement"
 # The composition root, the ledgers that the store implements, and features for real wallets only:
 # the auditor, the treasury, and commands about wallets and receipts.
 IMPORTERS = {
-    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
+    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.settlement.sandbox.ledger"),
     "upstream": ("rpcsvc.app_upstream",),
     "onchain": (
         "rpcsvc.app_onchain",

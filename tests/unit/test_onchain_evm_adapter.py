@@ -13,13 +13,14 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
 
@@ -32,8 +33,8 @@ async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     ledgers = Ledgers(
         SqlEvmDepositLedger(database),
         SqlEvmPaymentLedger(database),
-        SqlUnrecordedLedger(database),
-        SqlOpeningLedger(database),
+        UnrecordedLedger(database),
+        OpeningLedger(database),
     )
     nodes = [
         EvmNode(replace(NETWORK, name=name), Chain(), 2_000_000_000)

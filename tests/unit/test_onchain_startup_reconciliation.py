@@ -26,7 +26,6 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
@@ -72,7 +71,7 @@ class Rig:
 
     def __init__(self, database: SqliteDatabase, data_dir: Path) -> None:
         self.database = database
-        self.ledger: UnrecordedLedger = SqlUnrecordedLedger(database)
+        self.ledger: UnrecordedLedger = UnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from rpcsvc.settlement.onchain.unrecorded import _UNATTRIBUTED
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.checks import _THERE
@@ -23,7 +24,6 @@ from rpcsvc.store.orders import (
     _SELECT_VIEW,
 )
 from rpcsvc.store.records import _SELECT_OPEN
-from rpcsvc.store.wallets import _UNATTRIBUTED
 
 PLANS = [
     (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),

@@ -41,7 +41,6 @@ from rpcsvc.settlement.sandbox.chain import (
     MONERO,
     Fault,
     Mined,
-    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
@@ -50,6 +49,7 @@ from rpcsvc.settlement.sandbox.chain import (
     block_hash,
     on_current,
 )
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 
 BPS = 10_000
 

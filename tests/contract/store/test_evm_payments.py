@@ -12,7 +12,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.settlement.onchain.evm.gas import Opening
+from rpcsvc.settlement.onchain.evm.gas import Opening, OpeningLedger
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
@@ -31,7 +31,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingStore
 from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
@@ -173,7 +173,7 @@ async def test_what_was_signed_is_never_deleted(
 
 
 async def test_an_opening_changes_with_its_block_alone(database: Tables) -> None:
-    ledger = SqlOpeningLedger(database)
+    ledger = OpeningLedger(database)
     assert await ledger.opening(NET, HOT) is None
     first = Opening(7, digest("block"), 3, 10**30)
     await ledger.record(NET, HOT, first)

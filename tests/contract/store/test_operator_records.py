@@ -12,11 +12,12 @@ from rpcsvc.domain.order import DepositKey, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
 from rpcsvc.store.operator_books import Flow, OperatorBooks, Signed, UnsweptTotal
 from rpcsvc.store.orders import OrderStore
-from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.wallets import OnchainBooks
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
@@ -172,7 +173,7 @@ async def test_own_addresses_are_known_in_any_case(filled: Tables) -> None:
 
 
 async def test_unrecorded_transactions_are_acknowledged_and_annotated(filled: Tables) -> None:
-    ledger, books = SqlUnrecordedLedger(filled), OperatorBooks(filled)
+    ledger, books = UnrecordedLedger(filled), OperatorBooks(filled)
     assert await ledger.acknowledged_nonce("arbitrum", "0xHot") is None
     for nonce, kept in ((4, 4), (3, 4), (5, 5)):
         await ledger.acknowledge_nonce("arbitrum", "0xHot", nonce)

@@ -11,6 +11,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, OnDeadline
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store import records
 from rpcsvc.store.changes import (
     Change,
@@ -23,7 +24,6 @@ from rpcsvc.store.changes import (
 from rpcsvc.store.database import Database, StaleWrite, Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW, created, fresh, response
 
@@ -226,7 +226,7 @@ async def test_orders_that_are_not_over_are_open(store: OrderStore) -> None:
 
 
 async def test_an_annotation_is_read_back_until_it_is_removed(database: Tables) -> None:
-    ledger, books = SqlUnrecordedLedger(database), OperatorBooks(database)
+    ledger, books = UnrecordedLedger(database), OperatorBooks(database)
     assert await ledger.annotated("monero") == []
     await books.annotate("monero", "tx", "paid by hand", NOW)
     assert await ledger.annotated("monero") == ["tx"]
