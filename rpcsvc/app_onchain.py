@@ -35,22 +35,18 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch, SharedPause, SignedPayments
+from rpcsvc.settlement.onchain.journal.replay import JournalWatch, open_journal
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.gasless import FundingStore
-from rpcsvc.store.journal_replay import (
-    JournaledEvmDepositLedger,
-    JournaledEvmPaymentLedger,
-    JournaledMoneroLedger,
-    JournalWatch,
-    open_journal,
-)
 from rpcsvc.store.replicas import SharedWallets
-from rpcsvc.store.wallets import OnchainBooks, SqlPause
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
@@ -71,7 +67,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         system_random,
         lease=given.lease.on_record,
     )
-    row = None if given.lease.is_alone else SqlPause(database)
+    row = None if given.lease.is_alone else PauseRow(database)
     shared = None if row is None else SharedPause(row, switch, clock)
     if shared is not None:
         await shared.look()
@@ -84,14 +80,14 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         switch=switch,
         chains=chains,
         clock=clock,
-        monero_ledger=JournaledMoneroLedger(database, journal, row),
+        monero_ledger=MoneroLedger(database, journal, row),
         evm_ledgers=Ledgers(
-            JournaledEvmDepositLedger(database, journal),
-            JournaledEvmPaymentLedger(database, journal, row),
+            EvmDepositLedger(database, journal),
+            EvmPaymentLedger(database, journal, row),
             UnrecordedLedger(database),
             OpeningLedger(database),
         ),
-        signed=OnchainBooks(database),
+        signed=SignedPayments(database),
         unserved=(await UnservedOrders.find(database, networks)).problem,
         lease=given.lease,
         journal=journal,

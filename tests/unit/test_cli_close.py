@@ -24,7 +24,7 @@ from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (

@@ -19,13 +19,13 @@ from rpcsvc.operations.service import Operation
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.rates.sources import FixedRate, rate_source
 from rpcsvc.settings import load_settings
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.readiness import MoneroFound, XmrHeld
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import OwnerLock, SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
@@ -64,7 +64,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
 
     async def write() -> None:
         database = await SqliteDatabase.open(data_dir)
-        await SqlEvmDepositLedger(database).adopt_wallet(hot_wallet)
+        await EvmDepositLedger(database).adopt_wallet(hot_wallet)
         for sql in more:
             await database.write([statement(sql, ())])
         await database.close()
@@ -185,7 +185,7 @@ def test_the_treasury_needs_a_service(cli: Setup) -> None:
 async def test_treasury_without_nodes_names_gaps_and_shows_the_rest(cli: Setup) -> None:
     async with served(cli.data_dir, treasury_of(cli)) as box:
         database = box.up.database
-        await SqlEvmDepositLedger(database).adopt_wallet("0xFirst")
+        await EvmDepositLedger(database).adopt_wallet("0xFirst")
         for sql in (
             "INSERT INTO evm_addresses VALUES (1, '0x1')",
             "INSERT INTO evm_deposits VALUES"

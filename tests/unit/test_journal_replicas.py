@@ -18,17 +18,17 @@ from msgspec.structs import replace
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
-from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.database import Statement
-from rpcsvc.store.journal_replay import (
-    JournaledMoneroLedger,
+from rpcsvc.settlement.onchain.journal.replay import (
     JournalReplay,
     JournalWatch,
     ReplayResult,
     open_journal,
 )
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
+from rpcsvc.store.database import Statement
 from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseLost, Leases
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
@@ -62,8 +62,8 @@ class Settler:
     adopted: ReplayResult
 
     @property
-    def ledger(self) -> JournaledMoneroLedger:
-        return JournaledMoneroLedger(self.database, self.journal)
+    def ledger(self) -> MoneroLedger:
+        return MoneroLedger(self.database, self.journal)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class World:
 
     async def unpaid(self) -> str:
         """The first transfer that the database has no payment for."""
-        ledger = JournaledMoneroLedger(self.database, _none)
+        ledger = MoneroLedger(self.database, _none)
         number = 0
         while await ledger.payment(f"ord_{number}/payout/1") is not None:
             number += 1

@@ -22,6 +22,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.journal.check import check_journal
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends import EXTRA_MISSING, open_database
 from rpcsvc.store.backends.sqlite.database import (
@@ -30,12 +31,7 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
     snapshot,
 )
-from rpcsvc.store.backends.sqlite.maintenance import (
-    BackupFailed,
-    backup_database,
-    check_database,
-    check_journal,
-)
+from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
 from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name

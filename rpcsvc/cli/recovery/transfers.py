@@ -33,19 +33,19 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.monero import SqlMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.withdrawals import WithdrawalStore
@@ -156,7 +156,7 @@ class _Adoption:
     async def _monero(self, opened: OpenTransfer, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
-        ledger = SqlMoneroLedger(self._db)
+        ledger = MoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
         name = opened.transfer.transfer_id
         # A withdrawal never shares a transaction.
@@ -170,12 +170,12 @@ class _Adoption:
         chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
         served = next((node for node in nodes if node.network.name == name), None)
-        wallet = await SqlEvmDepositLedger(self._db).wallet()
+        wallet = await EvmDepositLedger(self._db).wallet()
         if served is None or wallet is None:
             raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
         connection, ledger = (
             EvmConnection(served.client, served.network),
-            SqlEvmPaymentLedger(self._db),
+            EvmPaymentLedger(self._db),
         )
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(served.client)
@@ -275,7 +275,7 @@ class _Closing:
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
             return await self._end_monero(name)
-        payment = await SqlEvmPaymentLedger(self.database).payment(name)
+        payment = await EvmPaymentLedger(self.database).payment(name)
         if payment is None or opened.transfer.state is not TransferState.SETTLED:
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
@@ -294,7 +294,7 @@ class _Closing:
 
     async def _paid_with(self, opened: OpenTransfer) -> list[OpenTransfer]:
         """The transfer, and the others that its transaction was to pay."""
-        payment = await SqlMoneroLedger(self.database).payment(opened.transfer.transfer_id)
+        payment = await MoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
         found = [opened]
         for name in sorted(names - {opened.transfer.transfer_id}):
@@ -304,7 +304,7 @@ class _Closing:
         return found
 
     async def _end_monero(self, name: str) -> str | None:
-        ledger, onchain = SqlMoneroLedger(self.database), self.settings.onchain
+        ledger, onchain = MoneroLedger(self.database), self.settings.onchain
         payment = await ledger.payment(name)
         if payment is None:
             raise NotAdopted(f"{name} has no signed payment on record.")
@@ -376,7 +376,7 @@ def _line(opened: OpenTransfer) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _abandon(ledger: SqlMoneroLedger, payment: MoneroPayment) -> None:
+async def _abandon(ledger: MoneroLedger, payment: MoneroPayment) -> None:
     """Mark the payment as failed: its bytes are no longer published.
 
     Its journal line stays, so that a restored copy does not take the transfer for unsigned.

@@ -15,6 +15,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.reservations import counted
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
@@ -28,7 +29,6 @@ from rpcsvc.store.backends.sqlite.database import (
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Statement, StoreConflict, Tables, insert
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.leases import SETTLER, Leases
 from rpcsvc.store.orders import OrderStore
 from tests.postgres import new_database
@@ -68,7 +68,7 @@ async def fill(database: Tables) -> None:
             )
         )
         before = now
-    ledger = SqlEvmDepositLedger(database)
+    ledger = EvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
     rows = [{"name": f"s{n}", "value": n} for n in range(2 * copying.BATCH + 1)]

@@ -12,12 +12,12 @@ from rpcsvc.domain.order import DepositKey, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.guard import SignedPayments
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
 from rpcsvc.store.operator_books import Flow, OperatorBooks, Signed, UnsweptTotal
 from rpcsvc.store.orders import OrderStore
-from rpcsvc.store.wallets import OnchainBooks
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
@@ -82,7 +82,7 @@ async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
     assert await books.network_fees(1001) == {}
     assert await books.network_fees(0, 1000) == {}
     assert await books.network_fees(0, 1001) == await books.network_fees(1000)
-    sent = OnchainBooks(filled)
+    sent = SignedPayments(filled)
     assert (await sent.sent_since(XMR, 1000), await sent.sent_since(XMR, 1001)) == (5, 0)
     assert await sent.sent_since(USDC, 0) == 14
     assert all(type(value) is int for value in (await books.swept()).values())

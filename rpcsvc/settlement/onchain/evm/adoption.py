@@ -15,15 +15,15 @@ from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, Receipt
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,

@@ -19,13 +19,13 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,
     EvmPayment,
     EvmPaymentOrder,
     EvmPurpose,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
 from rpcsvc.store.database import Statement, Tables, upsert
 
 log = structlog.get_logger(__name__)

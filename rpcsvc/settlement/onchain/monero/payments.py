@@ -22,8 +22,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroLedger,
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -32,7 +33,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroReceipt,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,

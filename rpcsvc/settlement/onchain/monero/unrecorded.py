@@ -26,15 +26,15 @@ from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
+from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
-    MoneroLedger,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
