@@ -26,7 +26,7 @@ from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
-from rpcsvc.engines import EngineParts, engine_of
+from rpcsvc.engine_parts import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher

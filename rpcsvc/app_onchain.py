@@ -15,7 +15,7 @@ from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.ids import system_random
 from rpcsvc.orders.backend import (
     Backend,
@@ -39,8 +39,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch, SharedPause, SignedPayments
-from rpcsvc.settlement.onchain.journal.replay import JournalWatch, open_journal
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger

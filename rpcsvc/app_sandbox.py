@@ -12,7 +12,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import (
     Backend,
     Gasless,

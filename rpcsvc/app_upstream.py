@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import Backend
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.store.gasless import FundingStore

@@ -331,6 +331,15 @@ class Settings(Group):
         return None if self.database_url is None else self.database_url.get_secret_value()
 
     @property
+    def network(self) -> str:
+        """``data.network`` of every answer: the engine's Monero network, or the engine's name."""
+        networks = {
+            "upstream": self.upstream.monero_network,
+            "onchain": self.onchain.monero_network,
+        }
+        return networks.get(self.engine, self.engine)
+
+    @property
     def database(self) -> str:
         """Where the database is, in words."""
         if self.database_url is not None:

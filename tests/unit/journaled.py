@@ -18,8 +18,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.replay import ReplayResult, open_journal
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase

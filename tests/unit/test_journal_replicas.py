@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
-from rpcsvc.settlement.onchain.journal.replay import (
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import (
     JournalReplay,
     JournalWatch,
     ReplayResult,
     open_journal,
 )
-from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase

@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.journal.entries import from_body
 from rpcsvc.settlement.onchain.journal.files import (
     AddressesEntry,
     Mark,
@@ -24,6 +23,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     segments,
 )
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import from_body
 
 
 class FakeClock:

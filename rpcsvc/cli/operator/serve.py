@@ -20,7 +20,7 @@ from rpcsvc.cli.context import (
 from rpcsvc.cli.operator.service import refuse
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.transport import ServiceRequest, endpoint_of, headers_of
-from rpcsvc.engines import engine_of
+from rpcsvc.engine_parts import engine_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.health_probe import PATHS, ask, printable
 from rpcsvc.logs import configure_logging

@@ -33,8 +33,8 @@ from rpcsvc.settlement.onchain.journal.files import (
     read_place,
 )
 from rpcsvc.settlement.onchain.journal.marks import forget_mark
-from rpcsvc.settlement.onchain.journal.replay import ReplayResult, open_journal
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     DataDirInUse,

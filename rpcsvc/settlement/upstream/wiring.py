@@ -19,7 +19,7 @@ from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings

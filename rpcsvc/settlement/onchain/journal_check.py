@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rpcsvc.clock import iso8601
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmEntry
-from rpcsvc.settlement.onchain.journal.entries import from_body, latest
 from rpcsvc.settlement.onchain.journal.files import (
     JournalContents,
     JournalPosition,
@@ -18,6 +17,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     VoidEntry,
     read_place,
 )
+from rpcsvc.settlement.onchain.journal_entries import from_body, latest
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 

@@ -1,7 +1,7 @@
-"""What the payment journal records, converted to the body of a line and back. Pure.
+"""The entries of both chains as the lines of payment journals have them, and how lines are judged.
 
-Amounts are atomic units, times ms. A body suffices to find a transaction, to publish the same bytes
-again, and to know whom it pays.
+Pure. A line suffices to find a transaction, to publish the same bytes again, and to know whom it
+pays. Amounts are atomic units, times ms.
 """
 
 from __future__ import annotations

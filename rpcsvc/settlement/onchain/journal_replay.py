@@ -29,7 +29,16 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
-from rpcsvc.settlement.onchain.journal.entries import (
+from rpcsvc.settlement.onchain.journal.files import (
+    EVM_ADDRESSES,
+    AddressesEntry,
+    Line,
+    Mark,
+    VoidEntry,
+)
+from rpcsvc.settlement.onchain.journal.marks import marks_of, put_mark
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import (
     Entry,
     from_body,
     is_ahead,
@@ -41,15 +50,6 @@ from rpcsvc.settlement.onchain.journal.entries import (
     latest,
     void_of,
 )
-from rpcsvc.settlement.onchain.journal.files import (
-    EVM_ADDRESSES,
-    AddressesEntry,
-    Line,
-    Mark,
-    VoidEntry,
-)
-from rpcsvc.settlement.onchain.journal.marks import marks_of, put_mark
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
