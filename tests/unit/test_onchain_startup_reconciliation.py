@@ -35,11 +35,11 @@ from tests.unit.payout_guard import SignedBooks
 PAUSE_REASON = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
 
-class Wallet:
+class Wallet(MoneroOutgoing):
     """The wallet's sent transactions; ``failure``: raised instead."""
 
     def __init__(self, ledger: UnrecordedLedger) -> None:
-        self._ledger = ledger
+        self._unrecorded = ledger
         self.sent: set[str] = set()
         self.failure: Exception | None = None
         self.asked = 0
@@ -49,7 +49,7 @@ class Wallet:
         await asyncio.sleep(0)  # other tasks run during a call
         if self.failure is not None:
             raise self.failure
-        return await self._ledger.not_on_record(self.sent)
+        return await self._unrecorded.not_on_record(self.sent)
 
 
 class Signing(FakeAdapter):

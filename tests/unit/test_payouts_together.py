@@ -68,7 +68,7 @@ class FakeWallets:
         self.asked.append(ids)
         if self.meanwhile is not None:
             await self.meanwhile()
-        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)))
+        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)), None)
 
     async def look_up(self, _transfer: Transfer) -> Verdict:
         return Verdict(Outcome.ABSENT)

@@ -91,7 +91,9 @@ class ScriptedWallets:
         self._at("before prepare")
         self.chain.serial += 1
         txid = f"tx{self.chain.serial}"
-        await record(PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)))
+        await record(
+            PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)), None
+        )
         self._at("after prepare")
 
     async def publish(self, transfer: Transfer) -> Verdict:
@@ -389,7 +391,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     await service.made.make(asked())
 
     async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
-        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")))
+        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")), None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():

@@ -5,7 +5,7 @@ Any exception other than TransferRejected means that the outcome is not known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -49,16 +49,10 @@ class PreparedTransfer(Struct, frozen=True):
     transfer_ids: tuple[str, ...]
 
 
-class Record(Protocol):
-    """Puts a signed transaction on record, with its orders and with its wallet, in one commit."""
-
-    async def __call__(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
-        """Commit the events of the orders; ``commit`` writes them with the wallet's rows.
-
-        Raises ImpossibleTransition when an order no longer waits for its transfer, and
-        errors.Unavailable: nothing is on record then, and nothing may be published.
-        """
-        ...
+# Puts a signed transaction on record with its orders, and by the commit with its wallet's rows, all
+# or none. Raises ImpossibleTransition when an order no longer waits for its transfer, and
+# errors.Unavailable: nothing is on record then, and nothing may be published.
+Record = Callable[[PreparedTransfer, Commit | None], Awaitable[None]]
 
 
 class Outcome(StrEnum):

@@ -218,7 +218,7 @@ class OnchainEngine:
         adapter = self._of(transfer.network)
         if (known := await adapter.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
-            await record(known)
+            await record(known, None)
             return
         await self._guard.look()
         self._guard.require_open()

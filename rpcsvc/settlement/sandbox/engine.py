@@ -304,7 +304,7 @@ class SandboxEngine:
         }
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
-        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)))
+        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Put the signed bytes into the pool; the same bytes again change nothing."""

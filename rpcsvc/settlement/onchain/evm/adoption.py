@@ -77,7 +77,7 @@ class EvmAdoption:
         else:
             await self._raise(wanted.transfer, known, fields, attempt)
             if wanted.transfer.state is TransferState.PLANNED:
-                await record(_prepared(known))
+                await record(_prepared(known), None)
         extra = self._sent(receipt) - wanted.transfer.units
         first = attempt if known is None else known.attempts[0]
         return Adopted(first.txid, (wanted,), receipt.block_number, extra)

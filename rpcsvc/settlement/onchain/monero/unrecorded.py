@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -73,14 +73,6 @@ class SpendWaits(Unavailable):
             f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
             " nothing is signed with it before that is in a block, or dropped"
         )
-
-
-class Outgoing(Protocol):
-    """A wallet that lists its transactions on no record."""
-
-    async def unknown(self) -> list[str]:
-        """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
-        ...
 
 
 class MoneroOutgoing:
@@ -142,7 +134,7 @@ class StartupReconciliation:
 
     def __init__(
         self,
-        outgoing: Outgoing,
+        outgoing: MoneroOutgoing,
         unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
         clock: Clock,
@@ -242,7 +234,7 @@ class MoneroAdoption:
         """
         txid = bare_txid(txid, "")
         if (known := await self._known(wanted, txid)) is not None:
-            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
+            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)), None)
             return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
         received = await self._received(found, wanted.transfer.address)
