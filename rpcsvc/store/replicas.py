@@ -1,4 +1,4 @@
-"""What replicas share, as rows: published rates, and wallet states with their addresses."""
+"""Rows that replicas share: published rates, and wallet states with their addresses."""
 
 from __future__ import annotations
 
