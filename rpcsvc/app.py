@@ -23,9 +23,10 @@ from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.durable_files import replace_file
-from rpcsvc.engines import EngineParts, engine_of
+from rpcsvc.engine_parts import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import RECORDS, bound
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
@@ -45,19 +46,11 @@ from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import (
-    SETTLER,
-    Lease,
-    LeaseKeeper,
-    LeaseTaken,
-    holder_name,
-)
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.orders.waits import Room, Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
@@ -68,10 +61,11 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import Fenced, SqlLeases, SqlRates
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseKeeper, Leases, LeaseTaken, holder_name
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
 log = structlog.get_logger(__name__)
@@ -153,7 +147,7 @@ async def running_on(
     def parts(tables: Tables, lease: Lease) -> EngineParts:
         return EngineParts(settings, chains, clock, random, tables, lease, watch)
 
-    keeper, watch = LeaseKeeper(SqlLeases(database), holder_name(random), database.lease_ms), None
+    keeper, watch = LeaseKeeper(Leases(database), holder_name(random), database.lease_ms), None
     try:
         async with AsyncExitStack() as meanwhile:
             if (lease := await _free_lease(keeper, stop)) is None:
@@ -261,27 +255,27 @@ async def _compose(
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqlOrderStore(tables, _view_key(views, chains, signer))
+    store = OrderStore(tables, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
     core = Core(
-        store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
+        store, processor, policy, retention, clock, random, secret, parts.lease, RateRows(tables)
     )
     settles = parts.lease.is_held
     settlement = await (backend.open(core) if settles else backend.join(core))
     venue, worker = settlement.venue, settlement.worker
     hurry = worker.hurry if settles else store.hurry
     retry = partial(retry_transfer, hurry=hurry, processor=processor)
-    messages = SqlWebhooks(tables)
+    messages = WebhookStore(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
     )
     processor.on_commit(deliverer.observe)
     if settles:
         worker.beside(deliverer.run)
-    books = SqlOperatorBooks(tables)
+    books = OperatorBooks(tables)
     admin = bound(TRANSFERS, Transfers(books, retry, backend.paused))
     admin += bound(RECORDS, books) + WEBHOOKS
     if backend.treasury is not None:

@@ -58,14 +58,14 @@ from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.leases import LeaseLost
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import WebhookStore
 
 if TYPE_CHECKING:
     from rpcsvc.http.tracing import OrderTraces
@@ -349,8 +349,8 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     routes.add_routes(health.routes())
     pages = PagesHttp(gate, up.service, up.dispatcher, site, renderer, health)
     routes.add_routes(pages.routes())
-    books, clock = SqlOperatorBooks(up.database), up.service.clock
-    messages, waits = SqlWebhooks(up.database), up.service.waits
+    books, clock = OperatorBooks(up.database), up.service.clock
+    messages, waits = WebhookStore(up.database), up.service.waits
     readout = Readout(
         up.backend, up.readings, books, messages, health.checks, waits, up.lease, clock
     )

@@ -132,7 +132,7 @@ HistoryDays = Annotated[int, integer_in(90, 36_500)]
 class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
-    ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
+    ``unfunded_*`` bound what orders reserve before their deposits come (domain/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
     what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
     that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
@@ -329,6 +329,15 @@ class Settings(Group):
     def postgresql_url(self) -> str | None:
         """The secret URL of the PostgreSQL database; None: SQLite, in the data directory."""
         return None if self.database_url is None else self.database_url.get_secret_value()
+
+    @property
+    def network(self) -> str:
+        """``data.network`` of every answer: the engine's Monero network, or the engine's name."""
+        networks = {
+            "upstream": self.upstream.monero_network,
+            "onchain": self.onchain.monero_network,
+        }
+        return networks.get(self.engine, self.engine)
 
     @property
     def database(self) -> str:

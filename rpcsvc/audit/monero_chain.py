@@ -39,8 +39,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     parse_json,
     read_answer,
 )
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 

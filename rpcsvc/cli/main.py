@@ -108,7 +108,11 @@ def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace],
     if command in _UNCHECKED:
         sys.stdout.write(json.dumps(_UNCHECKED[command](argv, failed), indent=2) + "\n")
     elif _module_of(command) in _WITH_ENVELOPE:
-        import_module("rpcsvc.cli.agent.local").print_failure(argv, options, failed)
+        operations = import_module("rpcsvc.cli.agent.operations")
+        envelope = import_module("rpcsvc.cli.agent.local").failed_call(
+            argv, operations.operation_of(command), failed
+        )
+        operations.print_envelope(envelope, pretty=getattr(options, "pretty", None))
     return status
 
 

@@ -34,9 +34,9 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from rpcsvc import ids
+from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -16,12 +16,12 @@ from rpcsvc import __version__
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.operations.envelope import Answer, failure, finish, head
 from rpcsvc.operations.service import NO_SESSION, Service, with_session
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Database

@@ -34,6 +34,7 @@ from rpcsvc.errors import (
     ProtocolError,
     ServiceError,
 )
+from rpcsvc.strict_json import shown
 
 if TYPE_CHECKING:
     from rpcsvc.http.method_table import MethodTable
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
-_SHOWN_CHARS: Final = 60
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
@@ -313,11 +313,6 @@ def _can_be_echoed(call_id: Any) -> bool:
 
 def _kind(request: dict[str, Any], member: str) -> str:
     return _KINDS[type(request[member])] if member in request else "missing"
-
-
-def shown(text: str) -> str:
-    """A caller's text, cut where it is long."""
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 def _error_response(call_id: Any, error: dict[str, Any]) -> bytes:

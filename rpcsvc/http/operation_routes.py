@@ -17,6 +17,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from rpcsvc.domain.integrators import Integrators
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import (
     InputError,
     InternalError,
@@ -58,7 +59,6 @@ from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
 from rpcsvc.operations.service import Call, Effect, Operation
-from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.

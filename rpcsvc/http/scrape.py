@@ -13,19 +13,19 @@ from prometheus_client.registry import Collector
 
 from rpcsvc import __version__
 from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
 from rpcsvc.operations.envelope import flat_failure
 from rpcsvc.orders.backend import Backend, Readings
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.operator import OperatorBooks
-from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import Backlog, WebhookStore
 
 METRICS_PATH: Final = "/metrics"
 _DAY_MS: Final = 86_400_000

@@ -21,7 +21,7 @@ from rpcsvc.errors import InvalidInput
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Operation, Service
-from rpcsvc.orders.ports.operator import OperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 PREFIX: Final = "admin."
 MOST_LISTED: Final = 10_000

@@ -18,8 +18,8 @@ from rpcsvc.operations.params import EventsParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_order
 from rpcsvc.operations.views import mined_txid
-from rpcsvc.orders.ports.store import HistoryEntry
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.store.changes import HistoryEntry
 
 # Public names of the order machine's events (domain/events.py).
 TYPE_OF: Final = {

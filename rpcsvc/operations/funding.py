@@ -33,7 +33,7 @@ from rpcsvc.operations.x402 import (
     requirements,
 )
 from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.gasless import FundingRecord, FundingState
+from rpcsvc.store.gasless import FundingRecord, FundingState
 
 # An offer has to leave the payer some time to sign.
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS

@@ -36,8 +36,8 @@ from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, with_session
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
-from rpcsvc.orders.ports.store import StatusView, StoredResponse
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
+from rpcsvc.store.changes import StatusView, StoredResponse
 
 
 class PlacedOrder(NamedTuple):

@@ -22,6 +22,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.domain.unfunded import SOCKET, Client
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
@@ -29,12 +30,13 @@ from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.store import OrderStore, RateRows, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.

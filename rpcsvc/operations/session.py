@@ -16,6 +16,7 @@ from rpcsvc.clock import day_of, iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
+from rpcsvc.domain.unfunded import SOCKET
 from rpcsvc.errors import (
     InputError,
     InvalidDestination,
@@ -35,8 +36,8 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
-from rpcsvc.orders.ports.store import Change, StaleWrite, Ticket
-from rpcsvc.orders.unfunded import SOCKET
+from rpcsvc.store.changes import Change, Ticket
+from rpcsvc.store.database import StaleWrite
 
 log = structlog.get_logger(__name__)
 

@@ -31,7 +31,7 @@ from rpcsvc.operations.admin import ASSETS, MOST_LISTED, admin_row
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import Params, SupportParams
 from rpcsvc.operations.service import Call, Cli, Confirmation, Effect, Flat, Service
-from rpcsvc.orders.ports.operator import BookedTransfer, OperatorBooks, Signed
+from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
 
 log = structlog.get_logger(__name__)
 

@@ -33,8 +33,8 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, require_owner
 from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.webhooks import BookedDelivery, BookedWebhook
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import BookedDelivery, BookedWebhook
 
 log = structlog.get_logger(__name__)
 

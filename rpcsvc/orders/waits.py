@@ -16,9 +16,10 @@ import structlog
 
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
+from rpcsvc.domain.unfunded import ADDRESS, Client
 from rpcsvc.errors import RateLimited, Unavailable
-from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
-from rpcsvc.orders.unfunded import ADDRESS, Client
+from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.store.orders import OrderStore
 
 LONGEST_WAIT_SECONDS: Final = 25
 MOST_EVENTS: Final = 100  # of one answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -15,9 +16,9 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.webhooks import DAY_MS, judge, message_id
+from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook, judge, message_id
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.webhooks import DueDelivery, Render, Send, WebhookStore
+from rpcsvc.store.webhooks import DueDelivery, WebhookStore
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +29,10 @@ POLL_SECONDS: Final = 1.0
 # Between two looks at the store, however often it is written.
 LEAST_SECONDS: Final = 0.05
 BROKEN_SECONDS: Final = 5.0
+# Sends one message: to whom, its id, its body.
+Send = Callable[[Webhook, str, bytes], Awaitable[DeliveryAttempt]]
+# The body of an event's message, by order id and sequence.
+Render = Callable[[str, int], Awaitable[bytes]]
 
 
 class Deliverer:

@@ -1,12 +1,16 @@
-"""The WebhookStore port, and the rows that commits of orders write for their webhooks."""
+"""Webhooks and their messages as rows, and the rows that commits of orders write for them.
+
+Times are ms since the epoch, by the machine's clock: a sandbox's time machine moves no pause.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, Webhook
-from rpcsvc.orders.ports.webhooks import Backlog, BookedDelivery, BookedWebhook, DueDelivery
 from rpcsvc.store.database import Row, Statement, Tables
 
 _SEQ: Final = "(SELECT seq FROM orders WHERE order_id = :order_id)"
@@ -102,8 +106,52 @@ def delivery_statement(order_id: str, version: int) -> Statement:
     return Statement(_INSERT_DELIVERY, {"order_id": order_id, "version": version})
 
 
-class SqlOldWebhooks:
-    """A part of the OrderStore port: deleting webhooks after their time."""
+class DueDelivery(Struct, frozen=True):
+    """The oldest message of an order that is not delivered, to be sent now."""
+
+    order_id: str
+    sequence: int
+    webhook: Webhook
+    standing: Standing
+
+
+class BookedDelivery(NamedTuple):
+    """A message on record. ``event`` and ``at`` are those of the order's history.
+
+    ``due_at``: when a pending one is tried next; 0: at once.
+    """
+
+    order_id: str
+    sequence: int
+    event: str
+    at: int
+    url: str
+    state: str
+    attempts: int
+    tried_at: int | None
+    status: int | None
+    error: str | None
+    due_at: int
+
+
+class BookedWebhook(NamedTuple):
+    """A webhook on record, without its secret."""
+
+    url: str
+    has_secret: bool
+    failing_since: int | None
+    ended_at: int | None
+
+
+class Backlog(NamedTuple):
+    """How many messages are pending, and when the oldest event of them was; None: there is none."""
+
+    pending: int
+    oldest_at: int | None
+
+
+class OldWebhookRows:
+    """The part of OrderStore for webhooks that are deleted after their time."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -121,8 +169,8 @@ class SqlOldWebhooks:
         return len(values)
 
 
-class SqlWebhooks:
-    """The port WebhookStore (orders/ports/webhooks.py)."""
+class WebhookStore:
+    """Messages that are due and on record. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -187,7 +235,10 @@ class SqlWebhooks:
         return [_booked(row) for row in rows]
 
     async def replay(self, order_id: str, sequence: int | None) -> int:
-        """Queue a message, or all dead ones of the order, again; returns how many."""
+        """Have a message, or all dead ones of the order, sent again; returns how many.
+
+        A webhook that the receiver had ended goes on.
+        """
         which = "state = 'dead'" if sequence is None else "version = :version"
         values = {"order_id": order_id, **({} if sequence is None else {"version": sequence})}
         row = await self._db.fetch_one(

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 
+from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations import events as events_module
-from rpcsvc.orders.ports.store import HistoryEntry
-from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.orders.waits import Room, Waits
+from rpcsvc.store.changes import HistoryEntry
 from tests.contract.following import events, followed, ordered, until_waiting
 from tests.contract.serving import UNKNOWN_ORDER, Served, serving
 

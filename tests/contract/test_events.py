@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from rpcsvc.domain.events import Event
+from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.events import TYPE_OF
-from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.orders.waits import Room, Waits
 from tests.contract.following import (
     events,

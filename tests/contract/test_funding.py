@@ -26,11 +26,11 @@ from x402.schemas import PaymentRequired
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import gasless
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Room
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.gasless import FundingRecord, FundingStore
 from tests.contract.paying import (
     PAYER,
     X402_CLIENT,
@@ -345,7 +345,7 @@ async def test_payment_on_record_is_202_when_its_wait_fails(
     with monkeypatch.context() as patch:
         paying = asyncio.create_task(fund(served, order_id, **payment))
         await network.pooled.wait()
-        patch.setattr(SqlFundingStore, "find", away)
+        patch.setattr(FundingStore, "find", away)
         network.mined.set()
         answer = await paying
         assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)

@@ -12,15 +12,16 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.venue import Rate
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
-from rpcsvc.orders.unfunded import Reserved
+from rpcsvc.orders.ports.wallets import NetworkState, NonceGap
 from rpcsvc.serving import web_app
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out
 from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
@@ -227,8 +228,8 @@ async def test_metrics_show_fees_and_withdrawals_of_the_books(
     async def over(_books: object) -> dict[tuple[str, str], int]:
         return {("monero", "settled"): 4}
 
-    monkeypatch.setattr(SqlOperatorBooks, "network_fees", fees)
-    monkeypatch.setattr(SqlOperatorBooks, "withdrawals_over", over)
+    monkeypatch.setattr(OperatorBooks, "network_fees", fees)
+    monkeypatch.setattr(OperatorBooks, "withdrawals_over", over)
     series = await scraped(served)
     for family in ("rpcsvc_network_fees_total", "rpcsvc_network_fees_day"):
         assert value(series, family, network="monero") == 0.002

@@ -15,8 +15,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.node import EvmSubmission
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_reader import (
     CONFIRMED,

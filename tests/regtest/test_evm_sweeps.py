@@ -16,7 +16,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, Sweep, SweepMethod
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
@@ -25,6 +24,7 @@ from rpcsvc.settlement.onchain.evm.node import (
     EvmSubmissionResult,
     Tag,
 )
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, Sweep, SweepMethod
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (
     ETHER,

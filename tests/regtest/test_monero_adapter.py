@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from rpcsvc.domain.order import DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Observation
-from rpcsvc.settlement.onchain.monero.ledger import Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import Threshold
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     Miner,

@@ -19,8 +19,8 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.database import StoreConflict
 from tests.recording import Recorder

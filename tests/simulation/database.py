@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.store.backends.sqlite.database import BoundRows, GroupConnection
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.backends.sqlite.reader import compiled

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
     MoneroSubmissionResult,
@@ -22,8 +17,13 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     PoolTransaction,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
-from rpcsvc.store.monero import SqlMoneroLedger
 
 XMR = 10**12
 OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
@@ -102,7 +102,7 @@ class ReorgWallet:
 class ReorgRig:
     node: ReorgNode
     wallet: ReorgWallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     recovery: MoneroReorgRecovery
 
     async def poll(self, blocks: int = 0) -> None:

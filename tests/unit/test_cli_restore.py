@@ -15,15 +15,15 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Annotation
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     WalletTransfer,
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import annotations as annotating
 from rpcsvc.treasury.annotations import Annotations
 from tests.operator_cli import Cli, listening
@@ -168,7 +168,7 @@ def test_transaction_of_another_wallet_is_not_annotated(
 
     async def meet(address: str) -> None:
         database = await SqliteDatabase.open(cli.data_dir)
-        await SqlMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
+        await MoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
         await database.close()
 
     if recorded is None:
@@ -257,7 +257,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
 
 
 async def test_annotation_is_not_changed_silently(tmp_path: Path, database: SqliteDatabase) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)
     assert await books.annotation("monero", TXID) == "x"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from rpcsvc.engines import engine_of
+from rpcsvc.engine_parts import engine_of
 from rpcsvc.orders.scheduler.effects import STOP_SECONDS
 from rpcsvc.settings import Settings, check_bind, load_settings
 from rpcsvc.settings_onchain import read_chains

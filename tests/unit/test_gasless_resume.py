@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord, FundingState
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.store.leases import SETTLER, Lease
 from tests.e2e.processes import until
 from tests.sandbox import ManualClock
 

@@ -14,9 +14,16 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
-from rpcsvc.settlement.onchain.journal.files import Mark, PlaceWriter, read_place, segments
+from rpcsvc.settlement.onchain.journal.files import (
+    AddressesEntry,
+    Mark,
+    PlaceWriter,
+    VoidEntry,
+    read_place,
+    segments,
+)
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import from_body
 
 
 class FakeClock:

@@ -13,22 +13,16 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.wallets import (
-    Holdings,
-    NetworkState,
-    Outcome,
-    PreparedTransfer,
-    Record,
-    Verdict,
-)
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
@@ -221,7 +215,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
-        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)))
+        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)), None)
 
     rig.usdc.prepare, record = prepare, Recorder()
     first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))

@@ -16,13 +16,11 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     EvmCall,
@@ -32,8 +30,10 @@ from rpcsvc.settlement.onchain.evm.node import (
     Receipt,
     Tag,
 )
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment
@@ -109,7 +109,7 @@ class TokenConnection(CheckedConnection):
 class Rig:
     """Authorizations with a node and a database; ``record``: a recorded one."""
 
-    ledger: SqlEvmPaymentLedger
+    ledger: EvmPaymentLedger
     node: Node = field(default_factory=Node)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW * 1000))
 
@@ -132,7 +132,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    made = Rig(SqlEvmPaymentLedger(database))
+    made = Rig(EvmPaymentLedger(database))
     name = payment_id(made.record)
     await made.ledger.add_payment(payment(name, 0, purpose=EvmPurpose.AUTHORIZATION))
     yield made
@@ -260,7 +260,7 @@ async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid:
     await rig.budget.require(NET, cost, is_paid=is_paid)
 
 
-class Uses(SqlEvmPaymentLedger):
+class Uses(EvmPaymentLedger):
     """Records gas of 0.6 USD for each use."""
 
     def __init__(self, *uses: tuple[bool, EvmPaymentState]) -> None:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import Block, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import (
     CONFIRMED,
     GENESIS_SECONDS,
@@ -32,15 +32,15 @@ from tests.unit.evm_chain import (
 
 
 @pytest.fixture
-async def ledger(database: SqliteDatabase) -> SqlEvmDepositLedger:
-    made = SqlEvmDepositLedger(database)
+async def ledger(database: SqliteDatabase) -> EvmDepositLedger:
+    made = EvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
     return made
 
 
 @pytest.fixture
-async def reader(ledger: SqlEvmDepositLedger) -> Reader:
+async def reader(ledger: EvmDepositLedger) -> Reader:
     made = Reader(ledger)
     made.chain.mine(count=50)
     assert await made.poll() == {}
@@ -113,7 +113,7 @@ async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader)
 
 
 async def test_finalized_block_decides_without_a_confirmation_count(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     reader.chain.mine(count=5)
@@ -165,7 +165,7 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
 
 
 async def test_restart_settles_no_deposit_before_removals_are_recorded(
-    reader: Reader, ledger: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, ledger: EvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=5)
@@ -343,7 +343,7 @@ async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Re
 
 
 async def test_a_node_that_names_no_finalized_block_is_reported(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     await reader.poll()
@@ -402,7 +402,7 @@ async def test_an_event_without_a_receipt_holds_the_cursor_back(
 
 
 async def test_deposit_recorded_in_a_wrong_block_is_corrected_when_due(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=12)
     await reader.poll()
@@ -642,7 +642,7 @@ async def test_lagging_node_is_not_used_to_reread_a_range(reader: Reader) -> Non
 
 
 async def test_nothing_is_read_again_before_anything_was_read(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     with pytest.raises(NotReread, match="No deposits were read"):
         await reread(Reader(ledger).connection, ledger, 5)

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TooLarge,
 )
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
-from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.records import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.logs import captured

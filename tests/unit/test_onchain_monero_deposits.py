@@ -20,8 +20,9 @@ from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
@@ -32,7 +33,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 
 XMR = 10**12
@@ -194,7 +194,7 @@ class Rig:
     chain: Chain
     node: Node
     wallet: Wallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     scanner: DepositScanner
     reported: dict[str, DepositState] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Rig:
         self.scanner = scanner(self.node, self.wallet, self.ledger)
 
 
-def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
+def scanner(node: Any, wallet: Any, ledger: MoneroLedger) -> DepositScanner:
     connection = MoneroConnection(node, wallet, ledger, OPTIONS)
     return DepositScanner(connection, ledger, Clock(), OPTIONS)
 
@@ -230,7 +230,7 @@ def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     await ledger.add_addresses([Subaddress(SubaddressIndex(0, n), f"8x{n}") for n in (1, 2)])
     chain = Chain()

@@ -14,13 +14,13 @@ import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MoneroSubmission, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
 from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
@@ -95,7 +95,7 @@ class Ending:
 async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is in no block and no pool, and whose bytes the node refuses."""
     database = await SqliteDatabase.open(tmp_path)
-    ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
+    ledger, node, wallet = MoneroLedger(database), RefusingNode(), OwnWallet()
     connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     rig = ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 

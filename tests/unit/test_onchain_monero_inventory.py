@@ -16,7 +16,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -24,11 +27,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroPurpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
-from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.sandbox import ManualClock
 
@@ -75,7 +75,7 @@ class Node:
 @dataclass
 class Rig:
     wallet: Wallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     inventory: MoneroInventory
     node: Node
     clock: ManualClock
@@ -100,7 +100,7 @@ def info(top: str, height: int) -> NodeInfo:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
     any_node: Any = node

@@ -23,14 +23,7 @@ from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejec
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentOrder,
-    MoneroPaymentState,
-    MoneroPurpose,
-    WalletRecord,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     MoneroSubmission,
@@ -40,6 +33,14 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     Spent,
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentOrder,
+    MoneroPaymentState,
+    MoneroPurpose,
+    WalletRecord,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
     Destination,
@@ -49,7 +50,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.sandbox import ManualClock
 
@@ -115,7 +115,7 @@ class Wallet:
     """Signs with the first of its outputs that is not frozen."""
 
     node: Node
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     primary: str = OWN
     outputs: list[str] = field(default_factory=lambda: ["a", "b", "c", "d"])
     keeps_frozen: bool = True
@@ -193,7 +193,7 @@ class Wallet:
 class Rig:
     """The payments of one run of the service."""
 
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     node: Node
     wallet: Wallet
     clock: ManualClock
@@ -224,7 +224,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger, clock, node = SqlMoneroLedger(database), ManualClock(), Node()
+    ledger, clock, node = MoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)

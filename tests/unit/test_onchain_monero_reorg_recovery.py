@@ -13,16 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState, MoneroPurpose
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
@@ -32,7 +29,7 @@ MODULE = "rpcsvc.settlement.onchain.monero.presence"
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[ReorgRig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger, node, wallet = SqlMoneroLedger(database), ReorgNode(), ReorgWallet()
+    ledger, node, wallet = MoneroLedger(database), ReorgNode(), ReorgWallet()
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     yield ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     await database.close()

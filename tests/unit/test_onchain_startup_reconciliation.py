@@ -16,8 +16,8 @@ from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import (
     LOOK_TIMEOUT_MS,
     MoneroOutgoing,
@@ -26,7 +26,6 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
@@ -36,11 +35,11 @@ from tests.unit.payout_guard import SignedBooks
 PAUSE_REASON = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
 
-class Wallet:
+class Wallet(MoneroOutgoing):
     """The wallet's sent transactions; ``failure``: raised instead."""
 
     def __init__(self, ledger: UnrecordedLedger) -> None:
-        self._ledger = ledger
+        self._unrecorded = ledger
         self.sent: set[str] = set()
         self.failure: Exception | None = None
         self.asked = 0
@@ -50,7 +49,7 @@ class Wallet:
         await asyncio.sleep(0)  # other tasks run during a call
         if self.failure is not None:
             raise self.failure
-        return await self._ledger.not_on_record(self.sent)
+        return await self._unrecorded.not_on_record(self.sent)
 
 
 class Signing(FakeAdapter):
@@ -72,7 +71,7 @@ class Rig:
 
     def __init__(self, database: SqliteDatabase, data_dir: Path) -> None:
         self.database = database
-        self.ledger: UnrecordedLedger = SqlUnrecordedLedger(database)
+        self.ledger: UnrecordedLedger = UnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip

@@ -12,9 +12,9 @@ from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.lease import MARGIN_MS, SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import Quarantine
+from rpcsvc.store.leases import MARGIN_MS, SETTLER, Lease
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 

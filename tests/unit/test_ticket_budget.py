@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.unfunded import ADDRESS as ADDRESS_KIND
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.service import TicketBudget
-from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge, TicketsTaken
-from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
-from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import Change, Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.orders import OrderStore
 from tests.contract.serving import MONERO, Served, serving
 from tests.rows import all_rows
 from tests.sandbox import HOUR_MS, Placed, sandbox
@@ -102,7 +102,7 @@ async def named(order: Placed, session_id: str) -> dict[str, Any]:
 
 async def test_old_tickets_are_forgotten(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "")
+    store = OrderStore(database, lambda: "")
     for number in range(3):
         made = replace(ticket(300, 0), ticket_id=f"tkt_{number}", created_at=1_000 + number)
         await store.commit(Change(ticket=made))

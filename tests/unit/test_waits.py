@@ -6,9 +6,10 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, cast
 
-from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
-from rpcsvc.orders.unfunded import SOCKET
+from rpcsvc.domain.unfunded import SOCKET
 from rpcsvc.orders.waits import MOST_EVENTS, Waits
+from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.store.orders import OrderStore
 
 HEARTBEAT = 0.01
 

@@ -13,13 +13,11 @@ from structlog.testing import capture_logs
 
 from rpcsvc.domain.money import USDC, Asset
 from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.reservations import Holdings, ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import ReservationChange
 from rpcsvc.orders.ports.wallets import (
     Fees,
-    Holdings,
     Outcome,
     PreparedTransfer,
     Record,
@@ -36,9 +34,10 @@ from rpcsvc.orders.withdrawals import (
     read_request,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.leases import SETTLER, Lease
+from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.reservations import reservation_statements
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.sandbox import EVM, MONERO, ManualClock
 
 OTHER = "0x" + "0b" * 20
@@ -92,7 +91,9 @@ class ScriptedWallets:
         self._at("before prepare")
         self.chain.serial += 1
         txid = f"tx{self.chain.serial}"
-        await record(PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)))
+        await record(
+            PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)), None
+        )
         self._at("after prepare")
 
     async def publish(self, transfer: Transfer) -> Verdict:
@@ -129,8 +130,8 @@ class Service:
         self.database = database
         self.clock = clock
         self.chain = chain
-        self.store = SqlWithdrawals(database)
-        self.orders = SqlOrderStore(database, lambda: "")
+        self.store = WithdrawalStore(database)
+        self.orders = OrderStore(database, lambda: "")
         self.wallets = ScriptedWallets(chain, die)
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
         wallets = cast("Any", self.wallets)
@@ -390,7 +391,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     await service.made.make(asked())
 
     async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
-        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")))
+        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")), None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():

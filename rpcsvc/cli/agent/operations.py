@@ -33,7 +33,6 @@ from rpcsvc.cli.context import (
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Refused
 from rpcsvc.client.transport import MAYBE_DONE, endpoint_of, find_endpoint
-from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidJson
 
 COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
@@ -74,6 +73,11 @@ def commands() -> tuple[Command, ...]:
         Command(**{**row, "inputs": tuple(Input(**each) for each in row["inputs"])})
         for row in json.loads(COMMANDS_FILE.read_bytes())
     )
+
+
+def operation_of(name: str | None) -> str:
+    """The operation of a command, or ``unknown``."""
+    return next((each.operation for each in commands() if each.name == name), "unknown")
 
 
 # --- the state file ----------------------------------------------------------------------------
@@ -302,7 +306,7 @@ def service_of(context: Context) -> CalledService:
         network = None if context.url() else _NETWORK
         return CalledService(data_dir, _SLUG, network, context.given_token())
     settings = context.settings()
-    network = None if context.url() else ENGINES[settings.engine].network(settings)
+    network = None if context.url() else settings.network
     return CalledService(settings.data_dir, settings.brand.slug, network, context.token(settings))
 
 

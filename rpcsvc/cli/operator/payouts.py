@@ -25,9 +25,8 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.operations.service import Cli
 from rpcsvc.operations.transfers import TRANSFERS
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.wallets import SqlPause
 
 
 def add_commands(commands: Any) -> None:
@@ -160,12 +159,12 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
 T = TypeVar("T")
 
 
-def _with_row(settings: Settings, work: Callable[[SqlPause], Awaitable[T]]) -> T:
+def _with_row(settings: Settings, work: Callable[[PauseRow], Awaitable[T]]) -> T:
     """Run ``work`` on the pause that replicas share. Raises Unavailable and UsageError."""
 
     async def run() -> T:
         async with server_database(settings) as database:
-            return await work(SqlPause(database))
+            return await work(PauseRow(database))
 
     configure_logging(settings.log.format, "error")
     return asyncio.run(run())
@@ -202,7 +201,7 @@ def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
 
 
 def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> int:
-    async def resume(row: SqlPause) -> str | None:
+    async def resume(row: PauseRow) -> str | None:
         reason = await row.reason()
         await row.resume()
         return reason

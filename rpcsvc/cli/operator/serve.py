@@ -20,11 +20,10 @@ from rpcsvc.cli.context import (
 from rpcsvc.cli.operator.service import refuse
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.transport import ServiceRequest, endpoint_of, headers_of
-from rpcsvc.engines import engine_of
+from rpcsvc.engine_parts import engine_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.health_probe import PATHS, ask, printable
 from rpcsvc.logs import configure_logging
-from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.settings import (
     check_bind,
     render_config,
@@ -33,6 +32,7 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.signing.keys import SigningKeyError
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
+from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.schema import UnknownSchema
 
 

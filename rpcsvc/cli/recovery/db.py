@@ -19,11 +19,11 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.orders.lease import LeaseKeeper, LeaseTaken, holder_name
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.settlement.onchain.journal_check import check_journal
 from rpcsvc.store.backends import EXTRA_MISSING, open_database
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
@@ -31,15 +31,10 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
     snapshot,
 )
-from rpcsvc.store.backends.sqlite.maintenance import (
-    BackupFailed,
-    backup_database,
-    check_database,
-    check_journal,
-)
+from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name
 
 T = TypeVar("T")
 
@@ -99,7 +94,7 @@ async def _leased(settings: Settings) -> AsyncIterator[Tables]:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
             holder = holder_name(system_random)
-            keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+            keeper = LeaseKeeper(Leases(database), holder, database.lease_ms)
             async with keeper.held() as lease:
                 yield Fenced(database, lease)
         except LeaseTaken as taken:

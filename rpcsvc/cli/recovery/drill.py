@@ -31,7 +31,7 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
 from rpcsvc.store.checks import engine_conflict
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 
 def add_commands(commands: Any) -> None:
@@ -152,7 +152,7 @@ async def _holds(settings: Settings, now: int) -> Json:
     """The contents of the backup before adoption. The database is migrated first."""
     database = await SqliteDatabase.open(settings.data_dir)
     try:
-        books = SqlOperatorBooks(database)
+        books = OperatorBooks(database)
         orders, newest = await books.extent()
         is_open = await books.open_orders_by_status()
         claim = await engine_conflict(database, settings.engine)
@@ -173,7 +173,7 @@ async def _pending(scratch: Path) -> dict[str, int]:
     """Transfers that the first start will resume, by state."""
     database = await SqliteDatabase.open(scratch)
     try:
-        found = await SqlOperatorBooks(database).transfers_by_state()
+        found = await OperatorBooks(database).transfers_by_state()
     finally:
         await database.close()
     return {state: count for state, count in found.items() if state not in FINAL_TRANSFERS}

@@ -32,7 +32,9 @@ from rpcsvc.settlement.onchain.journal.files import (
     mirror,
     read_place,
 )
+from rpcsvc.settlement.onchain.journal.marks import forget_mark
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     DataDirInUse,
@@ -40,7 +42,6 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
 )
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.journal_replay import ReplayResult, forget_mark, open_journal
 
 _WITHOUT: Final = (
     "restored without a payment journal: go by docs/operate/restore.md before rpcsvc payouts resume"

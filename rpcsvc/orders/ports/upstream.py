@@ -10,10 +10,11 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import ExchangeRates
 from rpcsvc.redacted import Redacted
+from rpcsvc.store.changes import Ticket
 
 
 class UpstreamRequest(Redacted, frozen=True):

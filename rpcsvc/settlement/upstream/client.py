@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NoAnswer,

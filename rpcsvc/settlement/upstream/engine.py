@@ -25,8 +25,8 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -52,6 +52,7 @@ from rpcsvc.settlement.upstream.failures import (
 )
 from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
+from rpcsvc.store.changes import Ticket
 
 log = structlog.get_logger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct, field
 
-from rpcsvc.orders.unfunded import UNFUNDED_REASON
+from rpcsvc.domain.unfunded import UNFUNDED_REASON
 
 # What is kept of an answer for audit. A good answer is some 2 KB.
 RAW_LIMIT: Final = 65_536

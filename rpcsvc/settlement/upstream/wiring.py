@@ -18,9 +18,8 @@ from yarl import URL
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
-from rpcsvc.orders.ports.gasless import FundingStore
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks
@@ -37,6 +36,7 @@ from rpcsvc.settlement.upstream.limits import (
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
 from rpcsvc.settlement.upstream.transport import ClientOptions, base_url
+from rpcsvc.store.gasless import FundingStore
 
 _MOST_DETAILS: Final = 16
 _MOST_ALLOWED: Final = 50

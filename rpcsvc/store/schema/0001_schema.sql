@@ -268,7 +268,7 @@ CREATE TABLE status_views (
     key         TEXT NOT NULL
 ) STRICT;
 
--- What each order may still take out of the wallet of a network (rpcsvc/orders/reservations.py): for
+-- What each order may still take out of the wallet of a network (rpcsvc/domain/reservations.py): for
 -- money that has come, and for a deposit that it awaits. An unfunded one names who asked for the
 -- order (the kind of client, and a keyed hash of its name); it is deleted when the order is funded,
 -- ends or expires. On the network 'upstream', units are the order's worth in USDC, and the row is

@@ -15,11 +15,11 @@ from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, HistoryEntry
 from rpcsvc.orders.webhooks import Deliverer
+from rpcsvc.store.changes import Change, HistoryEntry
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import WebhookStore
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, VIEW, created, fresh
@@ -34,8 +34,8 @@ class Box:
     """Orders with webhooks, a sender with scripted answers, and a manual clock."""
 
     def __init__(self, database: Tables) -> None:
-        self.orders = SqlOrderStore(database, lambda: "key")
-        self.webhooks = SqlWebhooks(database)
+        self.orders = OrderStore(database, lambda: "key")
+        self.webhooks = WebhookStore(database)
         self.clock = ManualClock()
         self.sent: list[tuple[str, str]] = []
         self.first_sent = asyncio.Event()

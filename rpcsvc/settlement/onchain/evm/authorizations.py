@@ -29,20 +29,21 @@ from rpcsvc.domain.gasless import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import (
-    EvmPaymentLedger,
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.records import (
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
     GasUse,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord
 
 log = structlog.get_logger(__name__)
 

@@ -17,8 +17,8 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
-from rpcsvc.settlement.onchain.evm.ledger import BlockPoint
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Reverted
+from rpcsvc.settlement.onchain.evm.records import BlockPoint
 
 log = structlog.get_logger(__name__)
 

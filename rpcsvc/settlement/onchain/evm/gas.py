@@ -9,7 +9,7 @@ fee".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -19,13 +19,14 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,
     EvmPayment,
     EvmPaymentOrder,
     EvmPurpose,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.store.database import Statement, Tables, upsert
 
 log = structlog.get_logger(__name__)
 
@@ -301,16 +302,35 @@ class Opening(Struct, frozen=True):
     wei: int
 
 
-class OpeningLedger(Protocol):
-    """The database as the opening balance uses it. Everything may raise errors.Unavailable."""
+_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
+_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
+
+
+class OpeningLedger:
+    """Keeps opening balances. Everything may raise errors.Unavailable."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     async def opening(self, network: str, sender: str) -> Opening | None:
-        """The one on record; None before the first poll."""
-        ...
+        """The recorded opening balance; None before the first scan."""
+        row = await self._db.fetch_one(
+            "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        if row is None:
+            return None
+        return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
 
     async def record(self, network: str, sender: str, opening: Opening) -> None:
-        """Put it on record, in the place of one whose block was replaced."""
-        ...
+        """Record an opening balance; it replaces one whose block was replaced."""
+        values = {
+            "network": network, "sender": sender, "block_number": opening.block_number,
+            "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),
+        }  # fmt: skip
+        await self._db.write([Statement(_PUT_OPENING, values)])
 
 
 class EvmOpening:

@@ -26,7 +26,6 @@ from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import (
     NonceGap,
     Outcome,
@@ -40,19 +39,20 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
+from rpcsvc.settlement.onchain.evm.records import (
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
     EvmReceipt,
     Sweep,
 )
-from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
-from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 

@@ -15,11 +15,11 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -31,15 +31,11 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    MoneroLedger,
-    MoneroOptions,
-    MoneroReceipt,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import NETWORK, MoneroOptions, MoneroReceipt
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)

@@ -27,14 +27,9 @@ from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    Cursor,
-    DepositRecord,
-    MoneroLedger,
-    MoneroOptions,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.records import NETWORK, Cursor, DepositRecord, MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     OutputFilter,
     WalletTransfer,

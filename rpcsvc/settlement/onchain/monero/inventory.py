@@ -17,9 +17,13 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, MoneroPaymentOrder, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPaymentOrder,
+    MoneroPurpose,
+)
 from rpcsvc.settlement.onchain.monero.wallet import (
     Held,
     read_held,

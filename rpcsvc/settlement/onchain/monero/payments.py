@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroLedger,
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -33,7 +33,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroReceipt,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
@@ -41,6 +40,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 

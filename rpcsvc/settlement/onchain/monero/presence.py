@@ -19,21 +19,21 @@ from rpcsvc.clock import Clock, iso8601
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    Cursor,
-    MoneroLedger,
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
     NodeInfo,
     NodeTransaction,
     PoolTransaction,
     Spent,
+)
+from rpcsvc.settlement.onchain.monero.records import (
+    NETWORK,
+    Cursor,
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.wallet import list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, Rows
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
+from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
-    MoneroLedger,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
@@ -52,6 +52,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
     require_unsigned,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
@@ -72,14 +73,6 @@ class SpendWaits(Unavailable):
             f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
             " nothing is signed with it before that is in a block, or dropped"
         )
-
-
-class Outgoing(Protocol):
-    """A wallet that lists its transactions on no record."""
-
-    async def unknown(self) -> list[str]:
-        """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
-        ...
 
 
 class MoneroOutgoing:
@@ -141,7 +134,7 @@ class StartupReconciliation:
 
     def __init__(
         self,
-        outgoing: Outgoing,
+        outgoing: MoneroOutgoing,
         unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
         clock: Clock,
@@ -241,7 +234,7 @@ class MoneroAdoption:
         """
         txid = bare_txid(txid, "")
         if (known := await self._known(wanted, txid)) is not None:
-            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
+            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)), None)
             return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
         received = await self._received(found, wanted.transfer.address)
