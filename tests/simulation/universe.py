@@ -35,7 +35,7 @@ from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
 from tests.e2e.audit import differences
-from tests.simulation.database import Server, SimulatedDatabase
+from tests.simulation.database import DatabaseServer, SimulatedDatabase
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 
 HOUR_MS: Final = 3_600_000
@@ -158,7 +158,7 @@ class Universe:
         self.chance = random.Random(seed)
         self.loop = new_loop(self.chance.getrandbits(64))
         self.faults = Faults.drawn(self.chance) if faults is None else faults
-        self.server = Server(self.now_ms)
+        self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
         self.replicas = [
             Replica(self, number) for number in range(self.chance.choice([1, 1, 2, 3]))
