@@ -249,14 +249,31 @@ async def test_status_and_replay_carry_the_same_attestation(served: Served) -> N
     assert len(attestations) == 1
 
 
-async def test_rotation_is_seamless_for_clients_that_refetch_the_keys(
+async def rotate(served: Served, *options: str) -> Json:
+    words = ["keys", "rotate", *options, "--data-dir", str(served.up.settings.data_dir)]
+    rotated = await asyncio.to_thread(run_here, words, clean_environ())
+    assert rotated.returncode == 0
+    answer: Json = json.loads(rotated.stdout)
+    return answer
+
+
+async def test_next_key_is_served_while_the_current_one_signs(served: Served) -> None:
+    (current,) = (await jwks(served))["keys"]
+    prepared = await rotate(served)
+
+    while len(keys := (await jwks(served))["keys"]) == 1:
+        pass
+
+    assert [key["kid"] for key in keys] == [current["kid"], prepared["kid"]]
+    assert keys[1]["signsFrom"] == prepared["signsFrom"]
+    assert verify_response(await exchanged(served, "GET", "/llms.txt"), {"keys": [current]})
+
+
+async def test_rotation_now_is_seamless_for_clients_that_refetch_the_keys(
     served: Served,
 ) -> None:
     before, old_keys = await exchanged(served, "GET", "/llms.txt"), await jwks(served)
-    data_dir = str(served.up.settings.data_dir)
-    words = ["keys", "rotate", "--data-dir", data_dir]
-    rotated = await asyncio.to_thread(run_here, words, clean_environ())
-    assert rotated.returncode == 0
+    await rotate(served, "--now")
 
     while True:
         after = await exchanged(served, "GET", "/llms.txt")

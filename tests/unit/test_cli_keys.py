@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.main import run
-from rpcsvc.clock import SystemClock
+from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
@@ -111,9 +111,49 @@ def test_keys_are_listed_with_the_current_one_first(cli: Cli, ring: KeyRing) -> 
     assert retired["retiredAt"] == ring.retired[0].retired_at
 
 
+def test_rotate_prepares_the_key_that_signs_next(cli: Cli, ring: KeyRing) -> None:
+    assert cli("keys", "rotate") == 0
+    prepared = cli.answer
+    assert ring.refresh() is True
+    assert ring.next is not None
+    signs_from = iso8601_second(ring.next.signs_from)
+    assert (prepared["kid"], prepared["signsFrom"]) == (ring.next.key.kid, signs_from)
+    assert prepared["retired"]["kid"] == ring.current.kid
+    assert prepared["retired"]["retiredAt"] > signs_from > prepared["createdAt"]
+    assert cli("keys", "list") == 0
+    assert cli.answer["keys"][1] == {
+        "kid": prepared["kid"],
+        "status": "next",
+        "createdAt": prepared["createdAt"],
+        "signsFrom": signs_from,
+    }
+
+
+def test_rotate_refuses_a_second_next_key(cli: Cli, ring: KeyRing) -> None:
+    assert cli("keys", "rotate", "--after", "60") == 0
+    next_kid = cli.answer["kid"]
+    assert cli("keys", "rotate") == 2
+    assert next_kid in cli.err
+    assert "--now" in cli.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--after", "9"), ("--after", "10081"), ("--after", "ten"), ("--after", "20", "--now"),
+        ("--after", "20", "--revoke"),
+    ],
+)  # fmt: skip
+def test_rotate_refuses_options_that_can_not_hold(
+    cli: Cli, ring: KeyRing, options: tuple[str, ...]
+) -> None:
+    assert cli("keys", "rotate", *options) == 2
+    assert ring.refresh() is False
+
+
 def test_a_rotation_is_seen_by_the_ring_of_a_server(cli: Cli, ring: KeyRing) -> None:
     old = ring.current.kid
-    assert cli("keys", "rotate") == 0
+    assert cli("keys", "rotate", "--now") == 0
     assert ring.refresh() is True
     assert cli.answer["kid"] == ring.current.kid
     assert cli.answer["retired"] == {"kid": old, "retiredAt": ring.retired[0].retired_at}
