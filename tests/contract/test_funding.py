@@ -47,6 +47,7 @@ from tests.contract.paying import (
 from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.e2e.processes import until
 from tests.mcp import call, meta
+from tests.unit.test_gasless import forms
 
 Json = dict[str, Any]
 
@@ -246,7 +247,8 @@ async def test_unknown_outcome_is_202_and_never_a_402(
 ) -> None:
     order_id = await new_order(served)
     offer = await offered(served, order_id)
-    payment = header(await signed(offer))
+    paying = await signed(offer)
+    payment = header(paying)
 
     async def lost(*_: Any) -> Any:
         raise ConnectionError("no reply")
@@ -260,8 +262,55 @@ async def test_unknown_outcome_is_202_and_never_a_402(
             assert (same.status, same.body["ok"]) == (202, True)
         other = await fund(served, order_id, **header(await signed(offer)))
         assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
+        altered = with_signature(paying, paying["payload"]["signature"][:-4] + "ff1b")
+        other = await fund(served, order_id, **header(altered))
+        assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
     assert (await finished(served, order_id))["state"] == "completed"
     assert (await fund(served, order_id, **payment)).status == 200
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payment_in_another_form_is_the_one_under_way(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wallets and libraries write the same signature in different ways."""
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+    given = payment["payload"]["authorization"]
+    written = [
+        with_signature(payment, "0x" + each)
+        for form in forms(bytes.fromhex(payment["payload"]["signature"][2:]))
+        for each in (form.hex(), form.hex().upper())
+    ]
+    recased = {name: given[name].lower() for name in ("from", "to")}
+    recased["nonce"] = "0x" + given["nonce"][2:].upper()
+    written.append(
+        {**payment, "payload": {**payment["payload"], "authorization": {**given, **recased}}}
+    )
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        answers = [await fund(served, order_id, **header(each)) for each in [payment, *written]]
+        assert [answer.status for answer in answers] == [202] * len(answers)
+    assert (await finished(served, order_id))["state"] == "completed"
+    answers = [await fund(served, order_id, **header(each)) for each in written]
+    assert [answer.status for answer in answers] == [200] * len(answers)
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+def with_signature(payment: Json, signature: str) -> Json:
+    return {**payment, "payload": {**payment["payload"], "signature": signature}}
+
+
+async def test_compact_signature_pays(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+    compact = forms(bytes.fromhex(payment["payload"]["signature"][2:]))[2]
+    paid = await fund(served, order_id, **header(with_signature(payment, "0x" + compact.hex())))
+    assert paid.status == 200
     assert debits(served) == [(PAYER.address, 150_000_000)]
 
 

@@ -83,14 +83,42 @@ def test_digest_is_the_one_that_x402_signs(domain: Domain, given: Authorization)
 
 
 @settings(max_examples=30, deadline=None)
-@given(keys, domains, authorizations, st.booleans())
-def test_signer_is_the_account_that_signed(
-    by: Any, domain: Domain, given: Authorization, small_v: bool
+@given(keys, domains, authorizations)
+def test_signer_is_found_in_every_form_of_a_signature(
+    by: Any, domain: Domain, given: Authorization
 ) -> None:
-    signature = signed(given, by, domain)
-    if small_v:
-        signature = signature[:64] + bytes([signature[64] - 27])
-    assert signer_of(domain, SignedAuthorization(given, signature)) == by.address
+    known = SignedAuthorization(given, signed(given, by, domain))
+    for signature in forms(known.signature):
+        other = SignedAuthorization(given, signature)
+        assert signer_of(domain, other) == by.address
+        assert known.is_same_payment(other)
+        assert other.is_same_payment(known)
+
+
+def forms(signature: bytes) -> list[bytes]:
+    """A key's signature as wallets write it: v from 27 or 0 on, compact (EIP-2098), wrapped."""
+    parity = signature[64] - 27
+    small = signature[:64] + bytes([parity])
+    compact = signature[:32] + bytes([signature[32] | parity << 7]) + signature[33:64]
+    bare = [signature, small, compact]
+    return bare + [
+        eth_abi.abi.encode(["address", "bytes", "bytes"], [TO, b"deploy", each]) + WRAPPED
+        for each in bare
+    ]
+
+
+@settings(deadline=None)
+@given(authorizations, authorizations, st.integers(0, 65 * 8 - 1))
+def test_another_payment_or_signature_is_not_the_same(
+    first: Authorization, second: Authorization, bit: int
+) -> None:
+    signature = signed(first)
+    known = SignedAuthorization(first, signature)
+    same = first.words() == second.words()
+    assert known.is_same_payment(SignedAuthorization(second, signature)) is same
+    flipped = bytearray(signature)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert not known.is_same_payment(SignedAuthorization(first, bytes(flipped)))
 
 
 @settings(max_examples=60, deadline=None)
