@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 from eth_account import Account
-from x402.client import x402Client
-from x402.http.clients.httpx import x402HttpxClient
 from x402.mcp.types import MCPToolResult
 from x402.mcp.utils import (
     extract_payment_required_from_result,
     extract_payment_response_from_meta,
 )
-from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
+from x402.schemas.errors import NoMatchingRequirementsError
 
+from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import gasless
@@ -56,24 +55,48 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "x402.md").read_text(), re.DOTALL | re.M)
 
 
-async def test_x402_http_client_pays_as_documented(served: Served) -> None:
-    """The code of docs/x402.md unchanged, with the package's own HTTP client."""
+CHAINS = load_chains((DOCS.parent / "config" / "chains.toml").read_text(encoding="utf-8"))
+
+
+def documented(lines: str, parameters: str, returned: str) -> Any:
+    """The lines of docs/x402.md, unchanged, as a function."""
+    names: dict[str, Any] = {}
+    body = textwrap.indent(f"{lines}\nreturn {returned}", "    ")
+    exec(f"async def run({parameters}):\n{body}", names)
+    return names["run"]
+
+
+@pytest.mark.parametrize("chain", [chain.name for chain in CHAINS.all()])
+async def test_x402_http_client_pays_as_documented(served: Served, chain: str) -> None:
+    """With the package's own HTTP client."""
     (block,) = BLOCKS
-    names: dict[str, Any] = {
-        "Account": Account,
-        "register_exact_evm_client": register_exact_evm_client,
-        "x402Client": x402Client,
-        "x402HttpxClient": x402HttpxClient,
-    }
-    body = textwrap.indent(f"{block}\nreturn paid", "    ")
-    exec(f"async def run(key, site, order_id):\n{body}", names)
-    order_id = await new_order(served)
-    paid = await names["run"](PAYER.key, served.url, order_id)
+    order_id = await new_order(served, {**BACK, "chain": chain})
+    paid = await documented(block, "key, site, order_id", "paid")(PAYER.key, served.url, order_id)
     assert paid.status_code == 200
     settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
     assert paid.json()["data"]["paymentResponse"]["transaction"] == settled.transaction
     assert (await finished(served, order_id))["state"] == "completed"
     assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_documented_x402_client_signs_usdc_of_each_chain_alone(served: Served) -> None:
+    """On the networks where the money is real, and no more than it says."""
+    lines = BLOCKS[0].partition("async with")[0]
+    client = await documented(lines, "key", "client")(PAYER.key)
+    offer = await offered(served, await new_order(served))
+    for chain in CHAINS.all():
+        for asset, amount, is_signed in (
+            (chain.usdc_contract, "500000000", True),
+            (chain.usdc_contract, "500000001", False),
+            (PAYER.address, "1", False),
+        ):
+            asked = {"network": f"eip155:{chain.chain_id}", "asset": asset, "amount": amount}
+            required = read_required({**offer, "accepts": [{**offer["accepts"][0], **asked}]})
+            if is_signed:
+                assert (await client.create_payment_payload(required)).accepted.asset == asset
+            else:
+                with pytest.raises(NoMatchingRequirementsError):
+                    await client.create_payment_payload(required)
 
 
 async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
