@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any, Final
 
-from rpcsvc.cli.context import OK, Context, Json, UsageError, add_command
+from rpcsvc.cli.context import OK, Context, Json, Once, UsageError, add_command, say
 from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
@@ -37,6 +36,7 @@ def add_commands(commands: Any) -> None:
     when = rotate.add_mutually_exclusive_group()
     when.add_argument(
         "--after",
+        action=Once,
         type=_minutes,
         metavar="MINUTES",
         help=f"how long it is published before it signs ({PUBLISHED_MINUTES})",
@@ -112,5 +112,5 @@ def _ring(context: Context) -> KeyRing:
 
 
 def _print(value: Json) -> int:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    say(json.dumps(value, indent=2) + "\n")
     return OK

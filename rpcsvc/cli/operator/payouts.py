@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command
+from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command, complain, say
 from rpcsvc.cli.operator.service import (
     ask,
     ask_service,
@@ -140,20 +140,20 @@ def _list(context: Context) -> int:
     if given.json:
         return print_json(found)
     if found["paused"] is not None:
-        sys.stdout.write(f"PAUSED: {found['paused']}\n")
+        say(f"PAUSED: {found['paused']}\n")
     _print_list(found["transfers"])
     return OK
 
 
 def _print_list(views: list[Json]) -> None:
     if not views:
-        sys.stdout.write("none\n")
+        say("none\n")
         return
     columns = ("transferId", "state", "amount", "network", "address", "txid", "since")
     head = ("TRANSFER", "STATE", "AMOUNT", "NETWORK", "TO", "TRANSACTION", "SINCE")
     rows = [tuple(str(view[name] or "-") for name in columns) for view in views]
     print_table([head, *rows])
-    sys.stdout.write("\nNext step of each: rpcsvc payouts show TRANSFER\n")
+    say("\nNext step of each: rpcsvc payouts show TRANSFER\n")
 
 
 def _show(context: Context) -> int:
@@ -166,7 +166,7 @@ def _retry(context: Context) -> int:
     done = ask(context, "payouts.retry", transferId=wanted)
     if done["refused"] is not None:
         return refuse(done["refused"])
-    sys.stdout.write(f"{wanted} is retried now. Follow it with: rpcsvc payouts show {wanted}\n")
+    say(f"{wanted} is retried now. Follow it with: rpcsvc payouts show {wanted}\n")
     return OK
 
 
@@ -192,7 +192,7 @@ def _pause(context: Context) -> int:
             f"No service has ever run on {where}. A service started there is paused from the start;"
             " PAYOUTS OF ANY OTHER SERVICE CONTINUE. Give its --data-dir and --config."
         )
-    sys.stdout.write(
+    say(
         f"Payouts of the service on {where} are paused: nothing more is signed or published."
         " Published transactions can't be recalled.\nOrders whose payout is not signed in time are"
         " refunded after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -212,7 +212,7 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
             " stop them now, stop that replica."
         )
     switch.resume()
-    sys.stdout.write(
+    say(
         "Payouts of all replicas are paused: nothing more is signed or published. Published"
         " transactions can't be recalled.\nOrders whose payout is not signed in time are refunded"
         " after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -243,14 +243,12 @@ def _resume(context: Context) -> int:
     _turn_off(settings, switch)
     where = settings.data_dir.absolute()
     if before is None:
-        sys.stdout.write(
+        say(
             f"Payouts of the service on {where} were not paused. If health says that the pause is"
             " in memory only, the service writes it as soon as it can: resume then.\n"
         )
     else:
-        sys.stdout.write(
-            f"Payouts of the service on {where} are resumed. They were paused: {before}\n"
-        )
+        say(f"Payouts of the service on {where} are resumed. They were paused: {before}\n")
     return OK
 
 
@@ -276,12 +274,12 @@ def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> 
         return refuse(f"The database can't be reached ({error}): no replica was changed.")
     _turn_off(settings, switch)
     if found is None:
-        sys.stdout.write(
+        say(
             "Payouts were not paused. If a replica's health says otherwise, run this on its"
             " machine.\n"
         )
     else:
-        sys.stdout.write(f"Payouts of all replicas are resumed. They were paused: {found}\n")
+        say(f"Payouts of all replicas are resumed. They were paused: {found}\n")
     return OK
 
 
@@ -316,9 +314,7 @@ def _refund(context: Context) -> int:
     done = ask_service(settings, "refunds.set", params)
     if done["refused"] is not None:
         return refuse(f"not set: {done['refused']}")
-    sys.stdout.write(
-        f"{given.order} is refunded to {done['address']}. Follow it with: rpcsvc payouts list\n"
-    )
+    say(f"{given.order} is refunded to {done['address']}. Follow it with: rpcsvc payouts list\n")
     return OK
 
 
@@ -327,7 +323,7 @@ def _confirm(preview: Json) -> None:
     amount, address = preview["amount"], preview["address"]
     if not sys.stdin.isatty():
         raise UsageError(f"{amount} would go to {address}. Not on a terminal: add --yes.")
-    sys.stderr.write(
+    complain(
         f"{preview['orderId']}: {amount}, less the network's fee, go to\n  {address}\n"
         "This can't be taken back. Type yes: "
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import NOT_MADE
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common, say
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.audit import audited, report_as_json
 from rpcsvc.cli.operator.service import end_progress, print_json, show_progress
@@ -195,7 +194,7 @@ def _print(report: Json, *, as_json: bool) -> int:
         print_json(report)
     else:
         for line in _lines(report):
-            sys.stdout.write(f"{line}\n")
+            say(f"{line}\n")
     return OK if report["ok"] else FAILED
 
 
