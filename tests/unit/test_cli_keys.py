@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from rpcsvc import verify
 from rpcsvc.cli.main import run
 from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
@@ -408,6 +411,67 @@ def test_what_is_no_key_set_verifies_nothing(
 ) -> None:
     assert cli(*saved.arguments(jwks=site(200, body))) == 1
     assert cli.error == "bad_jwks"
+
+
+class Dripping:
+    """A server that answers a byte at a time for 15 s, from the head or the body on."""
+
+    def __init__(self, head: bytes) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.hung_up = threading.Event()
+        self.thread = threading.Thread(target=self._serve, args=(head,))
+        self.thread.start()
+
+    def _serve(self, head: bytes) -> None:
+        connection, _ = self.listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(head)
+            connection.settimeout(0.02)
+            for _ in range(750):
+                connection.sendall(b"x")
+                with suppress(TimeoutError):
+                    if not connection.recv(1):
+                        break
+        self.hung_up.set()
+
+
+@pytest.fixture(params=[b"HTTP/1.1 200 OK\r\nx-a: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def dripping(request: pytest.FixtureRequest) -> Iterator[Dripping]:
+    found = Dripping(request.param)
+    yield found
+    found.listener.close()
+    found.thread.join()
+
+
+def test_answer_that_drips_ends_with_the_time_for_all(
+    cli: Cli, ring: KeyRing, dripping: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "TIMEOUT_SECONDS", 0.5)
+    token = attested(ring, issuer=dripping.url)
+    begun = time.monotonic()
+    known = [token, *ORDER, *HOME, "--issuer", dripping.url]
+    assert cli("verify", "attestation", *known) == 3
+    assert time.monotonic() - begun < 10
+    assert cli.error == "unreachable"
+    assert dripping.hung_up.wait(10)
+
+
+def test_time_for_the_keys_is_no_more_for_the_status(
+    cli: Cli, ring: KeyRing, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = site(200, None)
+    given: list[float] = []
+
+    def ask_status(_issuer: str, _order: str, _request: str, seconds: float) -> NoReturn:
+        given.append(seconds)
+        raise verify.Unreachable("asked")
+
+    monkeypatch.setattr(verify, "ask_status", ask_status)
+    assert cli("verify", "attestation", attested(ring, issuer=issuer), *ORDER, *HOME,
+               "--issuer", issuer) == 3  # fmt: skip
+    assert 0 < given[0] < verify.TIMEOUT_SECONDS
 
 
 def test_a_server_that_is_not_there_ends_in_3(cli: Cli, saved: Saved) -> None:
