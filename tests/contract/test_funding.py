@@ -46,7 +46,7 @@ from tests.contract.paying import (
 from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.e2e.processes import until
 from tests.mcp import call, meta
-from tests.unit.test_gasless import forms
+from tests.signature_forms import forms
 
 Json = dict[str, Any]
 
@@ -285,7 +285,9 @@ async def test_unknown_outcome_is_202_and_never_a_402(
             assert (same.status, same.body["ok"]) == (202, True)
         other = await fund(served, order_id, **header(await signed(offer)))
         assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
-        altered = with_signature(paying, paying["payload"]["signature"][:-4] + "ff1b")
+        signature = bytearray.fromhex(paying["payload"]["signature"][2:])
+        signature[0] ^= 1
+        altered = with_signature(paying, "0x" + signature.hex())
         other = await fund(served, order_id, **header(altered))
         assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
     assert (await finished(served, order_id))["state"] == "completed"

@@ -269,7 +269,7 @@ async def test_next_key_is_served_while_the_current_one_signs(served: Served) ->
     assert verify_response(await exchanged(served, "GET", "/llms.txt"), {"keys": [current]})
 
 
-async def test_rotation_now_is_seamless_for_clients_that_refetch_the_keys(
+async def test_rotation_now_is_seamless_for_clients_that_refetch(
     served: Served,
 ) -> None:
     before, old_keys = await exchanged(served, "GET", "/llms.txt"), await jwks(served)

@@ -29,6 +29,7 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.usdc import LARGEST_WORD, Authorization, Domain, transfer_digest
 from rpcsvc.errors import InvalidInput
 from rpcsvc.operations.x402 import read_payment
+from tests.signature_forms import WRAPPED, forms
 
 NOW = 1_763_678_000
 TOKEN = evm_checksum("0x" + "7a" * 20)
@@ -45,7 +46,6 @@ domains = st.builds(Domain, texts, texts, words, addresses)
 authorizations = st.builds(
     Authorization, addresses, addresses, words, words, words, st.binary(min_size=32, max_size=32)
 )
-WRAPPED = bytes.fromhex("6492" * 16)
 PAYER = Account.from_key(b"\7" * 32)
 GOOD = Authorization(PAYER.address, TO, DUE.units, 0, NOW + 300, b"\5" * 32)
 
@@ -93,18 +93,6 @@ def test_signer_is_found_in_every_form_of_a_signature(
         assert signer_of(domain, other) == by.address
         assert known.is_same_payment(other)
         assert other.is_same_payment(known)
-
-
-def forms(signature: bytes) -> list[bytes]:
-    """A key's signature as wallets write it: v from 27 or 0 on, compact (EIP-2098), wrapped."""
-    parity = signature[64] - 27
-    small = signature[:64] + bytes([parity])
-    compact = signature[:32] + bytes([signature[32] | parity << 7]) + signature[33:64]
-    bare = [signature, small, compact]
-    return bare + [
-        eth_abi.abi.encode(["address", "bytes", "bytes"], [TO, b"deploy", each]) + WRAPPED
-        for each in bare
-    ]
 
 
 @settings(deadline=None)

@@ -28,7 +28,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.backends.sqlite.maintenance import damage_of
+from rpcsvc.store.backends.sqlite.maintenance import damage_of, log_beside
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.operator_books import SqlOperatorBooks
 
@@ -94,7 +94,7 @@ def rehearse(settings: Settings, options: argparse.Namespace) -> Json:
 
 def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) -> Json:
     report: Json = {"ok": False, "backup": str(options.backup), "refused": None}
-    if damage := damage_of(scratch / DATABASE_NAME):
+    if damage := log_beside(options.backup) or damage_of(scratch / DATABASE_NAME):
         return {**report, "refused": damage}
     signs = ENGINES[settings.engine].signs
     journals = [settings.data_dir / FOLDER, *settings.onchain.journal_places]
