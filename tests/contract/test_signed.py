@@ -204,13 +204,20 @@ async def test_an_answer_to_another_request_is_caught(
 
 
 async def test_a_swapped_deposit_address_is_caught(served: Served) -> None:
-    exchange = await exchanged(served, "POST", f"{API}/agent/swap/execute", ORDER, **JSON)
-    order = json.loads(exchange.body)["data"]["order"]
-    address = order["depositAddress"].encode()
-    swapped = exchange.body.replace(address, b"7" + address[1:-1] + b"7")
+    mine, other = [
+        await exchanged(served, "POST", f"{API}/agent/swap/execute", ORDER, **JSON)
+        for _ in range(2)
+    ]
+    swapped = mine.body.replace(deposit_address(mine), deposit_address(other))
+    assert len(swapped) == len(mine.body)
 
     with pytest.raises(DigestMismatch):
-        verify_response(changed(exchange, body=swapped), await jwks(served))
+        verify_response(changed(mine, body=swapped), await jwks(served))
+
+
+def deposit_address(exchange: Exchange) -> bytes:
+    address: str = json.loads(exchange.body)["data"]["order"]["depositAddress"]
+    return address.encode()
 
 
 async def test_attestation_holds_only_for_what_was_ordered(served: Served) -> None:
