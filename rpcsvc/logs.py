@@ -18,6 +18,8 @@ from typing import Any, TextIO, cast
 import orjson
 import structlog
 
+from rpcsvc.terminal import printable
+
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
     r"0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?\b"
@@ -37,7 +39,7 @@ def configure_logging(log_format: str, level: str) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             mask,
-            _renderer(as_json=as_json),
+            *_renderers(as_json=as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
@@ -73,10 +75,22 @@ def shorten_addresses(text: str) -> str:
     return _ADDRESS.sub(lambda m: f"{m[0][:8]}...{m[0][-4:]}", text)
 
 
-def _renderer(*, as_json: bool) -> Callable[[Any, str, EventDict], str]:
+def _renderers(*, as_json: bool) -> list[Callable[[Any, str, EventDict], Any]]:
     if as_json:
-        return lambda _logger, _method, event: orjson.dumps(dict(event), default=str).decode()
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        return [lambda _logger, _method, event: printable(_json(event))]
+    return [_printable_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _json(event: EventDict) -> str:
+    return orjson.dumps(dict(event), default=str).decode()
+
+
+def _printable_values(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Escape before the renderer adds its colours."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = printable(value)
+    return event
 
 
 class _Stderr(io.TextIOBase):

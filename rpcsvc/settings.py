@@ -258,9 +258,10 @@ def _otlp_endpoint(url: str) -> str:
 
 
 class TelemetrySettings(Group):
-    """Where OpenTelemetry traces of orders are sent; empty: nowhere."""
+    """Where OpenTelemetry traces of orders are sent; empty: nowhere. Tokens for /metrics alone."""
 
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = ""
+    metrics_token: Tokens = ()
 
 
 class SigningSettings(Group):
@@ -324,6 +325,15 @@ class Settings(Group):
         if "tls_cert" in info.data and (key is None) != (info.data["tls_cert"] is None):
             raise ValueError("a path together with tls_cert; give both of them or neither")
         return key
+
+    @field_validator("telemetry")
+    @classmethod
+    def _metrics_have_tokens_of_their_own(
+        cls, telemetry: TelemetrySettings, info: ValidationInfo
+    ) -> TelemetrySettings:
+        if set(telemetry.metrics_token) & set(info.data.get("agent_rpc_tokens", ())):
+            raise ValueError("a metrics_token that is no agent_rpc_token: it opens /metrics alone")
+        return telemetry
 
     @property
     def postgresql_url(self) -> str | None:

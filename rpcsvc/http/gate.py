@@ -32,6 +32,7 @@ from typing import Final, NamedTuple, TypeGuard
 import structlog
 from aiohttp import web
 from msgspec import Struct, field
+from pydantic import SecretStr
 
 from rpcsvc import ids
 from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
@@ -300,6 +301,24 @@ def given_request_id(request: web.Request) -> str | None:
     return given if is_request_id(given) else None
 
 
+def _given_token(request: web.Request) -> str | None:
+    """The token of a request, in the header of /rpc or as a bearer token; None without one."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    by_bearer = bearer.strip() if scheme.lower() == "bearer" else None
+    return request.headers.get(_TOKEN_HEADER) or by_bearer
+
+
+def _encoded(tokens: Sequence[SecretStr]) -> tuple[bytes, ...]:
+    return tuple(token.get_secret_value().encode() for token in tokens)
+
+
+def _is_one_of(tokens: Sequence[bytes], text: str) -> bool:
+    given = text.encode("utf-8", "surrogateescape")
+    # Compare every token, so that timing does not reveal which one came close.
+    matches = [hmac.compare_digest(given, token) for token in tokens]
+    return any(matches)
+
+
 class Gate:
     """Admits requests by address, token and budget."""
 
@@ -309,9 +328,8 @@ class Gate:
         limit = settings.rate_limit
         self._random = random
         self._trusted = settings.trusted_proxies
-        self._tokens = tuple(
-            token.get_secret_value().encode() for token in settings.agent_rpc_tokens
-        )
+        self._tokens = _encoded(settings.agent_rpc_tokens)
+        self._metrics_tokens = _encoded(settings.telemetry.metrics_token)
         self._wrong_tokens = WrongTokens()
         self._limiters = (
             {
@@ -377,10 +395,7 @@ class Gate:
 
         It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
         """
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = request.headers.get(_TOKEN_HEADER) or (
-            bearer.strip() if scheme.lower() == "bearer" else None
-        )
+        given = _given_token(request)
         if given is None:
             return None
         if not self._is_token(given):
@@ -392,13 +407,12 @@ class Gate:
         return given
 
     def _is_token(self, text: str) -> bool:
-        given = text.encode("utf-8", "surrogateescape")
-        # Compare every token, so that timing does not reveal which one came close.
-        matches = [hmac.compare_digest(given, token) for token in self._tokens]
-        return any(matches)
+        return _is_one_of(self._tokens, text)
 
     def require_scraper(self, request: web.Request, context: RequestContext) -> None:
-        """Like require_token, but accepts a bearer token, which Prometheus sends."""
+        """Like require_token, but accepts a token for metrics, and bearer tokens (Prometheus)."""
+        if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
+            return
         try:
             if self.optional_token(request) is None:
                 self.require_token(request, context)

@@ -233,7 +233,7 @@ class _Rendered(Collector):
 
 
 class MetricsHttp:
-    """GET /metrics, for callers that may call /rpc; the token may also be a bearer token."""
+    """GET /metrics, for callers that may call /rpc, and for holders of a token for metrics."""
 
     def __init__(self, gate: Gate, metrics: Metrics, readout: Readout) -> None:
         self._gate = gate

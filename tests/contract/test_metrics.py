@@ -327,6 +327,36 @@ async def test_metrics_need_the_token_where_one_is_set(
         assert ("rpcsvc_info" in await response.text()) is (status == 200)
 
 
+METRICS_TOKEN = "a-token-for-metrics-alone"
+ADMITTED = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-agent-rpc-token"])
+@pytest.mark.parametrize("rpc_token", [TOKEN, None])
+async def test_metrics_token_opens_metrics_and_nothing_else(
+    tmp_path: Path, name: str, rpc_token: str | None
+) -> None:
+    environ = {
+        "RPCSVC_TELEMETRY__METRICS_TOKEN": f"another-token-for-metrics,{METRICS_TOKEN}",
+        "RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8",
+        **({} if rpc_token is None else {"AGENT_RPC_TOKEN": rpc_token}),
+    }
+    given = METRICS_TOKEN if name != "authorization" else f"Bearer {METRICS_TOKEN}"
+    headers = {**ADMITTED, name: given}
+    async with serving(tmp_path, environ) as served:
+        assert (await served.client.get("/metrics", headers=headers)).status == 200
+        wrong = {**ADMITTED, name: given[:-1]}
+        assert (await served.client.get("/metrics", headers=wrong)).status == 401
+        called = {"jsonrpc": "2.0", "id": 1, "method": "service.capabilities"}
+        for path in ("/rpc", "/mcp"):
+            answer = await served.client.post(path, json=called, headers=headers)
+            assert answer.status == 401, path
+        without = await (await served.client.get("/health", headers=ADMITTED)).json()
+        assert (await (await served.client.get("/health", headers=headers)).json())["checks"] == (
+            without["checks"]
+        )
+
+
 async def test_metrics_are_not_served_to_other_machines(served: Served) -> None:
     forwarded = await served.client.get("/metrics", headers={"x-forwarded-for": "203.0.113.9"})
     assert forwarded.status == 401

@@ -300,7 +300,7 @@ async def test_a_rotated_key_signs_what_is_sent_then(
     async with beside(tmp_path, monkeypatch) as (served, receiver):
         await made(served, receiver.url)
         await receiver.until(1)
-        await Cli(tmp_path / "data", capsys).ask("keys", "rotate")
+        await Cli(tmp_path / "data", capsys).ask("keys", "rotate", "--now")
 
         async def rotated() -> list[Json] | None:  # the keys are reread once a second
             keys = await jwks(served)

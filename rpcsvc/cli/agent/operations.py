@@ -29,11 +29,13 @@ from rpcsvc.cli.context import (
     UsageError,
     add_common,
     add_target,
+    complain,
 )
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Refused
 from rpcsvc.client.transport import MAYBE_DONE, endpoint_of, find_endpoint
 from rpcsvc.errors import InvalidJson
+from rpcsvc.terminal import printable
 
 COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
 STATE_NAME = "cli-state.json"
@@ -276,7 +278,7 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
             memory.save(after)
     except (OSError, BrokenState) as error:
         where = memory.data_dir
-        sys.stderr.write(
+        complain(
             f"rpcsvc: the order was created, but its state could not be saved in {where}: {error}\n"
         )
 
@@ -342,8 +344,7 @@ def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
     wanted = sys.stdout.isatty() if pretty is None else pretty
     text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
     try:
-        # A lone surrogate becomes \udXXX, which is also its escape in JSON.
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.write(printable(text).encode())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise

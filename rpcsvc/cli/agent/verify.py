@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError, say
 from rpcsvc.client.errors import Unreachable
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
@@ -117,7 +116,7 @@ def _attestation(context: Context) -> int:
 
 
 def _print(value: Json, status: int) -> int:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    say(json.dumps(value, indent=2) + "\n")
     return status
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, say
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import Endpoint, socket_endpoint
@@ -16,6 +16,7 @@ from rpcsvc.settings import Settings
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.database import Database, DatabaseUnusable
 from rpcsvc.store.schema import UnknownSchema
+from rpcsvc.terminal import printable
 
 
 def onchain_settings(context: Context) -> Settings:
@@ -44,13 +45,13 @@ async def server_database(settings: Settings) -> AsyncIterator[Database]:
 
 def print_json(value: Json) -> int:
     """Print one JSON object; returns the exit status."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    say(json.dumps(value, indent=2) + "\n")
     return OK
 
 
 def refuse(text: str) -> int:
     """Print the reason of a refusal to stderr; returns the exit status."""
-    sys.stderr.write(f"rpcsvc: {text}\n")
+    complain(f"rpcsvc: {text}\n")
     return FAILED
 
 
@@ -62,13 +63,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows with aligned columns."""
-    sys.stdout.write("".join(f"{line}\n" for line in aligned(rows)))
+    say("".join(f"{line}\n" for line in aligned(rows)))
 
 
 def show_progress(text: str) -> None:
     """Show the progress of a long command on a terminal line that the next text replaces."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.write(f"\r\033[K{printable(text)}")
         sys.stderr.flush()
 
 

@@ -7,10 +7,9 @@ omitted. The service must be stopped.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 
-from rpcsvc.cli.context import OK, Context, UsageError
+from rpcsvc.cli.context import OK, Context, UsageError, say
 from rpcsvc.cli.operator.service import end_progress, onchain_settings, show_progress
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import steady_ms
@@ -46,7 +45,7 @@ def skip_addresses(context: Context) -> int:
         xmr, usdc = with_database(settings, work)
     finally:
         end_progress()
-    sys.stdout.write(
+    say(
         f"XMR subaddresses up to {xmr} and USDC addresses up to {usdc} are not handed out any"
         " more. Deposits to them without an order are listed by: rpcsvc audit\n"
     )
@@ -80,7 +79,7 @@ def reread_deposits(context: Context) -> int:
         return await _reread(settings, database, options.network, options.first)
 
     upto = with_database(settings, work)
-    sys.stdout.write(
+    say(
         f"Deposits on {options.network} are read again from block {options.first} on, to"
         f" {upto} and further, once the service runs: rpcsvc serve\n"
     )

@@ -7,7 +7,6 @@ removed for good. Nothing is ever signed for a closed transfer. The service must
 
 from __future__ import annotations
 
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 import orjson
 from msgspec.structs import replace
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, say
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
@@ -64,10 +63,10 @@ def adopt(context: Context) -> int:
     try:
         done = with_database(settings, work)
     except NotAdopted as refused:
-        sys.stderr.write(f"rpcsvc: not adopted: {refused}\n")
+        complain(f"rpcsvc: not adopted: {refused}\n")
         return FAILED
     except StoreConflict as conflict:
-        sys.stderr.write(f"rpcsvc: not adopted: the books refuse it: {conflict}\n")
+        complain(f"rpcsvc: not adopted: the books refuse it: {conflict}\n")
         return FAILED
     _print(done)
     return OK
@@ -78,17 +77,17 @@ def _print(done: Adopted) -> None:
     for item in done.transfers:
         paid = item.transfer
         amount = f"{format_units(paid.units, paid.asset)} {paid.asset.symbol}"
-        sys.stdout.write(
+        say(
             f"{paid.transfer_id} of {item.order_id}: {amount}, paid by {done.txid}, which {where}\n"
         )
     asset, network = done.transfers[0].transfer.asset, done.transfers[0].transfer.network
     if done.other_units:
-        sys.stdout.write(
+        say(
             f"The transaction pays {format_units(done.other_units, asset)} {asset.symbol} more than"
             " that. If it was to orders that the database has lost: rpcsvc treasury explain"
             f" {network} {done.txid} --note TEXT\n"
         )
-    sys.stdout.write("It is not paid again. Check the rest with: rpcsvc audit\n")
+    say("It is not paid again. Check the rest with: rpcsvc audit\n")
 
 
 async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
@@ -209,9 +208,9 @@ def close(context: Context) -> int:
     try:
         said = with_database(settings, work)
     except NotAdopted as refused:
-        sys.stderr.write(f"rpcsvc: not closed: {refused}\n")
+        complain(f"rpcsvc: not closed: {refused}\n")
         return FAILED
-    sys.stdout.write(f"{said}\n")
+    say(f"{said}\n")
     return OK
 
 

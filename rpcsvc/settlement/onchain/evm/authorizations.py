@@ -21,7 +21,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.gasless import (
     LEAST_SECONDS,
     NOT_SIGNED,
-    SIGNATURE_BYTES,
     AuthorizationRefused,
     Reason,
     Refusal,
@@ -239,7 +238,7 @@ class EvmAuthorizations:
         if is_signed_by_key(self.domain, signed):
             return
         if not await self._connection.client.code(payer):
-            if signed.is_wrapped or len(signed.signature) != SIGNATURE_BYTES:
+            if signed.is_wrapped or signed.vrs is None:
                 text = f"{payer} has no code: deploy the wallet first, then sign."
                 raise _refused(Reason.UNDEPLOYED, text)
             raise AuthorizationRefused(NOT_SIGNED)
@@ -370,10 +369,10 @@ class EvmAuthorizations:
 
         Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
         """
-        given, token = record.signed.authorization, self._network.token
+        given, vrs, token = record.signed.authorization, record.signed.vrs, self._network.token
         data = (
-            usdc.transfer_with_authorization(given, record.signed.vrs)
-            if is_signed_by_key(self.domain, record.signed)
+            usdc.transfer_with_authorization(given, vrs)
+            if vrs is not None and is_signed_by_key(self.domain, record.signed)
             else usdc.transfer_with_authorization_bytes(given, record.signed.bare)
         )
         tried = EvmCall(token, data, self._payments.hot_wallet, gas=_MOST_GAS)

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
-from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
+from rpcsvc.store.backends.sqlite.migrations import gap, other_schema, refusal
 from rpcsvc.store.checks import BOOKS
 
 
@@ -21,14 +21,27 @@ class BackupFailed(Exception):
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file can't serve as a database; None if it can. It may lack the last migrations."""
+    """Why a file is no backup; None if it is. It may lack the last migrations."""
     if not path.is_file():
         return "there is no such file"
+    if (log := log_beside(path)) is not None:
+        return log
     try:
         with closing(_open(path)) as reader:
-            return refusal(reader) or next(_file_problems(reader), None)
+            return refusal(reader) or next(_file_problems(reader), None) or gap(reader)
     except sqlite3.Error as error:
         return f"the file can't be read: {error}"
+
+
+def log_beside(path: Path) -> str | None:
+    """Refuse a file whose last commits are in a log beside it; None if there is no such log."""
+    log = path.with_name(f"{path.name}-wal")
+    if not log.exists() or log.stat().st_size == 0:
+        return None
+    return (
+        f"its last commits are in {log.name} beside it, and are not restored with it. Make one file"
+        f" of both: sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+    )
 
 
 def check_database(data_dir: Path) -> list[str]:
