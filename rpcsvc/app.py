@@ -57,7 +57,7 @@ from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
-from rpcsvc.orders.waits import Room, Waits
+from rpcsvc.orders.waits import Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import read_chains
@@ -272,10 +272,8 @@ async def _compose(
         admin += withdrawal_operations(settlement.withdrawals)
     support = settings.support
     budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
-    limits = settings.limits
-    # A stream is never idle, so it is never ended to make room: others keep half of the places.
-    streams = Room(max(1, limits.connections // 2), max(1, limits.connections_per_address // 4))
-    waits = Waits(store, streams=streams)
+    # A wait is never idle, so its connection makes no room: other requests keep half of them.
+    waits = Waits(store, settings.limits.connections // 2)
     processor.on_commit(waits.observe)
     venue.gasless.on_outcome(waits.wake)
     service = Service(

@@ -115,7 +115,8 @@ class RateLimitSettings(Group):
 class LimitSettings(Group):
     """The largest body in bytes, elements of a batch, and depth of JSON nesting; connections.
 
-    ``connections`` counts all of TCP; ``connections_per_address`` those of one address or IPv6 /64.
+    ``connections`` counts all of TCP, and half of them may wait for events;
+    ``connections_per_address`` those of one address or IPv6 /64.
     """
 
     body_bytes: Annotated[int, integer_in(1_024, 16 * 1024 * 1024)] = 65_536
