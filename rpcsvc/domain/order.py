@@ -404,6 +404,11 @@ class Order(Struct, frozen=True):
         return self.status is OrderStatus.EXPIRED and not self.deposits and not paid_upstream
 
     @property
+    def was_cancelled(self) -> bool:
+        """Whether the order ended before it expired, and no deposit was ever seen."""
+        return self.ended_unpaid and self.status_at < self.terms.expires_at
+
+    @property
     def order_id(self) -> str:
         """The order's public id, ``ord_...``."""
         return self.terms.order_id

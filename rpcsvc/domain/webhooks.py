@@ -66,13 +66,15 @@ _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 class Webhook(Redacted, frozen=True):
     """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
-    Both were checked by ``read_url`` and ``read_secret``.
+    Both were checked by ``read_url`` and ``read_secret``. ``client`` is who named it, as stored
+    (orders/unfunded.py).
     """
 
     HIDDEN = frozenset({"secret"})
 
     url: str
     secret: str | None = None
+    client: str = ""
 
     @property
     def receiver(self) -> str:

@@ -14,12 +14,16 @@ from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, W
 
 
 class DueDelivery(Struct, frozen=True):
-    """The oldest message of an order that is not delivered, to be sent now."""
+    """The oldest message of an order that is not delivered, to be sent now.
+
+    ``is_known``: its receiver answered the last message that it was sent, of any order.
+    """
 
     order_id: str
     sequence: int
     webhook: Webhook
     standing: Standing
+    is_known: bool
 
 
 class BookedDelivery(NamedTuple):
@@ -60,8 +64,14 @@ class Backlog(NamedTuple):
 class WebhookStore(Protocol):
     """Messages that are due and on record. Everything may raise errors.Unavailable."""
 
-    async def due(self, now: int, limit: int, busy: Sequence[str]) -> list[DueDelivery]:
-        """The oldest pending message of each order that is due, not of the receivers ``busy``."""
+    async def due(
+        self, now: int, busy: Sequence[str], *, is_known: bool, most_of_client: int, limit: int
+    ) -> list[DueDelivery]:
+        """The oldest pending message of each order that is due, not of the receivers ``busy``.
+
+        Only those of receivers that answered last time, or only others. The first of each client
+        come first, then the second of each, and so on.
+        """
         ...
 
     async def record(

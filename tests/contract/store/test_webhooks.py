@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, HistoryEntry
-from rpcsvc.orders.webhooks import Deliverer
+from rpcsvc.orders.webhooks import PLACES, Deliverer, Places
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.webhooks import SqlWebhooks
@@ -38,25 +39,25 @@ class Box:
         self.webhooks = SqlWebhooks(database)
         self.clock = ManualClock()
         self.sent: list[tuple[str, str]] = []
-        self.first_sent = asyncio.Event()
+        self._came = asyncio.Condition()
         self.answer: Callable[[str, str], DeliveryAttempt] = lambda _url, _message: OK
         self.hold: dict[str, asyncio.Event] = {}
         self.under_way: dict[str, int] = defaultdict(int)
         self.most_under_way: dict[str, int] = defaultdict(int)
+        self.places = Places(most=8, of_kind=8, of_receiver=2)
         self.deliverer = self.restarted()
 
     def restarted(self) -> Deliverer:
         """A new deliverer, as after a restart."""
-        return Deliverer(
-            self.webhooks, self._render, self._send, self.clock, most=8, most_of_receiver=2
-        )
+        return Deliverer(self.webhooks, self._render, self._send, self.clock, self.places)
 
     async def _render(self, order_id: str, sequence: int) -> bytes:
         return f"{order_id} {sequence}".encode()
 
     async def _send(self, webhook: Webhook, message_id: str, body: bytes) -> DeliveryAttempt:
-        self.sent.append((webhook.url, message_id))
-        self.first_sent.set()
+        async with self._came:
+            self.sent.append((webhook.url, message_id))
+            self._came.notify_all()
         receiver = webhook.receiver
         self.under_way[receiver] += 1
         self.most_under_way[receiver] = max(self.most_under_way[receiver], self.under_way[receiver])
@@ -67,15 +68,25 @@ class Box:
         finally:
             self.under_way[receiver] -= 1
 
+    async def until_sent(self, message: str | None = None) -> float:
+        """Wait until a message is sent, by default any; how many seconds that takes."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(30), self._came:
+            await self._came.wait_for(
+                lambda: bool(self.sent) if message is None else message in self.messages()
+            )
+        return loop.time() - began
+
     async def order(self, number: int, webhook: Webhook | None = HOOK) -> Order:
         order = fresh(number)
         await self.orders.commit(replace(created(order), webhook=webhook))
         return order
 
-    async def happen(self, order: Order, *events: ev.Event) -> Order:
+    async def happen(self, order: Order, *events: ev.Event, now: int = NOW) -> Order:
         for event in events:
-            order = transition(order, event, NOW).order
-            entry = HistoryEntry(order.version, NOW, "DepositSeen", order.status.value, {})
+            order = transition(order, event, now).order
+            entry = HistoryEntry(order.version, now, "DepositSeen", order.status.value, {})
             await self.orders.commit(Change(order=order, view=VIEW, history=entry))
         return order
 
@@ -83,6 +94,11 @@ class Box:
         """An order with three events."""
         seen, confirmed = deposit(number)
         return await self.happen(await self.order(number), seen, confirmed)
+
+    async def expired(self, number: int) -> Order:
+        """An order that nobody paid."""
+        order = await self.order(number)
+        return await self.happen(order, ev.DeadlinePassed(), now=order.deadline_at or NOW)
 
     async def deliver(self) -> None:
         """Send all messages that are due now."""
@@ -225,6 +241,63 @@ async def test_410_ends_the_webhook_and_a_replay_opens_it(box: Box) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("answer", [None, DOWN], ids=["untried", "failing"])
+async def test_cancelling_an_unfunded_order_ends_its_webhook(
+    box: Box, answer: DeliveryAttempt | None
+) -> None:
+    order = await box.order(1)
+    if answer is not None:
+        box.answer = lambda _url, _message: answer
+        await box.deliver()
+    await box.happen(order, ev.Cancelled())
+    box.clock.now += DAY_MS
+    box.sent.clear()
+    await box.deliver()
+    assert box.sent == []
+    assert [state for _, state, _ in await box.states()] == ["dead", "dead"]
+    webhook = await box.webhooks.webhook("ord_1")
+    assert webhook is not None
+    assert webhook.ended_at is not None
+
+
+async def test_cancelled_order_ends_its_webhook_at_the_first_failure(box: Box) -> None:
+    order = await box.order(1)
+    await box.deliver()
+    await box.happen(order, ev.Cancelled())
+    box.answer = lambda _url, _message: DOWN
+    await box.deliver()
+    assert box.messages() == ["msg_1_1", "msg_1_2"]
+    assert await box.states() == [(1, "delivered", 1), (2, "dead", 1)]
+    assert (await box.webhooks.backlog()).pending == 0
+
+
+async def test_answer_after_the_end_does_not_open_a_webhook(box: Box) -> None:
+    box.hold[HOOK.receiver] = asyncio.Event()
+    order = await box.order(1)
+    assert await box.deliverer.start_due() == 1
+    await box.until_sent("msg_1_1")
+    await box.happen(order, ev.Cancelled())
+    box.hold[HOOK.receiver].set()
+    await box.deliverer.drain()
+    webhook = await box.webhooks.webhook("ord_1")
+    assert webhook is not None
+    assert webhook.ended_at is not None
+    assert [state for _, state, _ in await box.states()] == ["dead", "dead"]
+
+
+@pytest.mark.parametrize("ending", ["funded", "expired"])
+async def test_other_ends_of_an_order_leave_its_webhook(box: Box, ending: str) -> None:
+    box.answer = lambda _url, _message: DOWN
+    if ending == "funded":
+        order = await box.deposited(1)
+        await box.deliver()
+        await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "raw"))
+    else:
+        await box.expired(1)
+        await box.deliver()
+    assert {state for _, state, _ in await box.states()} == {"pending"}
+
+
 async def test_replay_sends_one_message_again(box: Box) -> None:
     await box.deposited(1)
     await box.deliver()
@@ -267,6 +340,80 @@ async def test_no_more_than_some_are_under_way(box: Box) -> None:
     assert len(box.sent) == len(set(box.sent)) == 20
 
 
+@asynccontextmanager
+async def beside_silent_hosts(box: Box, clients: int) -> AsyncIterator[None]:
+    """400 hosts that never answer are named by so many clients, and the deliverer runs."""
+    box.places, silent = PLACES, asyncio.Event()
+    box.deliverer = box.restarted()
+    named = [
+        Webhook(f"https://silent{number}.example/", client=f"client{number % clients}")
+        for number in range(400)
+    ]
+    box.hold |= {each.receiver: silent for each in named}
+    await asyncio.gather(*(box.order(1_000 + number, each) for number, each in enumerate(named)))
+    box.sent.clear()
+    running = asyncio.create_task(box.deliverer.run())
+    await box.until_sent()
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("clients", [1, 40, 400])
+async def test_receiver_is_reached_beside_400_silent_hosts(box: Box, clients: int) -> None:
+    async with beside_silent_hosts(box, clients):
+        await box.order(1, Webhook(URL, client="honest"))
+        box.deliverer.wake()
+        assert await box.until_sent("msg_1_1") < 2
+
+
+async def test_attempt_that_yields_its_place_is_made_again(box: Box) -> None:
+    box.places = Places(most=2, of_kind=2, of_client=2, patience=0)
+    box.deliverer = box.restarted()
+    greedy = [Webhook(f"https://silent{number}.example/", client="greedy") for number in (1, 2)]
+    for number, webhook in enumerate(greedy, 1):
+        box.hold[webhook.receiver] = asyncio.Event()
+        await box.order(number, webhook)
+    assert await box.deliverer.start_due() == 2
+    await box.until_sent("msg_2_1")
+    await box.order(3, Webhook(URL, client="modest"))
+    assert await box.deliverer.start_due() == 0
+    await box.deliverer.drain("ord_1")
+    assert await box.deliverer.start_due() == 1
+    await box.deliverer.drain("ord_3")
+    (first,) = await box.webhooks.deliveries("ord_1", 1)
+    assert (first.state, first.attempts, first.due_at) == ("pending", 1, box.clock.now + 5_000)
+    assert "other messages waited" in (first.error or "")
+    assert await box.states("ord_2") == [(1, "pending", 0)]
+    assert await box.states("ord_3") == [(1, "delivered", 1)]
+
+
+async def test_client_with_as_many_attempts_ends_none(box: Box) -> None:
+    box.places = Places(most=2, of_kind=2, of_client=2, patience=0)
+    box.deliverer = box.restarted()
+    for number, client in enumerate(("one", "other", "one"), 1):
+        webhook = Webhook(f"https://silent{number}.example/", client=client)
+        box.hold[webhook.receiver] = asyncio.Event()
+        await box.order(number, webhook)
+    assert await box.deliverer.start_due() == 2
+    await box.until_sent("msg_2_1")
+    assert await box.deliverer.start_due() == 0
+    box.hold["silent2.example:443"].set()
+    await box.deliverer.drain("ord_2")
+    assert await box.states("ord_2") == [(1, "delivered", 1)]
+    assert await box.states("ord_1") == await box.states("ord_3") == [(1, "pending", 0)]
+
+
+async def test_known_receiver_is_reached_at_once(box: Box) -> None:
+    """It has places of its own: it answered last time, in another order of whichever client."""
+    await box.order(1, Webhook(URL, client="client0"))
+    await box.deliver()
+    async with beside_silent_hosts(box, 400):
+        await box.order(2, Webhook(f"{URL}/other", client="client1"))
+        box.deliverer.wake()
+        assert await box.until_sent("msg_2_1") < PLACES.patience / 2
+
+
 async def test_what_was_sent_and_not_recorded_is_sent_again(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +448,7 @@ async def test_run_sends_what_comes_and_ends_with_its_worker(box: Box) -> None:
     order = await box.order(1)
     box.deliverer.observe(None, order, None)
     async with asyncio.timeout(30):
-        await box.first_sent.wait()
+        await box.until_sent("msg_1_1")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -316,14 +463,14 @@ async def test_pruning_an_unpaid_order_drops_its_webhook(box: Box, database: Tab
 
 
 async def test_webhooks_of_orders_that_are_over_are_forgotten(box: Box) -> None:
-    ended = [await box.happen(await box.order(number), ev.Cancelled()) for number in (1, 2)]
+    await box.expired(1)
+    ended = await box.expired(2)
     await box.order(3)
     box.answer = lambda _url, message: DOWN if message.startswith("msg_2_") else OK
     await box.deliver()
-    assert await box.orders.forget_webhooks(ended[0].status_at) == 0
-    assert (
-        await box.orders.forget_webhooks(NOW + DAY_MS) == 1
-    )  # one is open, of one a message waits
+    assert await box.orders.forget_webhooks(ended.status_at) == 0
+    # One is open, of one a message waits.
+    assert await box.orders.forget_webhooks(NOW + DAY_MS) == 1
     assert await box.webhooks.webhook("ord_1") is None
     assert await box.webhooks.webhook("ord_2") is not None
     assert await box.webhooks.webhook("ord_3") is not None
