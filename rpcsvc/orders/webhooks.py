@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 _MOST_READ: Final = 512
 POLL_SECONDS: Final = 1.0
 # Between two looks at the store: while messages wait for a place, and at the least.
-CROWDED_SECONDS: Final = 0.25
+CROWDED_SECONDS: Final = 0.1
 LEAST_SECONDS: Final = 0.05
 BROKEN_SECONDS: Final = 5.0
 
