@@ -218,7 +218,7 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 def _targets(settings: Settings) -> Targets:
     """Whom webhooks may call."""
     found = settings.webhooks
-    return Targets(found.allowed_networks, onion=bool(found.onion_proxy))
+    return Targets(found.allowed_networks, bool(found.onion_proxy), found.allowed_ports)
 
 
 def _sender(

@@ -47,6 +47,7 @@ from rpcsvc.settings_sources import (
     Network,
     Networks,
     Origins,
+    Ports,
     RatePath,
     SiteUrl,
     Tokens,
@@ -241,10 +242,11 @@ class SupportSettings(Group):
 class WebhookSettings(Group):
     """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
 
-    ``allowed_networks``: of private addresses, in CIDR form.
+    ``allowed_networks``: of private addresses, in CIDR form. ``allowed_ports``: below 1024.
     """
 
     allowed_networks: Networks = ()
+    allowed_ports: Ports = ()
     onion_proxy: Annotated[str, AfterValidator(_socks_proxy)] = ""
 
 
