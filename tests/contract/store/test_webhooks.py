@@ -197,6 +197,21 @@ async def test_pauses_double_until_a_day_is_over(box: Box) -> None:
     assert [attempts for _, _, attempts in await box.states()][1:] == [1, 1]
 
 
+async def test_order_without_a_deposit_is_18_requests_at_most(box: Box) -> None:
+    """Its events are its creation, the end of its price lock, and its own end (webhooks.md)."""
+    order = await box.happen(await box.order(1), ev.LockBroken(1))
+    await box.happen(order, ev.DeadlinePassed(), now=order.deadline_at or NOW)
+    box.answer = lambda _url, _message: DOWN
+    while any(state == "pending" for _, state, _ in await box.states()):
+        await box.deliver()
+        waiting = await box.webhooks.deliveries("ord_1", 100)
+        box.clock.now = max(box.clock.now, *(each.due_at for each in waiting))
+    assert [attempts for _, _, attempts in await box.states()] == [16, 1, 1]
+    box.clock.now += 10 * DAY_MS
+    await box.deliver()
+    assert len(box.sent) == 18
+
+
 async def test_a_receiver_that_is_back_gets_what_is_left(box: Box) -> None:
     order = await box.order(1)
     box.answer = lambda _url, _message: DOWN
