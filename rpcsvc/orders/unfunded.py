@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 ADDRESS: Final = "address"
-# ``details.reason`` of a refusal: tells it from one for too many calls.
+# ``details.reason`` of refusals: tells them from one for too many calls.
 UNFUNDED_REASON: Final = "unfunded_orders"
+TICKETS_REASON: Final = "tickets"
 # Scopes of a sum that are no client's; the first is of funded orders, too.
 TOTAL: Final = "total"
 ALL: Final = "all"
