@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class _Wait(Struct, eq=False):
+class _OpenWait(Struct, eq=False):
     """A call or a stream that waits for what comes after a version of an order.
 
     ``is_over``: it has to end now, as if its time had passed.
@@ -67,9 +67,9 @@ class Waits:
         self.most = most
         self._store = store
         # The longest wait is the first.
-        self._places: dict[_Wait, None] = {}
+        self._places: dict[_OpenWait, None] = {}
         self._of_customer: Counter[Client] = Counter()
-        self._of_order: dict[str, dict[_Wait, None]] = {}
+        self._of_order: dict[str, dict[_OpenWait, None]] = {}
         self._is_over = False
 
     @property
@@ -120,7 +120,7 @@ class Waits:
                     wait.woken.set()  # there may be more
                 yield found
 
-    async def _next(self, wait: _Wait, deadline: float) -> list[HistoryEntry]:
+    async def _next(self, wait: _OpenWait, deadline: float) -> list[HistoryEntry]:
         """The history once there is any; empty, without a read, at the deadline and the end."""
         while await _is_woken(wait.woken, deadline) and not wait.is_over:
             wait.woken.clear()
@@ -152,7 +152,9 @@ class Waits:
         return None
 
     @contextmanager
-    def _waiting(self, kind: Kind, order_id: str, after: int, client: Client) -> Iterator[_Wait]:
+    def _waiting(
+        self, kind: Kind, order_id: str, after: int, client: Client
+    ) -> Iterator[_OpenWait]:
         """Take a place for the length of the block. Raises RateLimited.
 
         The wait is woken at first, and at each commit of the order.
@@ -162,7 +164,7 @@ class Waits:
             longest = next(iter(self._places))
             self._free(longest)
             longest.end()
-        wait = _Wait(kind, order_id, after, client.customer, self._is_over)
+        wait = _OpenWait(kind, order_id, after, client.customer, self._is_over)
         wait.woken.set()
         self._places[wait] = None
         self._of_customer[wait.customer] += 1
@@ -175,7 +177,7 @@ class Waits:
             if not self._of_order[order_id]:
                 del self._of_order[order_id]
 
-    def _free(self, wait: _Wait) -> None:
+    def _free(self, wait: _OpenWait) -> None:
         """Give the place of a wait back, unless it has lost it already."""
         if wait not in self._places:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
@@ -146,9 +146,12 @@ class Deliverer:
 
     async def _start_kind(self, now: int, *, is_known: bool) -> int:
         """Begin to send to receivers of one kind."""
-        places, under_way = self._places, self._running.values()
-        of_receiver = Counter(each.delivery.webhook.receiver for each in under_way)
-        of_client = Counter(each.client for each in under_way)
+        places, under_way = self._places, dict(self._running)
+        if self._is_full(is_known) and not self._yielding(is_known):
+            self._is_crowded = True  # perhaps: what is due is read once there may be a place
+            return 0
+        of_receiver = Counter(each.delivery.webhook.receiver for each in under_way.values())
+        of_client = Counter(each.client for each in under_way.values())
         found = await self._store.due(
             now,
             [name for name, count in of_receiver.items() if count >= places.of_receiver],
@@ -156,12 +159,14 @@ class Deliverer:
             most_of_client=2 * places.of_client,  # those under way are still pending in the store
             limit=_MOST_READ,
         )
-        started, waiting = 0, []
-        for turn, delivery in self._in_turn(found):
+        # One that ended meanwhile may have been read before its outcome was recorded.
+        found = [each for each in found if each.order_id not in under_way]
+        started, waiting = 0, list[int]()
+        for turn, delivery in _in_turn(found, of_client):
             receiver, client = delivery.webhook.receiver, delivery.webhook.client
             if of_receiver[receiver] >= places.of_receiver or of_client[client] >= places.of_client:
                 continue
-            if len(self._running) >= places.most or self._is_full(is_known):
+            if waiting or self._is_full(is_known):
                 waiting.append(turn)
                 continue
             self._begin(delivery)
@@ -173,44 +178,38 @@ class Deliverer:
             self._make_room(waiting, is_known)
         return started
 
-    def _in_turn(self, found: Iterable[DueDelivery]) -> list[tuple[int, DueDelivery]]:
-        """Messages, each with how many of its client go before it, those under way included.
-
-        Those with fewest go first.
-        """
-        before = Counter(each.client for each in self._running.values())
-        turns = []
-        for delivery in found:
-            if delivery.order_id not in self._running:
-                turns.append((before[delivery.webhook.client], delivery))
-                before[delivery.webhook.client] += 1
-        return sorted(turns, key=itemgetter(0))
-
     def _is_full(self, is_known: bool) -> bool:
-        """Whether receivers of a kind have all the places that they may have."""
+        """Whether a receiver of a kind finds no place."""
+        return len(self._running) >= self._places.most or self._is_kind_full(is_known)
+
+    def _is_kind_full(self, is_known: bool) -> bool:
         kinds = (each.delivery.is_known for each in self._running.values())
         return sum(kind is is_known for kind in kinds) >= self._places.of_kind
+
+    def _yielding(self, is_known: bool) -> list[_Attempt]:
+        """Attempts that may make room for a receiver of a kind, or do so already."""
+        kinds = (is_known,) if self._is_kind_full(is_known) else (True, False)
+        latest = asyncio.get_running_loop().time() - self._places.patience
+        return [
+            each
+            for each in self._running.values()
+            if each.yields
+            or (
+                each.clock is not None
+                and each.began_at <= latest
+                and each.delivery.is_known in kinds
+            )
+        ]
 
     def _make_room(self, waiting: Sequence[int], is_known: bool) -> None:
         """End attempts of clients that have more under way than those that wait, the longest first.
 
         ``waiting``: of each message without a place, how many of its client go before it.
         """
-        now, is_full = asyncio.get_running_loop().time(), self._is_full(is_known)
-        attempts = [
-            each
-            for each in self._running.values()
-            if each.delivery.is_known is is_known or not is_full
-        ]
+        now, attempts = asyncio.get_running_loop().time(), self._yielding(is_known)
         held = Counter(each.client for each in self._running.values() if not each.yields)
         for turn in waiting[sum(each.yields for each in attempts) :]:
-            slow = [
-                each
-                for each in attempts
-                if each.clock is not None
-                and not each.yields
-                and now - each.began_at >= self._places.patience
-            ]
+            slow = [each for each in attempts if not each.yields]
             longest = max(slow, key=lambda each: held[each.client], default=None)
             if longest is None or longest.clock is None or held[longest.client] <= turn:
                 return
@@ -269,3 +268,17 @@ class Deliverer:
             )
         finally:
             under_way.clock = None
+
+
+def _in_turn(
+    found: Iterable[DueDelivery], of_client: Mapping[str, int]
+) -> list[tuple[int, DueDelivery]]:
+    """Messages, each with how many of its client go before it, those under way included.
+
+    Those with fewest go first.
+    """
+    before, turns = Counter(of_client), []
+    for delivery in found:
+        turns.append((before[delivery.webhook.client], delivery))
+        before[delivery.webhook.client] += 1
+    return sorted(turns, key=itemgetter(0))

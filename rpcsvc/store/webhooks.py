@@ -21,24 +21,23 @@ _INSERT_DELIVERY: Final = (
     f" WHERE order_seq = {_SEQ} AND ended_at IS NULL"
 )
 _SELECT_DUE: Final = """
-    SELECT o.order_id, t.version, t.url, t.secret, t.client, t.failures, t.failing_since
+    SELECT o.order_id, t.version, w.url, w.secret, w.client, w.failures, w.failing_since
     FROM (
-        SELECT d.order_seq, d.version, d.due_at, w.url, w.secret, w.client, w.failures,
-            w.failing_since,
-            row_number() OVER (PARTITION BY w.client ORDER BY d.due_at, d.order_seq) AS turn
+        SELECT d.order_seq, d.version, d.due_at,
+            row_number() OVER (PARTITION BY h.client ORDER BY d.due_at, d.order_seq) AS turn
         FROM (
             SELECT order_seq, min(version) AS version, min(due_at) AS due_at
             FROM webhook_deliveries
             WHERE state = 'pending' AND due_at <= :now GROUP BY order_seq
         ) AS d
-        JOIN webhooks w ON w.order_seq = d.order_seq
-        WHERE w.ended_at IS NULL AND w.receiver NOT IN :busy AND :is_known = coalesce((
+        JOIN webhooks h ON h.order_seq = d.order_seq
+        WHERE h.ended_at IS NULL AND h.receiver NOT IN :busy AND :is_known = coalesce((
             SELECT last.has_answered FROM webhooks AS last
-            WHERE last.receiver = w.receiver AND last.tried_at IS NOT NULL
+            WHERE last.receiver = h.receiver AND last.tried_at IS NOT NULL
             ORDER BY last.tried_at DESC LIMIT 1
         ), 0)
     ) AS t
-    JOIN orders o ON o.seq = t.order_seq
+    JOIN webhooks w ON w.order_seq = t.order_seq JOIN orders o ON o.seq = t.order_seq
     WHERE t.turn <= :most_of_client ORDER BY t.turn, t.due_at, t.order_seq DESC LIMIT :limit
 """
 _ATTEMPTED: Final = (

@@ -252,6 +252,20 @@ async def test_deliveries_are_for_the_owner_alone(pair: tuple[Served, Receiver])
     assert (found["webhook"], found["deliveries"]) == (None, [])
 
 
+async def test_webhook_is_kept_with_who_named_it(tmp_path: Path) -> None:
+    """The networks of one IPv6 customer are one client, and no address is stored."""
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        for address in ("2001:db8:0:1::1", "2001:db8:0:2::1", "2001:db8:1:1::1"):
+            by = {"x-forwarded-for": address, "x-forwarded-proto": "https"}
+            swap = {**SWAP, "webhook": PUBLIC}
+            answer = await served.http("POST", "/agent/swap/create", json=swap, headers=by)
+            assert answer.body["ok"], answer.body
+        rows = await served.up.database.fetch("SELECT client FROM webhooks ORDER BY order_seq")
+        first, second, third = (row["client"] for row in rows)
+    assert first == second != third
+    assert re.fullmatch(r"address:[0-9a-f]{24}", first)
+
+
 async def test_a_key_stands_for_its_webhook_too(served: Served) -> None:
     webhook = {"url": PUBLIC, "secret": SECRET}
     order = {**SWAP, "webhook": webhook}
