@@ -51,7 +51,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.orders.waits import Room, Waits
+from rpcsvc.orders.waits import Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import read_chains
@@ -229,7 +229,7 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 def _targets(settings: Settings) -> Targets:
     """Whom webhooks may call."""
     found = settings.webhooks
-    return Targets(found.allowed_networks, onion=bool(found.onion_proxy))
+    return Targets(found.allowed_networks, bool(found.onion_proxy), found.allowed_ports)
 
 
 def _sender(
@@ -284,10 +284,8 @@ async def _compose(
         admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support
     budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
-    limits = settings.limits
-    # A stream is never idle, so it is never ended to make room: others keep half of the places.
-    streams = Room(max(1, limits.connections // 2), max(1, limits.connections_per_address // 4))
-    waits = Waits(store, streams=streams)
+    # A wait is never idle, so its connection makes no room: other requests keep half of them.
+    waits = Waits(store, settings.limits.connections // 2)
     processor.on_commit(waits.observe)
     venue.gasless.on_outcome(waits.wake)
     service = Service(

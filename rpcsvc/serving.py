@@ -208,6 +208,7 @@ async def listening(
         proxies=settings.trusted_proxies,
         now=time.monotonic,
     )
+    up.service.waits.most = connections.most // 2
     runner = EdgeRunner(
         web_app(up, traces),
         connections=connections,

@@ -47,6 +47,7 @@ from rpcsvc.settings_sources import (
     Network,
     Networks,
     Origins,
+    Ports,
     RatePath,
     SiteUrl,
     Tokens,
@@ -115,7 +116,8 @@ class RateLimitSettings(Group):
 class LimitSettings(Group):
     """The largest body in bytes, elements of a batch, and depth of JSON nesting; connections.
 
-    ``connections`` counts all of TCP; ``connections_per_address`` those of one address or IPv6 /64.
+    ``connections`` counts all of TCP, and half of them may wait for events;
+    ``connections_per_address`` those of one address or IPv6 /64.
     """
 
     body_bytes: Annotated[int, integer_in(1_024, 16 * 1024 * 1024)] = 65_536
@@ -240,10 +242,11 @@ class SupportSettings(Group):
 class WebhookSettings(Group):
     """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
 
-    ``allowed_networks``: of private addresses, in CIDR form.
+    ``allowed_networks``: of private addresses, in CIDR form. ``allowed_ports``: below 1024.
     """
 
     allowed_networks: Networks = ()
+    allowed_ports: Ports = ()
     onion_proxy: Annotated[str, AfterValidator(_socks_proxy)] = ""
 
 

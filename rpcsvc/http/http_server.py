@@ -11,6 +11,7 @@ import errno
 import logging
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
@@ -21,6 +22,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 from msgspec import Struct
 
+from rpcsvc.domain.unfunded import ADDRESS, Client
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
@@ -62,7 +64,7 @@ class _Open(Struct, eq=False):
     """One accepted connection. ``unread_since`` is when its client stopped reading."""
 
     socket: socket.socket
-    client: str | None
+    holders: tuple[str, ...]
     accepted_at: float
     connection: Connection | None = None
     transport: asyncio.Transport | None = None
@@ -84,8 +86,9 @@ class Connections:
     """The open TCP connections of a server.
 
     At most ``most`` in all: a further one replaces the one that has been idle for longest. At
-    most ``most_per_client`` of an address, or of an IPv6 /64; proxies are not limited by address,
-    since they carry many clients. ``now`` gives monotonic seconds.
+    most ``most_per_client`` of an address, or of an IPv6 /64, and half of all of an IPv6 /48, which
+    may be one customer's. Proxies are not limited by address, since they carry many clients.
+    ``now`` gives monotonic seconds.
     """
 
     def __init__(
@@ -97,18 +100,18 @@ class Connections:
         proxies: Sequence[Network],
         now: Callable[[], float],
     ) -> None:
-        self._most = max(_FEWEST_CONNECTIONS, min(most, descriptors - RESERVED_DESCRIPTORS))
+        self.most = max(_FEWEST_CONNECTIONS, min(most, descriptors - RESERVED_DESCRIPTORS))
         self._most_per_client = most_per_client
         self._proxies = proxies
         self._now = now
         # By descriptor; the one that was used last is at the end.
         self._open: dict[int, _Open] = {}
-        self._of_client: dict[str, int] = {}
+        self._of_holder: Counter[str] = Counter()
         self._ending = 0
         self._refused = 0
         self._logged_at = now()
-        if self._most < most:
-            log.warning("connections_limited", connections=self._most, descriptors=descriptors)
+        if self.most < most:
+            log.warning("connections_limited", connections=self.most, descriptors=descriptors)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -129,16 +132,15 @@ class Connections:
 
     def admit(self, accepted: socket.socket, peer: str) -> socket.socket | None:
         """The accepted connection, counted from now on; None when it was refused and closed."""
-        client = self._client(peer)
-        has_room = client is None or self._of_client.get(client, 0) < self._most_per_client
-        if not has_room or not self._make_room():
+        shares = self._shares(peer)
+        has_share = all(self._of_holder[name] < most for name, most in shares.items())
+        if not has_share or not self._make_room():
             self._refused += 1
             accepted.close()
             return None
         counted = _Counted(self, accepted)
-        self._open[counted.fileno()] = _Open(counted, client, self._now())
-        if client is not None:
-            self._of_client[client] = self._of_client.get(client, 0) + 1
+        self._open[counted.fileno()] = _Open(counted, tuple(shares), self._now())
+        self._of_holder.update(shares.keys())
         return counted
 
     def attach(self, connection: Connection, transport: asyncio.Transport) -> int | None:
@@ -162,10 +164,10 @@ class Connections:
         if known is None:
             return
         self._ending -= known.is_ending
-        if known.client is not None:
-            left = self._of_client.pop(known.client) - 1
-            if left:
-                self._of_client[known.client] = left
+        for name in known.holders:
+            self._of_holder[name] -= 1
+            if not self._of_holder[name]:
+                del self._of_holder[name]
 
     async def watch(self) -> None:
         """End connections that send or read nothing, until cancelled."""
@@ -194,12 +196,16 @@ class Connections:
             return True
         return now - known.accepted_at >= FIRST_HEAD_SECONDS and not known.connection.has_asked()
 
-    def _client(self, peer: str) -> str | None:
-        return None if is_trusted(peer, self._proxies) else client_key(peer)
+    def _shares(self, peer: str) -> dict[str, int]:
+        """The most connections of each address or network that a peer's are counted for."""
+        if is_trusted(peer, self._proxies):
+            return {}
+        name = client_key(peer)
+        return {Client(ADDRESS, name).customer.name: self.most // 2, name: self._most_per_client}
 
     def _make_room(self) -> bool:
         """Whether one more connection fits, after closing an idle one if necessary."""
-        if len(self._open) - self._ending < self._most:
+        if len(self._open) - self._ending < self.most:
             return True
         if self._ending >= _REFUSALS_AT_ONCE:
             return False

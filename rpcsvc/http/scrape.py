@@ -152,10 +152,10 @@ class Readout:
         )
 
     def _process(self) -> Iterator[Metric]:
-        streams = self._waits.streams.count
-        waits = {"call": self._waits.count - streams, "stream": streams}
         left = self._lease.left_ms()
-        yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
+        yield gauge(
+            "rpcsvc_waits", [((kind,), count) for kind, count in self._waits.counts.items()]
+        )
         yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
         yield gauge("rpcsvc_lease_token", [((), self._lease.token)])
         yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])

@@ -77,8 +77,12 @@ async def _make(
     claim: Claim | None,
     write: Callable[[PlacedOrder], bytes],
 ) -> bytes:
+    webhook = request.webhook
+    if webhook is not None:
+        client = request.client.customer.stored(service.client_secret)
+        webhook = replace(webhook, client=client)
     async with service.venue.opening(request, claim) as opened:
-        return await _commit(service, opened, claim, write, request.webhook)
+        return await _commit(service, opened, claim, write, webhook)
 
 
 async def _commit(

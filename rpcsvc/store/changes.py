@@ -70,7 +70,8 @@ class Ticket(Struct, frozen=True):
 class TicketCharge(NamedTuple):
     """What a ticket takes of a day's budget: the day of UTC, the client as stored, and bytes.
 
-    With it counted the client may have ``most_tickets``, and all together ``most_bytes``.
+    ``client`` is the order's id for the owner of an order with money in it. With the ticket counted
+    the client may have ``most_tickets``, and all together ``most_bytes``.
     """
 
     day: int

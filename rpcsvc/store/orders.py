@@ -75,6 +75,7 @@ from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
     delivery_statement,
+    end_statements,
     webhook_statement,
 )
 
@@ -470,7 +471,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         ]
         if change.history is not None:
             found.append(_history_statement(order_id, change.history))
-            found += _webhook_statements(change, order_id, change.history.version)
+            found += _webhook_statements(change, order, change.history.version)
         if order.report is not None and change.evidence:
             found.append(report_statement(order_id, order.report, change.evidence))
         if change.admission is not None:
@@ -538,9 +539,13 @@ def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
     )  # fmt: skip
 
 
-def _webhook_statements(change: Change, order_id: str, version: int) -> list[Statement]:
-    """Statements for the webhook of a new order, and for the message of the event."""
+def _webhook_statements(change: Change, order: Order, version: int) -> list[Statement]:
+    """Statements for the webhook of a new order, for the message of the event, and for the end of
+    the webhook of an order that is cancelled unfunded.
+    """
     if change.is_new and change.webhook is None:
         return []
+    order_id = order.order_id
     new = [] if change.webhook is None else [webhook_statement(order_id, change.webhook)]
-    return [*new, delivery_statement(order_id, version)]
+    end = end_statements(order_id, order.status_at) if order.was_cancelled else []
+    return [*new, delivery_statement(order_id, version), *end]

@@ -27,9 +27,10 @@ from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import gasless
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.orders.waits import Room
+from rpcsvc.orders.waits import Waits
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from rpcsvc.store.gasless import FundingRecord, FundingStore
+from tests.contract.following import count_waiting
 from tests.contract.paying import (
     PAYER,
     X402_CLIENT,
@@ -472,7 +473,7 @@ async def test_wait_for_a_payment_ends_with_the_service(
 async def test_payment_is_not_refused_where_no_more_may_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Room, "require", _no_room)
+    monkeypatch.setattr(Waits, "require", _no_room)
     async with serving(tmp_path) as served:
         SlowNetwork(monkeypatch)
         order_id = await new_order(served)
@@ -486,7 +487,7 @@ def _no_room(*_: Any) -> None:
 
 def waits_of(served: Served) -> Callable[[], Awaitable[int]]:
     async def count() -> int:
-        return served.up.service.waits.count
+        return count_waiting(served.up.service.waits)
 
     return count
 

@@ -55,7 +55,7 @@ from rpcsvc.settlement.upstream.failures import (
     UpstreamBroken,
     UpstreamError,
     UpstreamRefused,
-    is_about_unfunded,
+    is_about_calls,
 )
 
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
@@ -253,10 +253,12 @@ class UpstreamTransport:
             response.close()
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
-    def is_about_unfunded(self, reply: RawReply) -> bool:
-        """Whether a refusal is about orders without a deposit, not about the number of calls."""
+    def is_call_limit(self, reply: RawReply) -> bool:
+        """Whether the upstream refuses more calls, whichever they are."""
+        if reply.status != 429:
+            return False
         remote = self._remote(reply)
-        return remote is not None and is_about_unfunded(remote.details)
+        return remote is None or is_about_calls(remote.details)
 
     def judge(self, reply: RawReply) -> UpstreamAnswer:
         """The answer if it is a good one. Raises UpstreamRefused, NoAnswer or UpstreamBroken."""

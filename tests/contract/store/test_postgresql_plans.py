@@ -77,8 +77,10 @@ _FILL: Final = (
     " (transfer_id, order_id, kind, network, asset, address, units, fee, state, integrator_fee)"
     " SELECT order_id || '/payout/1', order_id, 'payout', payout_network, 'USDC', to_address, 1, 1,"
     " 'settled', 0 FROM orders WHERE seq % 10 = 0",
-    "INSERT INTO webhooks (order_seq, url, receiver, failures, due_at)"
-    " SELECT seq, 'https://a.example/', 'a.example', 0, created_at FROM orders WHERE seq % 10 = 0",
+    "INSERT INTO webhooks"
+    " (order_seq, url, receiver, client, failures, due_at, tried_at, has_answered)"
+    " SELECT seq, 'https://a.example/', 'a.example', 'c', 0, created_at, created_at, 1 FROM orders"
+    " WHERE seq % 10 = 0",
     "INSERT INTO webhook_deliveries (order_seq, version, state, due_at, attempts, tried_at, status)"
     " SELECT order_seq, 1, 'delivered', due_at, 1, due_at, 200 FROM webhooks",
     "INSERT INTO reservations (order_id, kind, network, units)"
