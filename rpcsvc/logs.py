@@ -18,6 +18,8 @@ from typing import Any, TextIO, cast
 import orjson
 import structlog
 
+from rpcsvc.errors import showable
+
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
     r"0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?\b"
@@ -54,12 +56,16 @@ def print_greeting(log_format: str, text: str) -> None:
 
 
 def mask(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Hide secrets by name and shorten addresses by form, in every value of an event."""
+    """Hide secrets by name and shorten addresses by form, in every value of an event.
+
+    Texts are made ``showable``: one that can't be encoded would lose its line.
+    """
     for name, value in event.items():
         if _is_secret(name):
             event[name] = MASK
-        elif isinstance(value, str) and len(value) >= 42:
-            event[name] = shorten_addresses(value)
+        elif isinstance(value, str):
+            text = showable(value)
+            event[name] = shorten_addresses(text) if len(text) >= 42 else text
     return event
 
 

@@ -160,9 +160,8 @@ def _constant(name: str) -> NoReturn:
 
 
 def _shown(text: str) -> str:
-    """``text`` fit for a message: short, and without the lone surrogates that no encoder takes."""
-    short = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
-    return short.encode("utf-8", "backslashreplace").decode("utf-8")
+    """``text`` fit for a message: short."""
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 _DECODER: Final = json.JSONDecoder(
