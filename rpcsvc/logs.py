@@ -10,10 +10,11 @@ import io
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import orjson
 import structlog
@@ -25,6 +26,7 @@ _ADDRESS = re.compile(
     r"0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?\b"
 )
 MASK = "********"
+_PERIOD_SECONDS: Final = 60.0
 
 EventDict = MutableMapping[str, Any]
 
@@ -47,6 +49,24 @@ def configure_logging(log_format: str, level: str) -> None:
     )
     handler = _StructlogHandler()
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+
+
+class Occasional:
+    """Counts events of each kind, of which one a minute is logged. ``now`` gives seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._counts: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def note(self, kind: str) -> int:
+        """Count an event. Return the count to log, or 0 within a minute after a logged one."""
+        self._counts[kind] += 1
+        now = self._now()
+        if now - self._logged_at.get(kind, -_PERIOD_SECONDS) < _PERIOD_SECONDS:
+            return 0
+        self._logged_at[kind] = now
+        return self._counts.pop(kind)
 
 
 def print_greeting(log_format: str, text: str) -> None:

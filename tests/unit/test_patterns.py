@@ -8,7 +8,7 @@ import pkgutil
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 import rpcsvc
 from rpcsvc.domain import payment_check
+from rpcsvc.domain.addresses import EVM_PATTERN
 from rpcsvc.operations.inputs import key_pattern
-from rpcsvc.operations.x402 import EVM_PATTERN
 
 ROOT = Path(__file__).parents[2]
 # They read the program's own SQL, and nothing else.
@@ -150,8 +150,8 @@ def sample(tree: Any) -> str:
 
 def _of(op: Any, value: Any) -> str:
     if op in REPEATS:
-        return sample(value[2]) * max(value[0], 1)
-    read = {
+        return sample(value[2]) * max(int(value[0]), 1)
+    read: Callable[[Any], str] | None = {
         ops.LITERAL: chr,
         ops.NOT_LITERAL: lambda _: "!",
         ops.ANY: lambda _: "x",

@@ -321,6 +321,5 @@ def _file(name: str, media_type: str, body: bytes) -> web.Response:
         "content-type": media_type,
         "content-disposition": f'attachment; filename="{name}"',
         "cache-control": "no-store, no-transform",
-        "x-content-type-options": "nosniff",
     }
     return web.Response(body=body, headers=headers)
