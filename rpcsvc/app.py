@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import structlog
 from msgspec import Struct
@@ -25,9 +25,9 @@ from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.durable_files import replace_file
 from rpcsvc.engine_parts import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
+from rpcsvc.local_secret import local_secret
 from rpcsvc.operations.admin import RECORDS, bound
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
@@ -71,8 +71,6 @@ from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 log = structlog.get_logger(__name__)
 
 _DAY_MS = 86_400_000
-_HASH_FILE: Final = "client-hash.key"
-_HASH_BYTES: Final = 32
 
 
 class Running(Struct, frozen=True):
@@ -257,7 +255,7 @@ async def _compose(
         views = replace(views, attest=attest)
     store = OrderStore(tables, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
-    secret = client_secret(settings.data_dir, random)
+    secret = local_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
     core = Core(
@@ -390,17 +388,3 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
         await up.worker.recover()
         yield LocalService(up.dispatcher, up.service.venue, up.worker)
         await up.worker.stop()
-
-
-def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
-    """The key that client addresses of unfunded orders are hashed with, made when there is none.
-
-    It is in ``data_dir`` and not in the database, so a copy of the database reveals no addresses.
-    Without the old one clients are counted anew, which costs nothing else. Raises OSError.
-    """
-    path = data_dir / _HASH_FILE
-    if path.exists() and len(found := path.read_bytes()) == _HASH_BYTES:
-        return found
-    fresh = random(_HASH_BYTES)
-    replace_file(path, fresh)
-    return fresh

@@ -440,8 +440,8 @@ _URLS_WITH_KEYS: Final = frozenset(
     }
 )
 _URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
-# What else may be a URL, mistyped.
-_LIKE_URL: Final = re.compile(r".*[/?#@].*")
+# Any of them may be of a URL, mistyped.
+_MARKS_OF_URLS: Final = frozenset("/?#@")
 
 
 def load_settings(
@@ -515,7 +515,7 @@ def _shown(key: str, value: object) -> object:
         return MASK
     if key in _URLS_WITH_KEYS and isinstance(value, str):
         shown, urls = _URL.subn(_host_alone, value)
-        return shown if urls or not _LIKE_URL.fullmatch(value) else MASK
+        return shown if urls or _MARKS_OF_URLS.isdisjoint(value) else MASK
     return str(value) if isinstance(value, Path | Network | Integrator) else value
 
 

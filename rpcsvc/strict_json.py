@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from rpcsvc.errors import InvalidJson
+from rpcsvc.errors import InvalidJson, showable
 
 # A float can hold any of these, too: some fields take either.
 _LONGEST_INT_CHARS: Final = 300
@@ -159,9 +159,8 @@ def _constant(name: str) -> NoReturn:
 
 
 def shown(text: str) -> str:
-    """``text`` fit for a message: short, and without the lone surrogates that no encoder takes."""
-    short = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
-    return short.encode("utf-8", "backslashreplace").decode("utf-8")
+    """Return the text as a message may have it: short, and without lone surrogates."""
+    return showable(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
 
 
 _DECODER: Final = json.JSONDecoder(

@@ -237,7 +237,6 @@ def _render(document: Document, now: int) -> Rendering:
         "etag": etag,
         # no-transform: the signature covers exactly these bytes.
         "cache-control": f"{keeping}, no-transform",
-        "x-content-type-options": "nosniff",
         **document.headers,
     }
     return Rendering(body, etag, headers, now)

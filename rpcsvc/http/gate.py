@@ -36,7 +36,7 @@ from pydantic import SecretStr
 
 from rpcsvc import ids
 from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
-from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
+from rpcsvc.errors import MisdirectedRequest, RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
 from rpcsvc.settings import Settings
 
@@ -231,7 +231,12 @@ _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Placeholder for a TCP client that has disconnected: not a loopback or client address.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
+# What proxies add to a request; any one of them will do.
+_FORWARDED = (
+    "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
+    "x-forwarded-proto", "x-forwarded-server", "x-client-ip", "x-real-ip", "true-client-ip",
+    "cf-connecting-ip",
+)  # fmt: skip
 
 
 class RequestContext(Struct):
@@ -279,9 +284,13 @@ def is_on_socket(request: web.Request) -> bool:
     return connection is not None and connection.family == socket.AF_UNIX
 
 
-def is_private(request: web.Request) -> bool:
-    """Whether a request came over the UNIX socket from a process of its owner, not by a proxy."""
-    return is_on_socket(request) and not _was_forwarded(request)
+def require_no_proxy(request: web.Request) -> None:
+    """Raise MisdirectedRequest for what a proxy passes on to the UNIX socket, which trusts all."""
+    if _was_forwarded(request):
+        raise MisdirectedRequest(
+            "A proxy passes this on to the UNIX socket, which is for processes of this machine"
+            " alone. Its operator has to point the proxy at the TCP port."
+        )
 
 
 def _was_forwarded(request: web.Request) -> bool:
@@ -430,10 +439,15 @@ class Gate:
         self.charge(context, "wrong-tokens")
 
     def is_insider(self, request: web.Request, context: RequestContext) -> bool:
-        """Whether the caller may call /rpc: by a token, over the socket, or from loopback."""
+        """Whether the caller may call /rpc: by a token, over the socket, or from loopback.
+
+        Raises RateLimited after too many wrong tokens.
+        """
         try:
             self.require_token(request, context)
         except Unauthorized:
+            if _TOKEN_HEADER in request.headers:
+                self.note_wrong_token(context)
             return False
         return True
 

@@ -11,8 +11,10 @@ import errno
 import logging
 import resource
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -26,7 +28,9 @@ from rpcsvc.domain.unfunded import ADDRESS, Client
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
-from rpcsvc.http.messages import ENDS_WITH_CALLER
+from rpcsvc.http.messages import ENDS_WITH_CALLER, TURNS, Handler
+from rpcsvc.http.turns import Turns
+from rpcsvc.logs import Occasional
 from rpcsvc.settings_sources import Network
 
 log = structlog.get_logger(__name__)
@@ -263,9 +267,7 @@ class AcceptFailures:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._failures = 0
-        self._logged_at = -_LOG_SECONDS
+        self._failures = Occasional(now)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception of the event loop."""
@@ -273,10 +275,8 @@ class AcceptFailures:
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context):
             loop.default_exception_handler(context)
             return
-        self._failures += 1
-        if self._now() - self._logged_at >= _LOG_SECONDS:
-            log.error("accept_failed", reason=error.strerror, count=self._failures)
-            self._failures, self._logged_at = 0, self._now()
+        if count := self._failures.note("accept"):
+            log.error("accept_failed", reason=error.strerror, count=count)
 
 
 _LINE_BYTES: Final = 8190
@@ -290,18 +290,16 @@ _Refuse = Callable[[web.Request, Exception], web.Response]
 
 
 class _BadRequests(logging.Filter):
-    """Logs in one line that a client sent a request, or a body, that is not HTTP.
+    """Leaves out what aiohttp logs of requests and bodies that are not HTTP.
 
-    The text of its error quotes the request as it came, headers with tokens included.
+    It quotes the request as it came, headers with tokens included. The edge answers it, and logs
+    the refusal.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether aiohttp's own record is logged."""
         error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
-            return True
-        log.info("malformed_request_refused", reason=type(error).__name__)
-        return False
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 _BAD_REQUESTS: Final = _BadRequests()
@@ -318,6 +316,7 @@ class EdgeRunner(web.AppRunner):
         edge: Edge,
         *,
         connections: Connections | None = None,
+        now: Callable[[], float] = time.monotonic,
         shutdown_timeout: float = 60.0,
         **options: Any,
     ) -> None:
@@ -325,6 +324,7 @@ class EdgeRunner(web.AppRunner):
         server_logger.addFilter(_BAD_REQUESTS)
         self._edge = edge
         self._connections = connections
+        self._now = now
         self._options = options
 
     async def shutdown(self) -> None:
@@ -334,7 +334,7 @@ class EdgeRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         routes = await super()._make_server()
-        return _EdgeServer(routes, self._edge, self._connections, **self._options)
+        return _EdgeServer(routes, self._edge, self._connections, self._now, **self._options)
 
 
 class _EdgeServer(web.Server):
@@ -345,16 +345,20 @@ class _EdgeServer(web.Server):
         routes: web.Server,
         edge: Edge,
         connections: Connections | None,
+        now: Callable[[], float],
         *,
         handler_cancellation: bool = False,
         **options: Any,
     ) -> None:
+        turns = Turns(now)
+        handler = edge.around(routes.request_handler)
         super().__init__(
-            edge.around(routes.request_handler),  # type: ignore[arg-type] # it makes web.Request
+            _in_turns(handler, turns),  # type: ignore[arg-type] # it makes web.Request
             request_factory=routes.request_factory,
             handler_cancellation=handler_cancellation,
         )
         self._refuse = edge.refuse
+        self._turns = turns
         self._counted_by = connections
         self._options = {
             "max_headers": _HEADERS,
@@ -368,26 +372,46 @@ class _EdgeServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, self._refuse, self._counted_by, loop=loop, **self._options)
+        return _Connection(
+            self, self._refuse, self._turns, self._counted_by, loop=loop, **self._options
+        )
+
+
+def _in_turns(handler: Handler, turns: Turns) -> Handler:
+    """The handler, called for each request in a turn of the loop that has room."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        request[TURNS] = turns
+        await turns.take()
+        return await handler(request)
+
+    return handle
 
 
 class _Connection(web.RequestHandler):
     """A connection whose unreadable requests and failed responses the edge answers.
 
-    Once a request is answered, at most _LINGER_BYTES of its unread body are received.
+    What it receives is read in its turn of ``turns``. Once a request is answered, at most
+    _LINGER_BYTES of its unread body are received.
     """
 
-    __slots__ = ("_answered", "_connections", "_descriptor", "_linger_bytes", "_refuse")
+    __slots__ = (
+        "_answered", "_connections", "_descriptor", "_is_held", "_linger_bytes", "_refuse",
+        "_turns",
+    )  # fmt: skip
 
     def __init__(
         self,
         server: web.Server,
         refuse: _Refuse,
+        turns: Turns,
         connections: Connections | None,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
         self._refuse = refuse
+        self._turns = turns
+        self._is_held = False
         self._connections = connections
         self._descriptor: int | None = None
         self._linger_bytes: int | None = None
@@ -408,7 +432,7 @@ class _Connection(web.RequestHandler):
 
     def is_idle(self) -> bool:
         """Whether no request is being read or answered; part of a head counts as idle."""
-        return self._waiter is not None and not self._messages
+        return self._waiter is not None and not self._messages and not self._is_held
 
     def has_asked(self) -> bool:
         """Whether the head of a request was received."""
@@ -441,6 +465,24 @@ class _Connection(web.RequestHandler):
         return request is not None and not request.content.is_eof()
 
     def data_received(self, data: bytes) -> None:
+        """Receive bytes from the client, in a turn that has room; until then no more are read."""
+        # aiohttp passes nothing to have the rest of what it received parsed.
+        if not data or self.transport is None or self._turns.has_room():
+            self._receive(data)
+        else:
+            self._is_held = True
+            self.transport.pause_reading()
+            self._turns.wait(partial(self._receive_held, data))
+
+    def _receive_held(self, data: bytes) -> None:
+        self._is_held = False
+        if self.transport is None:
+            return  # the client disconnected
+        if not self._reading_paused:
+            self.transport.resume_reading()
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         """Receive bytes from the client; close after _LINGER_BYTES of an unread body."""
         if self._linger_bytes is not None:
             self._linger_bytes -= len(data)

@@ -17,7 +17,7 @@ from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, Usag
 from rpcsvc.client.errors import Unreachable
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
-_FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
+_FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 # --- the parser ------------------------------------------------------------------------------
@@ -149,10 +149,10 @@ def _read_headers(path: Path, given: int | None) -> tuple[int, list[tuple[str, s
 
 
 def _field(path: Path, line: str) -> tuple[str, str]:
-    match = _FIELD_LINE.fullmatch(line)
-    if match is None:
+    name, colon, value = line.partition(":")
+    if not (colon and _FIELD_NAME.fullmatch(name)):
         raise UsageError(
             f"{path} has a line that is not a header: {line[:60]!r}. Save headers with:"
             " curl -D FILE"
         )
-    return match[1], match[2]
+    return name, value.strip(" \t")

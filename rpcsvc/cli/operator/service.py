@@ -12,6 +12,7 @@ from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, 
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import Endpoint, socket_endpoint
+from rpcsvc.local_secret import operator_headers
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.database import Database, DatabaseUnusable
@@ -108,7 +109,14 @@ def ask_service(settings: Settings, method: str, params: Json) -> Json:
     """The answer of an admin method. Raises UsageError for a wrong input, else Unreachable."""
     endpoint = service_socket(settings)
     calls = rpc_calls(endpoint, None)
-    answer = finished(calls.call_method(f"admin.{method}", params, seconds=SECONDS))
+    try:
+        proof = operator_headers(settings.data_dir)
+    except OSError as error:
+        raise Unreachable(
+            f"The secret of the service in {settings.data_dir} can't be read"
+            f" ({error.strerror or error}). Run the command as the service's user."
+        ) from error
+    answer = finished(calls.call_method(f"admin.{method}", params, headers=proof, seconds=SECONDS))
     failed: Any = answer.get("error")
     if failed is None:
         return answer

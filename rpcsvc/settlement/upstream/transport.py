@@ -165,7 +165,7 @@ class RawReply(Struct, frozen=True):
     """An HTTP response, not judged yet."""
 
     status: int
-    content_type: str
+    media_type: str
     retry_after_ms: int | None
     body: bytes
     payment_required: str | None = None
@@ -310,8 +310,8 @@ class UpstreamTransport:
         return RemoteError(code, self._safe(remote.message), details)
 
     def _json(self, reply: RawReply) -> Any:
-        if not _JSON_TYPE.fullmatch(reply.content_type):
-            kind = self._safe(reply.content_type) or "nothing"
+        if not _JSON_TYPE.fullmatch(reply.media_type):
+            kind = self._safe(reply.media_type) or "nothing"
             raise UpstreamBroken(
                 f"HTTP {reply.status} came as {kind}, not as application/json.",
                 retryable=True,

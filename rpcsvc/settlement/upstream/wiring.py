@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from yarl import URL
 
@@ -107,26 +107,52 @@ BFF: Final = Dialect(
     messages_for_users=True,
     times_ends=True,
 )
-_BELOW: Final = (
-    r"\b(?:below|under|less than|lower than|smaller than)\b.*\bmin|\btoo (?:small|low)\b"
-    r"|\bminimum (?:amount|swap|deposit|order)\b"
-)
-_ABOVE: Final = (
-    r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b.*\bmax"
-    r"|\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"
-)
+# Words that follow one another in a text, others between them or not.
+_Phrase: TypeAlias = tuple[re.Pattern[str], ...]
+
+
+def _phrase(*patterns: str) -> _Phrase:
+    return tuple(re.compile(pattern, re.ASCII | re.IGNORECASE) for pattern in patterns)
+
+
+def _has(phrase: _Phrase, text: str) -> bool:
+    """Whether a text has the words of a phrase, in linear time: ``.*`` would take quadratic."""
+    at = 0
+    for words in phrase:
+        found = words.search(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
+
+
 _NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
-_PHRASES: Final = tuple(
-    (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), code)
-    for pattern, code in (
-        (_BELOW, "amount_below_minimum"),
-        (_ABOVE, "amount_above_maximum"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:chain|network)", "unsupported_chain"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:token|asset|coin)\b", "unsupported_token"),
-        (r"\binvalid\b.*\b(?:to ?address|destination|recipient)", "invalid_destination"),
-    )
+_CHAIN: Final = r"\b(?:chain|network)"
+_COIN: Final = r"\b(?:token|asset|coin)\b"
+_PHRASES: Final[tuple[tuple[_Phrase, str], ...]] = (
+    (
+        _phrase(r"\b(?:below|under|less than|lower than|smaller than)\b", r"\bmin"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\btoo (?:small|low)\b|\bminimum (?:amount|swap|deposit|order)\b"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b", r"\bmax"),
+        "amount_above_maximum",
+    ),
+    (
+        _phrase(r"\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"),
+        "amount_above_maximum",
+    ),
+    (_phrase(_NOT_SUPPORTED, _CHAIN), "unsupported_chain"),
+    (_phrase(_CHAIN, _NOT_SUPPORTED), "unsupported_chain"),
+    (_phrase(_NOT_SUPPORTED, _COIN), "unsupported_token"),
+    (_phrase(_COIN, _NOT_SUPPORTED), "unsupported_token"),
+    (_phrase(r"\binvalid\b", r"\b(?:to ?address|destination|recipient)"), "invalid_destination"),
 )
-_NO_ORDER: Final = re.compile(r"\border\b.*\bnot found\b|\bno such order\b", re.ASCII | re.I)
+_NO_ORDER: Final = (_phrase(r"\border\b", r"\bnot found\b"), _phrase(r"\bno such order\b"))
 
 
 def _v1_error(value: Any) -> RemoteError | None:
@@ -138,10 +164,11 @@ def _v1_error(value: Any) -> RemoteError | None:
 def _v1_code(refusal: UpstreamRefused) -> str | None:
     """Our code for a refusal, when its text says one thing that a caller can mend, and no other."""
     if refusal.status == 404:
-        return "order_not_found" if _NO_ORDER.search(refusal.message) else None
+        is_lost = any(_has(phrase, refusal.message) for phrase in _NO_ORDER)
+        return "order_not_found" if is_lost else None
     if refusal.status not in (400, 422):
         return None
-    found = {code for phrase, code in _PHRASES if phrase.search(refusal.message)}
+    found = {code for phrase, code in _PHRASES if _has(phrase, refusal.message)}
     return found.pop() if len(found) == 1 else None
 
 
