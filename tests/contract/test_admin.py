@@ -158,6 +158,7 @@ OPENING = {
         "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped
         "rpcsvc/store/backends/sqlite/database.py",  # migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
+        "rpcsvc/store/backends/sqlite/migrations.py",  # in memory, to compare with
     },
 }
 
