@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -157,6 +158,26 @@ async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -
     await asyncio.wait([task])
     assert any("USDC: the upkeep has failed (KeyError)" in (found or "") for found in rounds)
     assert rounds[-1] is None
+
+
+async def test_upkeep_waits_while_the_lease_has_no_time(tmp_path: Path) -> None:
+    """Upkeep signs, too: it splits outputs and sweeps deposits."""
+    rig, done = Rig(tmp_path), list[int]()
+    rounds = count()
+
+    async def pause(_seconds: float) -> None:
+        if next(rounds) == 5:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    async def maintain() -> None:
+        done.append(1)
+
+    rig.xmr.maintain = rig.usdc.maintain = maintain
+    rig.engine._has_time = lambda: False
+    task = asyncio.create_task(rig.engine.run(pause))
+    await asyncio.wait([task])
+    assert done == []
 
 
 async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:

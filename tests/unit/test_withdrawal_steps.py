@@ -228,6 +228,22 @@ async def test_withdrawal_is_not_signed_near_the_end_of_the_lease(service: Servi
     assert service.chain.serial == 0
 
 
+async def test_withdrawal_signed_without_time_left_is_not_recorded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.made.make(asked())
+    prepare = service.wallets.prepare
+
+    async def slow(transfer: Transfer, companions: Any, record: Record) -> None:
+        service.made._lease.lose()
+        await prepare(transfer, companions, record)
+
+    monkeypatch.setattr(service.wallets, "prepare", slow)
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PLANNED
+    assert service.chain.serial == 1
+
+
 @pytest.mark.parametrize("name", ["ord_1234", "wd_", "wd_a/b/c", "wd_" + "a" * 61])
 def test_withdrawal_id_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="4 to 60 letters"):

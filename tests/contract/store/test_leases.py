@@ -58,6 +58,32 @@ async def test_lease_that_ended_is_held_by_nobody(leases: Leases, database: Tabl
     assert await leases.held(SETTLER) is None
 
 
+@pytest.mark.parametrize("left_ms", [100, 500, 1_000, 2_000, 5_000])
+async def test_lease_is_taken_no_sooner_than_it_ends(
+    leases: Leases, database: Tables, left_ms: int
+) -> None:
+    """By the database's clock, however long the question takes."""
+    await leases.take(SETTLER, "a", LONG_MS)
+    shorten = "UPDATE leases SET expires_at = now_ms() + :left_ms"
+    await database.write([Statement(shorten, {"left_ms": left_ms})])
+    ends_at = await expiry(database)
+    if await leases.held(SETTLER) is None:
+        assert await time_of(database) >= ends_at
+    if await leases.take(SETTLER, "b", LONG_MS) is not None:
+        taken_at = await expiry(database) - LONG_MS
+        assert taken_at >= ends_at
+
+
+async def expiry(database: Tables) -> int:
+    (row,) = await database.fetch("SELECT expires_at FROM leases")
+    return int(row["expires_at"])
+
+
+async def time_of(database: Tables) -> int:
+    (row,) = await database.fetch("SELECT now_ms() AS now")
+    return int(row["now"])
+
+
 async def test_lease_of_another_name_is_free(leases: Leases) -> None:
     assert await leases.take(SETTLER, "a", LONG_MS) == 1
     assert await leases.take("other", "b", LONG_MS) == 1
