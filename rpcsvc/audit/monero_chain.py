@@ -287,11 +287,20 @@ class MoneroReader:
         return seen
 
     async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
-        """The node's sightings of transactions, each with the fee that it states itself."""
+        """The node's sightings of transactions, each with the fee that it states itself.
+
+        A transaction that is just being mined is in neither chain nor pool for the node. Raises
+        ChainMoved where that may be so.
+        """
         body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
         path = "/get_transactions"
         name = self._node.rpc.endpoint.name
+        before = await self._node.info()
         answer = read_answer(_Known, name, path, await self._node.rpc.read_path(path, body))
+        if len(answer.txs) < len(txids):
+            after = await self._node.info()
+            if after.top_hash != before.top_hash:
+                raise ChainMoved(f"the Monero chain went on from block {before.height - 1}")
         if answer.status != "OK":
             raise BadAnswer(name, path, f"the answer has the status {answer.status}")
         found = {}
