@@ -408,6 +408,25 @@ async def test_authorization_used_elsewhere_counts_as_swept(own: EvmPayer) -> No
     assert await own.token.balance(HOT) == 9 * USDC
 
 
+async def test_outside_sweep_mined_between_two_looks_counts_whole(
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address's balance is from before the sweep, and the authorization's state from after."""
+    await own.give(2, 5 * USDC)
+    real = own.client.estimate_gas
+
+    async def late(call: EvmCall) -> int:
+        monkeypatch.setattr(own.client, "estimate_gas", real)
+        await steal(own, 2, 5 * USDC)
+        return await real(call)
+
+    monkeypatch.setattr(own.client, "estimate_gas", late)
+    await own.sweeps.maintain()
+    assert await all_left(own) == []
+    await own.sweeps.maintain()
+    assert own.sweeps.conditions() == []
+
+
 async def test_deposit_after_an_outside_sweep_is_swept_next(
     own: EvmPayer,
 ) -> None:

@@ -204,6 +204,20 @@ async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
     assert refused.value.refusal.reason is Reason.NONCE_USED
 
 
+async def test_one_answer_without_the_event_refuses_no_paid_nonce(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, its payer would sign another authorization and pay twice."""
+    rig.node.wallet, rig.node.used, real = usdc.VALID_SIGNATURE, (USED, TO, TOP), rig.node.logs
+
+    async def late(*_: Any) -> tuple[Log, ...]:
+        monkeypatch.setattr(rig.node, "logs", real)
+        return ()
+
+    monkeypatch.setattr(rig.node, "logs", late)
+    await rig.authorizations.require_usable(rig.record)
+
+
 @pytest.mark.parametrize(
     ("wallet", "signature", "reason"),
     [

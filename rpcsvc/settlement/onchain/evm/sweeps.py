@@ -158,7 +158,7 @@ class EvmSweeps:
         held = await self._connection.balance(due.address)
         units = min(due.units, held)
         if units >= self._network.sweep_units:
-            return await self._receive(due, units, held, signer)
+            return await self._receive(due, units, signer)
         if await self._redo_void_sweeps(due):
             return None
         if not await self._is_used(due.address, self._authorization_nonce(due)):
@@ -166,11 +166,11 @@ class EvmSweeps:
                 f"{due.address} holds {held} USDC units where {due.units} were deposited and not"
                 " swept: something else takes from it"
             )
-        await self._already(due, held)
+        await self._already(due)
         return None
 
     async def _receive(
-        self, due: UnsweptAddress, units: int, held: int, signer: EvmSigner
+        self, due: UnsweptAddress, units: int, signer: EvmSigner
     ) -> _SweepStep | None:
         nonce = self._authorization_nonce(due)
         authorization = usdc.Authorization(
@@ -182,7 +182,7 @@ class EvmSweeps:
             gas = await self._payments.estimate(data)
         except Reverted as refusal:
             if await self._is_used(due.address, nonce):
-                await self._already(due, held)
+                await self._already(due)
                 return None
             log.info("evm_sweep_refused", address=due.address, reason=str(refusal))
             return await self._second_choice(due, units, signer)
@@ -248,11 +248,16 @@ class EvmSweeps:
                 found = True
         return found
 
-    async def _already(self, due: UnsweptAddress, held: int) -> None:
-        """The authorization was used by a payment that is not on record: the balance says of what.
+    async def _already(self, due: UnsweptAddress) -> None:
+        """Record what a payment that is not on record took with the authorization.
 
-        So after a restored backup, or when the same keys are used elsewhere.
+        The balance tells, in a block in which the authorization is used: an earlier balance has
+        what was taken still. So after a restored backup, or when the same keys are used elsewhere.
         """
+        at = (await self._connection.check()).number
+        if not await self._is_used(due.address, self._authorization_nonce(due), at):
+            return  # the node that answers now lags: the next round looks again
+        held = usdc.read_uint(await self._ask(usdc.balance_of(due.address), at))
         taken = max(due.units - held, 0)
         log.warning("evm_sweep_found_completed", address=due.address, units=taken)
         await self._ledger.add_sweep(
