@@ -445,6 +445,22 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
     assert (await rig.known("upkeep-1")).state is MoneroPaymentState.SETTLED
 
 
+async def test_refused_upkeep_is_handed_over_after_growing_pauses(rig: Rig) -> None:
+    rig.wallet.relays = rig.node.takes = False
+    await rig.payments.prepare_upkeep(upkeep())
+    for _ in range(600):
+        assert await rig.payments.finish_upkeep()
+        rig.clock.now += 2000
+    assert len(rig.node.submitted) == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
+    rig.node.known["tx1"] = None
+    assert await rig.payments.finish_upkeep()
+    assert (await rig.known("upkeep-1")).state is MoneroPaymentState.PUBLISHED
+    rig.node.known.clear()
+    for _ in range(3):
+        assert await rig.payments.finish_upkeep()
+    assert len(rig.node.submitted) == 24, "what was lost is handed over at once"
+
+
 # --- publishing ----------------------------------------------------------------------------------
 
 

@@ -77,10 +77,13 @@ async def test_payment_missing_at_the_node_is_resent_until_mined(rig: ReorgRig) 
     rig.node.says = MoneroSubmission.INVALID
     for _ in range(2):
         await rig.poll(blocks=1)
-        assert "published again (invalid)" in (rig.recovery.gone or "")
+        for _ in range(3):
+            await rig.poll()
+            assert "published again (invalid)" in (rig.recovery.gone or "")
     assert await rig.height("tr_1") is None
+    assert rig.node.submitted == [made.txid] * 2, "what is invalid is so until the next block"
     rig.node.says = MoneroSubmission.ACCEPTED
-    await rig.poll()
+    await rig.poll(blocks=1)
     assert "published again (accepted)" in (rig.recovery.gone or "")
     await rig.poll(blocks=1)
     assert "(in the pool)" in (rig.recovery.gone or "")

@@ -332,8 +332,9 @@ class MoneroReorgRecovery:
 
     async def poll(self, info: NodeInfo) -> None:
         """Republish payments that are gone or abandoned. Raises RpcFailure."""
-        waiting = await self._rebroadcast_settled(info)
-        if info.top_hash == self._looked_at:
+        is_new = info.top_hash != self._looked_at
+        waiting = await self._rebroadcast_settled(info, is_new=is_new)
+        if not is_new:
             return  # the pool of a busy network is megabytes
         waiting += [
             item
@@ -345,8 +346,10 @@ class MoneroReorgRecovery:
         await self._thaw_unused()
         self._looked_at = info.top_hash
 
-    async def _rebroadcast_settled(self, info: NodeInfo) -> list[MoneroPayment]:
+    async def _rebroadcast_settled(self, info: NodeInfo, *, is_new: bool) -> list[MoneroPayment]:
         """Publish what a deep reorganisation took off the chain; those that are in the pool.
+
+        Once for each top block: what its node refuses, it refuses until the next one.
 
         One that is in no block stays on record as such, however many follow: it may never be valid
         again, since what it spends, or hides among, is not on the chain any more.
@@ -359,7 +362,8 @@ class MoneroReorgRecovery:
                 await self._ledger.put_payment(replace(item, height=height))
         out = [item for item in settled if item.txid not in found or found[item.txid].in_pool]
         waiting = [item for item in out if item.txid in found]
-        await self._publish_again(out, waiting)
+        if is_new or not out or any(item.height is not None for item in out):
+            await self._publish_again(out, waiting)
         return waiting
 
     async def _publish_again(
