@@ -249,6 +249,22 @@ async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None
     assert refused.value.refusal.reason is Reason.SIMULATION
 
 
+async def test_refused_authorization_rests_between_tries(rig: Rig) -> None:
+    """The token refuses it now; each try asks the node some eight times."""
+    record, tries, real = replace(rig.record, order_id="ord_2"), [], rig.node.call
+
+    async def tried(call: EvmCall, at: Any = Tag.LATEST) -> bytes:
+        if call.sender is not None:
+            tries.append(rig.clock.now // 1000 - NOW)
+        return await real(call, at)
+
+    rig.node.call = tried  # type: ignore[method-assign] # counts the simulations
+    for _ in range(60):
+        assert (await rig.authorizations.carry_out(record)).outcome is Outcome.PENDING
+        rig.clock.now += 2000
+    assert tries == [0, 4, 12, 28, 58, 88, 118]
+
+
 async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
     """1 USD at 2,000 USD a coin: 5 * 10**14 wei."""
     rig.clock.now = 1000

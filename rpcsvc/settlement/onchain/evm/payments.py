@@ -542,6 +542,18 @@ class EvmPayments:
         """Why the cost of a payout is unknown, for the operator; None: known, or no refresh yet."""
         return self._gas.problem
 
+    def sweep_problem(self) -> str | None:
+        """Why no sweep can be paid for, as of the last refresh; None: nothing is known against it.
+
+        It saves the questions that end in the same refusal.
+        """
+        if self._gas.is_too_dear():
+            return f"gas on {self._network.name} is too dear for a payment right now"
+        hot = self._gas.hot
+        if hot is not None and hot.ether < self._network.gas_reserve:
+            return f"the hot wallet on {self._network.name} lacks ether for gas"
+        return None
+
     def is_blacklisted(self) -> bool:
         """Whether the token was frozen for the hot wallet at the last refresh."""
         return self._gas.is_blacklisted
