@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain.chains import load_chains
@@ -24,7 +25,12 @@ from rpcsvc.settlement.onchain.evm.connection import (
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.node import (
+    EvmClient,
+    EvmSubmission,
+    EvmSubmissionResult,
+    Receipt,
+)
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
@@ -141,6 +147,17 @@ class EvmPayer:
             await self.token.client.receipt(a.txid) for a in (await self.payment(transfer)).attempts
         ]
         return [item for item in found if item is not None]
+
+    def refuse(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Have the node refuse all bytes; the seconds after now at which it was given some."""
+        since, submitted = self.clock.now, list[int]()
+
+        async def refused(_raw: bytes) -> EvmSubmissionResult:
+            submitted.append((self.clock.now - since) // 1000)
+            return EvmSubmissionResult(EvmSubmission.REFUSED, "0x", "its own words")
+
+        monkeypatch.setattr(self.client, "submit", refused)
+        return submitted
 
     async def give(self, index: int, units: int, *, state: str | None = "confirmed") -> str:
         """A deposit on the chain and in the database; its address."""

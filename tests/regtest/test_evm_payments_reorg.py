@@ -86,6 +86,25 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
 
 
+async def test_settled_payout_that_the_node_refuses_rests_between_tries(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.payments.maintain()  # found in its block
+    await payer.controls.reorganise(4)
+    submitted = payer.refuse(monkeypatch)
+    for _ in range(100):
+        await payer.payments.maintain()
+        payer.clock.now += 2000
+    assert submitted == [0, 4, 12, 28, 60, 120, 180]
+    assert "was settled and a reorganisation" in payer.payments.conditions()[0]
+    monkeypatch.undo()
+    payer.clock.now += MINUTE_MS
+    await payer.payments.maintain()
+    await mined(payer.token.client, transfer.txid or "")
+
+
 async def test_settled_payout_deep_again_before_a_check_is_silent(
     payer: EvmPayer,
 ) -> None:

@@ -372,6 +372,21 @@ async def test_many_small_outputs_are_put_together(adapter: Treasury, miner: Min
         assert later.adapter.available().outputs <= 2
 
 
+async def test_outputs_that_cost_too_much_to_join_take_no_time_of_the_wallet(
+    adapter: Treasury, miner: Miner
+) -> None:
+    await miner.fund(await adapter.wallet.primary_address(), *([XMR // 5] * 12))
+    adapter.use(replace(OPTIONS, outputs_target=1, dusty_outputs=10))
+    async with adapter.again() as later:
+        calls = later.count_calls()
+        for _ in range(3):
+            await later.adapter.maintain()
+        assert "transfer" not in calls
+        (note,) = await later.adapter.notes()
+        assert "joining 12 outputs of the XMR wallet would take a fee of about 0.04" in note
+        assert (await later.adapter.health()).ok, "payouts go on"
+
+
 def test_thresholds_must_rise() -> None:
     with pytest.raises(ValueError, match="rise"):
         replace(OPTIONS, thresholds=(Threshold(0, 10), Threshold(XMR, 5)))

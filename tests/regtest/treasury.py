@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import DepositSighting, PreparedTransfer
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -139,10 +139,13 @@ async def treasury(
     options: MoneroOptions = OPTIONS,
     clock: ManualClock | None = None,
     account: int = 0,
+    monerod: DaemonEndpoint | None = None,
 ) -> AsyncIterator[Treasury]:
+    """Run an adapter. ``monerod``: the address that it has for the node of its wallet."""
     database = await SqliteDatabase.open(data_dir)
     ledger, hands = MoneroLedger(database), clock or ManualClock(1_800_000_000_000)
-    node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
+    node = MonerodClient(monerod or rpc._monerod.endpoint)
+    wallet = WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)
     tests_own.rpc.open()
     adapter = MoneroAdapter(node, wallet, ledger, hands, options)

@@ -204,6 +204,20 @@ async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
     assert refused.value.refusal.reason is Reason.NONCE_USED
 
 
+async def test_one_answer_without_the_event_refuses_no_paid_nonce(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, its payer would sign another authorization and pay twice."""
+    rig.node.wallet, rig.node.used, real = usdc.VALID_SIGNATURE, (USED, TO, TOP), rig.node.logs
+
+    async def late(*_: Any) -> tuple[Log, ...]:
+        monkeypatch.setattr(rig.node, "logs", real)
+        return ()
+
+    monkeypatch.setattr(rig.node, "logs", late)
+    await rig.authorizations.require_usable(rig.record)
+
+
 @pytest.mark.parametrize(
     ("wallet", "signature", "reason"),
     [
@@ -233,6 +247,22 @@ async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None
     with pytest.raises(AuthorizationRefused) as refused, rig.connection.watched():
         await rig.authorizations.require_usable(rig.record)
     assert refused.value.refusal.reason is Reason.SIMULATION
+
+
+async def test_refused_authorization_rests_between_tries(rig: Rig) -> None:
+    """The token refuses it now; each try asks the node some eight times."""
+    record, tries, real = replace(rig.record, order_id="ord_2"), [], rig.node.call
+
+    async def tried(call: EvmCall, at: Any = Tag.LATEST) -> bytes:
+        if call.sender is not None:
+            tries.append(rig.clock.now // 1000 - NOW)
+        return await real(call, at)
+
+    rig.node.call = tried  # type: ignore[method-assign] # counts the simulations
+    for _ in range(60):
+        assert (await rig.authorizations.carry_out(record)).outcome is Outcome.PENDING
+        rig.clock.now += 2000
+    assert tries == [0, 4, 12, 28, 58, 88, 118]
 
 
 async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node import Block, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, Log, LogFilter, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.unit.evm_chain import (
@@ -153,6 +153,8 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     reader.clock.now += 10**7
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=4)
+    assert await reader.poll() == {}
+    assert await reader.scanner.confirmations(key("a")) == 0, "nothing is paid out for it"
     assert await reader.poll() == {key("a"): REMOVED}
     assert await reader.scanner.confirmations(key("a")) == 0
     assert await reader.poll() == {}
@@ -162,6 +164,73 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     assert await reader.poll() == {key("a"): SEEN}
     reader.chain.mine(count=2)
     assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+async def test_one_missing_receipt_removes_no_deposit(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block was replaced; the node that answers next does not have the new one yet."""
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(again, count=2)
+    reader.chain.mine(count=2)
+    before = await reader.ledger.cursors("arbitrum")
+
+    async def late(_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "receipt", late)
+        patch.setattr(reader.chain, "blind", 9)
+        assert await reader.poll() == {}
+    assert await reader.ledger.cursors("arbitrum") == before
+    assert await reader.scanner.confirmations(key("a")) == 0, "nothing is paid out for it"
+    assert reader.scanner.complete_until is None
+    assert await reader.poll() == {}
+    stored = await reader.ledger.deposit(key("a"))
+    assert stored is not None
+    assert stored.block_hash == reader.chain.hash_of(number + 2)
+    assert await reader.scanner.confirmations(key("a")) == 3
+
+
+async def test_unacknowledged_confirmation_survives_one_missing_receipt(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=2)
+    assert await reader.poll(acknowledge=False) == {key("a"): CONFIRMED}
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(count=4)
+    assert await reader.poll(acknowledge=False) == {}, "shown as seen, it would be undone"
+    reader.chain.mine(again, count=1)
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+async def test_blocks_replaced_while_they_are_read_are_read_again(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a pass catches up, in more blocks than each pass reads again."""
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 5)
+    reader.restart()
+    reader.chain.mine(count=60)
+    real, asked = reader.chain.logs, 0
+
+    async def replacing(wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+        nonlocal asked
+        asked += 1
+        found = await real(wanted, first, last)
+        if asked == 8:
+            height = len(reader.chain.blocks)
+            reader.chain.replace_from(last - 12, salt=1)
+            reader.chain.mine(("a", pays(5)))
+            reader.chain.mine(count=height - len(reader.chain.blocks))
+        return found
+
+    monkeypatch.setattr(reader.chain, "logs", replacing)
+    for _ in range(4):
+        await reader.poll()
+    assert reader.book.keys() == {key("a")}
 
 
 async def test_restart_settles_no_deposit_before_removals_are_recorded(
@@ -182,8 +251,10 @@ async def test_restart_settles_no_deposit_before_removals_are_recorded(
         depths.append(await reader.scanner.confirmations(key("a")))
 
     monkeypatch.setattr(ledger, "put_deposits", looked_at)
+    assert await reader.poll() == {}
+    depths.append(await reader.scanner.confirmations(key("a")))
     assert await reader.poll() == {key("a"): REMOVED}
-    assert depths == [0, 0]
+    assert depths == [0, 0, 0]
 
 
 async def test_unacknowledged_removal_reappears_after_a_restart(
@@ -193,6 +264,8 @@ async def test_unacknowledged_removal_reappears_after_a_restart(
     await reader.poll(acknowledge=False)
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine()
+    for _ in range(2):
+        await reader.poll(acknowledge=False)
     for _ in range(3):
         reader.restart()
         assert await reader.poll(acknowledge=False) == {key("a"): REMOVED}
@@ -206,6 +279,8 @@ async def test_refused_removal_is_repeated_while_the_cursor_moves(
     number = reader.chain.mine(("a", pays(5)))
     await reader.poll()
     reader.chain.replace_from(number, salt=1)
+    reader.chain.mine()
+    await reader.poll()
     for _ in range(5):
         reader.chain.mine(count=3)
         assert [item.state for item in await reader.scanner.observe()] == [REMOVED]

@@ -128,6 +128,7 @@ async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Read
     await mined(reader, "a", at=seen_at + 500_000)
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=3)
+    await reader.poll()
     assert await reader.poll() == {key("a"): REMOVED}
     # In its new block another event comes first: with another log index it is another deposit.
     name, events = again

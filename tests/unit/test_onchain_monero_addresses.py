@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +18,7 @@ from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
+from tests.sandbox import ManualClock
 from tests.unit.address_pools import take
 from tests.unit.monero_addresses import OPTIONS, AddressWallet, pool_of
 
@@ -232,21 +233,35 @@ async def restored(ledger: MoneroLedger, made: int = 0) -> AddressWallet:
     return other
 
 
-def unhurried(wallet: AddressWallet, ledger: MoneroLedger, scan_wait: float = 5.0) -> AddressPool:
-    return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, scan_wait=scan_wait)
+def unhurried(
+    wallet: AddressWallet,
+    ledger: MoneroLedger,
+    scan_wait: float = 5.0,
+    steady: Callable[[], int] = lambda: 0,
+) -> AddressPool:
+    own = cast("WalletClient", wallet)
+    return AddressPool(own, ledger, OPTIONS, scan_wait=scan_wait, steady=steady)
 
 
 async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
     ledger: MoneroLedger,
 ) -> None:
-    wallet = await restored(ledger, 1000)
+    """It takes all of the wallet's time, so it rests: for a minute, then for two."""
+    wallet, clock = await restored(ledger, 1000), ManualClock(0)
     await ledger.note_rescan_due()
-    wallet.failures = 1
-    pool = unhurried(wallet, ledger)
-    with pytest.raises(TimedOut, match="rescan_blockchain"):
-        await pool.reconcile()
-    pool.require_scanned()
-    assert await ledger.rescan_due()
+    wallet.failures = 2
+    pool = unhurried(wallet, ledger, steady=clock.now_ms)
+    for rest_ms in (60_000, 120_000):
+        with pytest.raises(TimedOut, match="rescan_blockchain"):
+            await pool.reconcile()
+        pool.require_scanned()
+        assert await ledger.rescan_due()
+        wallet.scans.clear()
+        for _ in range(3):
+            with pytest.raises(ChainUnusable, match=f"rests for {rest_ms // 1000} s"):
+                await pool.reconcile()
+        assert not wallet.scans.is_set()
+        clock.now += rest_ms
     await pool.reconcile()
     assert (wallet.rescans, await ledger.rescan_due()) == (1, False)
 

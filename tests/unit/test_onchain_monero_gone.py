@@ -5,7 +5,7 @@ Node and wallet are fakes. The same on real daemons: tests/regtest/test_monero_r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -44,8 +44,10 @@ class OwnWallet(ReorgWallet):
 
     does: list[str] = field(default_factory=list)
     is_locked: bool = False
+    on_refresh: Callable[[], None] = lambda: None
 
-    async def refresh(self) -> None: ...
+    async def refresh(self) -> None:
+        self.on_refresh()
 
     async def rescan_spent(self) -> None: ...
 
@@ -70,7 +72,7 @@ class CheckedConnection(MoneroConnection):
     """A connection whose daemons pass every check."""
 
     async def check_node(self) -> NodeInfo:
-        return NodeInfo(101, "h100", "fakechain", True, False, True, 101, 0, "0.18")
+        return await self.node.info()
 
     async def check_wallet(self) -> None: ...
 
@@ -130,6 +132,18 @@ async def test_end_waits_for_inputs_that_are_locked(ending: Ending) -> None:
 async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> None:
     assert await ending.end() is None
     assert ending.wallet.does == []
+
+
+async def test_end_closes_nothing_that_a_block_may_just_have_mined(ending: Ending) -> None:
+    """The wallet has none of its inputs, since the payment itself has spent them by now."""
+
+    def mine() -> None:
+        ending.node.top += 1
+        ending.node.known["tx tr_1"] = ending.node.top
+
+    ending.wallet.on_refresh = mine
+    await ending.refused("a block came")
+    await ending.refused("is in block 101")
 
 
 async def test_end_waits_for_payments_that_may_bring_the_inputs_back(ending: Ending) -> None:

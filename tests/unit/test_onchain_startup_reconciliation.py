@@ -249,6 +249,7 @@ class Daemons:
         self.spent = {"free": Spent.UNSPENT}
         self.live: set[str] = set()
         self.mines = False
+        self.lists = 0
 
     async def primary_address(self) -> str:
         return self.address
@@ -260,7 +261,7 @@ class Daemons:
         return self.scanned
 
     async def info(self) -> Any:
-        return type("Info", (), {"height": self.top})
+        return type("Info", (), {"height": self.top, "top_hash": f"h{self.top}"})
 
     async def transfers(self, from_height: int, kinds: Any) -> list[Any]:
         assert {str(kind) for kind in kinds} == {"out", "pending"}
@@ -271,6 +272,7 @@ class Daemons:
         return WalletRecord("fakechain", "4Own", 0)
 
     async def outputs(self) -> list[Any]:
+        self.lists += 1
         return [type("Held", (), {"key_image": each, "spent": False}) for each in self.spent]
 
     async def key_images(self, images: list[str]) -> dict[str, Spent]:
@@ -291,7 +293,7 @@ async def daemons(rig: Rig) -> Daemons:
 
 def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
     anything = cast("Any", daemons)
-    return MoneroOutgoing(anything, anything, anything, rig.ledger)
+    return MoneroOutgoing(anything, anything, anything, rig.ledger, steady=rig.steady.now_ms)
 
 
 async def test_wallet_is_asked_from_the_newest_block_once_it_is_ready(
@@ -324,7 +326,25 @@ async def test_unknown_spend_in_the_pool_is_waited_for(rig: Rig, daemons: Daemon
     assert daemons.asked_from == []
 
     daemons.spent["lost"] = Spent.IN_CHAIN
+    daemons.height_now = daemons.top = 101
     assert await outgoing.unknown() == ["ab"]
+
+
+async def test_outputs_are_listed_again_after_a_block_or_a_growing_pause(
+    rig: Rig, daemons: Daemons
+) -> None:
+    """A wallet may have thousands, and a spend waits in the pool for a block."""
+    outgoing = outgoing_of(daemons, rig)
+    daemons.spent = {"lost": Spent.IN_POOL}
+    for _ in range(600):
+        with pytest.raises(SpendWaits):
+            await outgoing.unknown()
+        rig.steady.now += 2000
+    assert daemons.lists == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
+    daemons.height_now = daemons.top = 101
+    with pytest.raises(SpendWaits):
+        await outgoing.unknown()
+    assert daemons.lists == 24
 
 
 async def test_spend_mined_during_the_check_is_listed(rig: Rig, daemons: Daemons) -> None:

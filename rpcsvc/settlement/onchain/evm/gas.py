@@ -193,7 +193,7 @@ class EvmGas:
         self._hot_wallet = hot_wallet
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
-        self._price: GasPrice | None = None
+        self._moment: FeeData | None = None
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -253,7 +253,7 @@ class EvmGas:
         self.is_blacklisted = await self._connection.is_blacklisted(self._hot_wallet)
         await self._look_at_l1()
         self.hot = HotBalances(ether, units, top.number)
-        self._price = price_of(moment)
+        self._moment = moment
         try:
             # Anew each time: on some networks it holds the price of another one's space.
             self._gas = await self.estimate(self._network.token, usdc.transfer(_NOBODY, 1))
@@ -283,10 +283,17 @@ class EvmGas:
         """Wei that a signed authorization costs, with margin. Raises as ``payout_cost`` does."""
         return self._cost(self._gas + with_margin(_AUTHORIZATION_GAS), _AUTHORIZATION_LENGTH)
 
+    def is_too_dear(self) -> bool:
+        """Whether even a transfer would cost more than the bound, as of the last refresh."""
+        if self._moment is None or self._l1_fee is None:
+            return False
+        left = self._network.highest_fee - self._l1_fee
+        return first_price(self._moment, self._gas, left) is None
+
     def _cost(self, gas: int, length: int) -> int:
-        if self._price is None or self._l1_fee is None:
+        if self._moment is None or self._l1_fee is None:
             raise Unavailable(f"The fees on {self._network.name} are not known yet.")
-        return gas * self._price.max_fee + length * self._l1_fee
+        return gas * price_of(self._moment).max_fee + length * self._l1_fee
 
 
 def _price(payment: EvmPayment) -> GasPrice:

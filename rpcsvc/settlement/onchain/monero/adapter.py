@@ -120,7 +120,11 @@ class MoneroAdapter:
         return self._addresses.take()
 
     def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """The fee of a payment, in piconero. Raises errors.Unavailable before it is known."""
+        """The fee of a payment, in piconero.
+
+        Raises errors.Unavailable before it is known, and while no payment would be made for it.
+        """
+        self._inventory.require_affordable()
         return self._inventory.fee()
 
     def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
@@ -210,6 +214,7 @@ class MoneroAdapter:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         with self._connection.watched():
             await self._ready()
+            self._inventory.require_affordable(1 + len(companions))
             await self._payments.prepare(transfer, companions, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
@@ -272,6 +277,7 @@ class MoneroAdapter:
             None if lag is None else f"out of sync: {lag}",
             "no deposit address is left" if pool.left == 0 else None,
             None if held.is_known else "what the wallet holds is not known yet",
+            held.too_dear(),
             await self._payments.stuck(),
             self._recovery.gone,
             self._recovery.overdue,
@@ -281,5 +287,6 @@ class MoneroAdapter:
 
     async def notes(self) -> list[str]:
         """Notes for the operator that delay no order."""
-        found = (self._recovery.problem, self._recovery.waiting, self._inventory.problem)
+        held, recovery = self._inventory, self._recovery
+        found = (recovery.problem, recovery.waiting, held.problem, held.postponed)
         return [text for text in found if text]

@@ -282,7 +282,7 @@ class DepositScanner:
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
 
-        Raises RpcFailure and ChainUnusable.
+        Raises RpcFailure, ChainUnusable and errors.Unavailable.
         """
         self._next, self.complete_until = None, None
         began = self._clock.now_ms()
@@ -404,7 +404,7 @@ class DepositScanner:
         listed: Sequence[WalletTransfer],
         records: Sequence[DepositRecord],
     ) -> ChainView:
-        chain = await self._connection.node.transactions(sorted({item.txid for item in records}))
+        chain = await self._connection.find_transactions(sorted({item.txid for item in records}))
         scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
         stale = [
             item
