@@ -94,6 +94,7 @@ class Rig:
     async def broadcast(self, record: FundingRecord) -> str:
         """Send a signed authorization from another account; the transaction's id."""
         given, signed = record.signed.authorization, record.signed
+        assert signed.vrs is not None
         data = usdc.transfer_with_authorization(given, signed.vrs)
         return await self.own.controls.send_from(self.own.token.owner, self.own.token.address, data)
 
