@@ -10,7 +10,7 @@ PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-ve
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster container spectral alerts conformance clean
+.PHONY: cluster simulate container spectral alerts conformance clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ regtest-demo: install ## the whole stack on regtest chains, and a swap each way
 regtest-soak: install ## orders, faults and reorganisations at random on the whole stack, then an audit
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.soak
+
+simulate: install ## run whole services under random seeds: SECONDS=60, ORDERS=100, or one SEED=
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) --orders $(or $(ORDERS),100)
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install

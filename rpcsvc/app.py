@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import structlog
 from msgspec import Struct
@@ -23,11 +23,12 @@ from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.durable_files import replace_file
-from rpcsvc.engines import EngineParts, engine_of
+from rpcsvc.engine_parts import EngineParts, engine_of
 from rpcsvc.ids import RandomBytes, system_random
-from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
+from rpcsvc.local_secret import local_secret
+from rpcsvc.operations.admin import RECORDS, bound
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher
 from rpcsvc.operations.ordering import project, view_key
 from rpcsvc.operations.service import (
@@ -40,24 +41,17 @@ from rpcsvc.operations.service import (
     with_sandbox,
 )
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
-from rpcsvc.operations.webhooks import event_body, webhook_operations
-from rpcsvc.operations.withdrawals import withdrawal_operations
+from rpcsvc.operations.transfers import TRANSFERS, Transfers
+from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
+from rpcsvc.operations.webhooks import WEBHOOKS, event_body
 from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.lease import (
-    SETTLER,
-    Lease,
-    LeaseKeeper,
-    LeaseTaken,
-    holder_name,
-)
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.orders.unfunded import UnfundedLimits
-from rpcsvc.orders.waits import Room, Waits
+from rpcsvc.orders.waits import Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import read_chains
@@ -67,17 +61,16 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import Fenced, SqlLeases, SqlRates
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseKeeper, Leases, LeaseTaken, holder_name
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
 log = structlog.get_logger(__name__)
 
 _DAY_MS = 86_400_000
-_HASH_FILE: Final = "client-hash.key"
-_HASH_BYTES: Final = 32
 
 
 class Running(Struct, frozen=True):
@@ -123,37 +116,53 @@ async def running(
     try:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
-            base = clock or SystemClock()
-            signer = _signer(settings, base, random)
-
-            def parts(tables: Tables, lease: Lease) -> EngineParts:
-                return EngineParts(settings, chains, base, random, tables, lease, watch)
-
-            keeper, watch = _keeper(database), None
-            async with AsyncExitStack() as meanwhile:
-                if (lease := await _free_lease(keeper, stop)) is None:
-                    waiting = parts(database, Lease(SETTLER, 0, 0))
-                    up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
-                    if standby is not None:
-                        await meanwhile.enter_async_context(standby(up))
-                    watch = up.backend.watch
-                    lease = await keeper.take(stop, watch)
-                leading = parts(Fenced(database, lease), lease)
-                async with keeper.kept(lease), _connected(leading, database, signer) as up:
-                    await meanwhile.aclose()
-                    yield up
-        except LeaseTaken as taken:
-            raise DatabaseInUse(
-                f"Another process already serves this database: {taken}. Ask that one, with --url."
-            ) from taken
+            async with running_on(
+                database, settings, chains, clock or SystemClock(), random, stop, standby
+            ) as up:
+                yield up
         finally:
             await database.close()
     finally:
         lock.release()
 
 
-def _keeper(database: Database) -> LeaseKeeper:
-    return LeaseKeeper(SqlLeases(database), holder_name(system_random), database.lease_ms)
+@asynccontextmanager
+async def running_on(
+    database: Database,
+    settings: Settings,
+    chains: ChainRegistry,
+    clock: Clock,
+    random: RandomBytes,
+    stop: asyncio.Event | None = None,
+    standby: Standby | None = None,
+) -> AsyncIterator[Running]:
+    """Run the service on an open database, under its lease, until the block ends.
+
+    Raises as ``running``, of which this is the part above the files of the data directory.
+    """
+    signer = _signer(settings, clock, random)
+
+    def parts(tables: Tables, lease: Lease) -> EngineParts:
+        return EngineParts(settings, chains, clock, random, tables, lease, watch)
+
+    keeper, watch = LeaseKeeper(Leases(database), holder_name(random), database.lease_ms), None
+    try:
+        async with AsyncExitStack() as meanwhile:
+            if (lease := await _free_lease(keeper, stop)) is None:
+                waiting = parts(database, Lease(SETTLER, 0, 0))
+                up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
+                if standby is not None:
+                    await meanwhile.enter_async_context(standby(up))
+                watch = up.backend.watch
+                lease = await keeper.take(stop, watch)
+            leading = parts(Fenced(database, lease), lease)
+            async with keeper.kept(lease), _connected(leading, database, signer) as up:
+                await meanwhile.aclose()
+                yield up
+    except LeaseTaken as taken:
+        raise DatabaseInUse(
+            f"Another process already serves this database: {taken}. Ask that one, with --url."
+        ) from taken
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:
@@ -218,7 +227,7 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 def _targets(settings: Settings) -> Targets:
     """Whom webhooks may call."""
     found = settings.webhooks
-    return Targets(found.allowed_networks, onion=bool(found.onion_proxy))
+    return Targets(found.allowed_networks, bool(found.onion_proxy), found.allowed_ports)
 
 
 def _sender(
@@ -244,38 +253,37 @@ async def _compose(
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqlOrderStore(tables, _view_key(views, chains, signer))
+    store = OrderStore(tables, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
-    secret = client_secret(settings.data_dir, random)
+    secret = local_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
     policy = _policy(settings)
     core = Core(
-        store, processor, policy, retention, clock, random, secret, parts.lease, SqlRates(tables)
+        store, processor, policy, retention, clock, random, secret, parts.lease, RateRows(tables)
     )
     settles = parts.lease.is_held
     settlement = await (backend.open(core) if settles else backend.join(core))
     venue, worker = settlement.venue, settlement.worker
     hurry = worker.hurry if settles else store.hurry
     retry = partial(retry_transfer, hurry=hurry, processor=processor)
-    messages = SqlWebhooks(tables)
+    messages = WebhookStore(tables)
     deliverer = Deliverer(
         messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
     )
     processor.on_commit(deliverer.observe)
     if settles:
         worker.beside(deliverer.run)
-    admin = admin_operations(Admin(SqlOperatorBooks(tables), retry, backend.paused))
-    admin += webhook_operations()
+    books = OperatorBooks(tables)
+    admin = bound(TRANSFERS, Transfers(books, retry, backend.paused))
+    admin += bound(RECORDS, books) + WEBHOOKS
     if backend.treasury is not None:
-        admin += treasury_operations(backend.treasury)
+        admin += bound(TREASURY, backend.treasury)
     if settlement.withdrawals is not None:
-        admin += withdrawal_operations(settlement.withdrawals)
+        admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support
     budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
-    limits = settings.limits
-    # A stream is never idle, so it is never ended to make room: others keep half of the places.
-    streams = Room(max(1, limits.connections // 2), max(1, limits.connections_per_address // 4))
-    waits = Waits(store, streams=streams)
+    # A wait is never idle, so its connection makes no room: other requests keep half of them.
+    waits = Waits(store, settings.limits.connections // 2)
     processor.on_commit(waits.observe)
     venue.gasless.on_outcome(waits.wake)
     service = Service(
@@ -380,17 +388,3 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
         await up.worker.recover()
         yield LocalService(up.dispatcher, up.service.venue, up.worker)
         await up.worker.stop()
-
-
-def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
-    """The key that client addresses of unfunded orders are hashed with, made when there is none.
-
-    It is in ``data_dir`` and not in the database, so a copy of the database reveals no addresses.
-    Without the old one clients are counted anew, which costs nothing else. Raises OSError.
-    """
-    path = data_dir / _HASH_FILE
-    if path.exists() and len(found := path.read_bytes()) == _HASH_BYTES:
-        return found
-    fresh = random(_HASH_BYTES)
-    replace_file(path, fresh)
-    return fresh

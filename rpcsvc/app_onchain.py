@@ -15,7 +15,7 @@ from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.ids import system_random
 from rpcsvc.orders.backend import (
     Backend,
@@ -35,22 +35,19 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch, SharedPause, SignedPayments
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
-from rpcsvc.store.evm_payments import SqlOpeningLedger
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.journal_replay import (
-    JournaledEvmDepositLedger,
-    JournaledEvmPaymentLedger,
-    JournaledMoneroLedger,
-    JournalWatch,
-    open_journal,
-)
-from rpcsvc.store.replicas import SqlSharedWallets
-from rpcsvc.store.wallets import OnchainBooks, SqlPause, SqlUnrecordedLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.gasless import FundingStore
+from rpcsvc.store.replicas import SharedWallets
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.planning import read_targets
 from rpcsvc.treasury.wallets import OnchainTreasury
 
@@ -70,7 +67,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         system_random,
         lease=given.lease.on_record,
     )
-    row = None if given.lease.is_alone else SqlPause(database)
+    row = None if given.lease.is_alone else PauseRow(database)
     shared = None if row is None else SharedPause(row, switch, clock)
     if shared is not None:
         await shared.look()
@@ -83,14 +80,14 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         switch=switch,
         chains=chains,
         clock=clock,
-        monero_ledger=JournaledMoneroLedger(database, journal, row),
+        monero_ledger=MoneroLedger(database, journal, row),
         evm_ledgers=Ledgers(
-            JournaledEvmDepositLedger(database, journal),
-            JournaledEvmPaymentLedger(database, journal, row),
-            SqlUnrecordedLedger(database),
-            SqlOpeningLedger(database),
+            EvmDepositLedger(database, journal),
+            EvmPaymentLedger(database, journal, row),
+            UnrecordedLedger(database),
+            OpeningLedger(database),
         ),
-        signed=OnchainBooks(database),
+        signed=SignedPayments(database),
         unserved=(await UnservedOrders.find(database, networks)).problem,
         lease=given.lease,
         journal=journal,
@@ -99,7 +96,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     treasury = OnchainTreasury(settings, database, clock, switch.reason, rates.source)
     name, monero = settings.onchain.monero_network, _monero_networks(settings)
     outlet = Outlet(
-        SqlWithdrawals(database),
+        WithdrawalStore(database),
         read_allow_list(settings.inventory.withdraw_to, served, monero),
         {asset: caps.per_transfer for asset, caps in wiring.caps(settings.onchain).items()},
     )
@@ -110,7 +107,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         audit_loop(settings.onchain, served, books, switch) as audits,
     ):
         after.push_async_callback(journal.close)  # the engine gives addresses back before
-        engine, rows = onchain.engine, SqlSharedWallets(database)
+        engine, rows = onchain.engine, SharedWallets(database)
         published = PublishedWallets(rows, engine, given.random)
         publisher = WalletPublisher(
             rows, engine, engine.holdings, served, wiring.pool_size(settings.onchain)
@@ -140,7 +137,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 rates.source,
                 clock,
                 outlet,
-                Gasless(SqlFundingStore(database), authorizations, engine.poll_ms),
+                Gasless(FundingStore(database), authorizations, engine.poll_ms),
             )
             yield replace(
                 backend,

@@ -12,7 +12,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import (
     Backend,
     Gasless,
@@ -28,16 +28,16 @@ from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.sandbox import SqlSandboxLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.gasless import FundingStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 
 @asynccontextmanager
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The simulated chains, with a clock that can be moved and the controls of a developer."""
     clock = OffsetClock(parts.clock)
-    ledger = SqlSandboxLedger(parts.database)
+    ledger = SandboxLedger(parts.database)
     options = _options(parts.settings.sandbox)
     engine = SandboxEngine(ledger, parts.chains, clock, parts.random, options)
     profile = VenueProfile(
@@ -49,10 +49,8 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
         bridges=frozenset({PERPS}),
         is_simulated=True,
     )
-    gasless = Gasless(
-        SqlFundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock)
-    )
-    outlet = Outlet(SqlWithdrawals(parts.database), _withdraw_to(parts.settings, parts.chains))
+    gasless = Gasless(FundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock))
+    outlet = Outlet(WithdrawalStore(parts.database), _withdraw_to(parts.settings, parts.chains))
     backend = wallets_backend(
         profile,
         Settler(engine, unlimited(), engine.refresh),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import Backend
 from rpcsvc.settlement.upstream import wiring
-from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.store.gasless import FundingStore
 
 check = wiring.check
 
@@ -16,5 +16,5 @@ check = wiring.check
 @asynccontextmanager
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The upstream as a venue, with settings that passed ``check``."""
-    async with wiring.connected(parts, SqlFundingStore(parts.database)) as backend:
+    async with wiring.connected(parts, FundingStore(parts.database)) as backend:
         yield backend

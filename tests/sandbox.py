@@ -13,12 +13,12 @@ import pytest
 
 from rpcsvc import app_sandbox
 from rpcsvc.app import Running, running
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.unfunded import SOCKET, Client
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.orders.backend import stocked
-from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.settings import load_settings
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"

@@ -23,6 +23,7 @@ from rpcsvc.domain.usdc import (
 )
 
 SIGNATURE_BYTES: Final = 65
+COMPACT_BYTES: Final = 64
 NONCE_BYTES: Final = 32
 # There has to be time to get it into a block; and while it can still be used, nothing else may pay
 # the order, so it must not be usable for long.
@@ -64,8 +65,8 @@ class Refusal(NamedTuple):
 class SignedAuthorization(Struct, frozen=True):
     """An authorization and its owner's signature.
 
-    That of a key is r, s, v; that of a contract wallet is what the wallet takes (ERC-1271), and may
-    be wrapped with how to deploy it (ERC-6492).
+    That of a key is r, s, v, or compact (EIP-2098); that of a contract wallet is what the wallet
+    takes (ERC-1271), and may be wrapped with how to deploy it (ERC-6492).
     """
 
     authorization: Authorization
@@ -87,12 +88,23 @@ class SignedAuthorization(Struct, frozen=True):
             return b""
 
     @property
-    def vrs(self) -> Signature:
-        """The 65 bytes of a key as contracts take them: v is 27 or 28."""
+    def vrs(self) -> Signature | None:
+        """The signature as contracts take that of a key; None if it has no such form.
+
+        Wallets write v as 27 and 28, as 0 and 1, or into the top bit of s (EIP-2098).
+        """
         signature = self.bare
         r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
-        v = signature[-1]
-        return Signature(v if v >= 27 else v + 27, r, s)
+        if len(signature) == COMPACT_BYTES:
+            return Signature(27 + (s >> 255), r, s & (2**255 - 1))
+        v = {0: 27, 1: 28, 27: 27, 28: 28}.get(signature[-1] if signature else -1)
+        return None if v is None or len(signature) != SIGNATURE_BYTES else Signature(v, r, s)
+
+    def is_same_payment(self, other: SignedAuthorization) -> bool:
+        """Whether both move the same money by the same signature, in whichever form."""
+        return self.authorization.words() == other.authorization.words() and (
+            (self.vrs or self.bare) == (other.vrs or other.bare)
+        )
 
 
 class AuthorizationRefused(Exception):
@@ -147,21 +159,19 @@ def is_signed_by_key(domain: Domain, signed: SignedAuthorization) -> bool:
 def signer_of(domain: Domain, signed: SignedAuthorization) -> str | None:
     """Whose signature it is, as an EIP-55 address; None for what the token would refuse.
 
-    The token takes v as 27 or 28 and only the smaller of the two values of s (FiatToken,
-    ECRecover); wallets that write v as 0 or 1 mean the same.
+    The token takes only the smaller of the two values of s (FiatToken, ECRecover).
     """
-    signature = signed.bare
-    if len(signature) != SIGNATURE_BYTES:
-        return None
-    parity = signature[-1] - 27 if signature[-1] >= 27 else signature[-1]
-    if parity not in (0, 1) or int.from_bytes(signature[32:64], "big") > _CURVE_ORDER // 2:
+    vrs = signed.vrs
+    if vrs is None or vrs.s > _CURVE_ORDER // 2:
         return None
     from coincurve import PublicKey  # noqa: PLC0415 - takes 80 ms, which most commands need not pay
 
     digest = transfer_digest(domain, signed.authorization)
     try:
         key = PublicKey.from_signature_and_message(
-            signature[:64] + bytes([parity]), digest, hasher=None
+            vrs.r.to_bytes(32, "big") + vrs.s.to_bytes(32, "big") + bytes([vrs.v - 27]),
+            digest,
+            hasher=None,
         )
     except ValueError:
         return None

@@ -3,7 +3,7 @@
     check the headers: refuse another host (DNS rebinding) and an unreadable body
     answer a CORS preflight, or call the handler
     turn an exception into a response (messages.Refusals)
-    replace the server header, which would name versions
+    replace the server header, which would name versions; forbid guesses of the media type
     add CORS headers to the agent API, the BFF and the documents; never to /rpc
     sign the response over its bytes and the request (docs/use/signing.md), unless it is a stream
 
@@ -337,6 +337,7 @@ class Edge:
     def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         self._observe(response.status)
         response.headers[hdrs.SERVER] = _SERVER
+        response.headers["x-content-type-options"] = "nosniff"
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = self._refusals.request_id(request)
         self._cors.open(request, response)

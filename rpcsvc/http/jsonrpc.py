@@ -6,9 +6,11 @@ neither an exception (whose text it would send) nor a batch (which it would run 
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
-- An invalid request is answered with the id null, as section 5 says, even if an id can be seen.
+- An invalid request is answered with its id where that can be read: a client that matches answers
+  by id would wait for ever. Section 5 asks for null where there was an error in detecting the id.
 - ``"id": null`` is an id, not a notification. Strings and numbers are the others.
-- ``params`` that are neither object nor list make the request invalid (-32600); a list is valid
+- ``"params": null`` stands for params that were left out: some libraries send it.
+- ``params`` of another kind than object or list make the request invalid (-32600); a list is valid
   JSON-RPC, but no method of this service takes one (-32602).
 - Members that the specification does not name are ignored.
 """
@@ -34,6 +36,7 @@ from rpcsvc.errors import (
     ProtocolError,
     ServiceError,
 )
+from rpcsvc.strict_json import shown
 
 if TYPE_CHECKING:
     from rpcsvc.http.method_table import MethodTable
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
-_SHOWN_CHARS: Final = 60
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
@@ -229,16 +231,14 @@ class JsonRpcServer(Generic[C]):
 
     async def _answer_one(self, element: Any, caller: C) -> bytes | None:
         """The answer to one element; None for a notification."""
-        problem = _problem(element)
-        if problem is not None:
-            request_id = self._request_id(caller, _hint_of(element))
-            return self._refusal(caller, None, InvalidRequest(problem), request_id)
-        call_id = element.get("id", _NO_ID)
-        if not _can_be_echoed(call_id):
-            too_large = InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
-            return self._refusal(caller, None, too_large, self._request_id(caller, None))
+        call_id = _id_of(element)
         is_notification = call_id is _NO_ID
         hint = call_id if type(call_id) is str else None
+        problem = _problem(element)
+        if problem is not None:
+            known_id = None if is_notification else call_id
+            request_id = self._request_id(caller, hint)
+            return self._refusal(caller, known_id, problem, request_id)
         try:
             method, params = self._find(element, call_id)
             if is_notification and not method.runs_as_notification:
@@ -258,7 +258,8 @@ class JsonRpcServer(Generic[C]):
 
     def _find(self, element: dict[str, Any], call_id: Any) -> tuple[RpcMethod[C], dict[str, Any]]:
         """The method that an element calls, and its params. Raises UnknownMethod, InvalidParams."""
-        name, params = element["method"], element.get("params", {})
+        name, params = element["method"], element.get("params")
+        params = {} if params is None else params
         known = self._known.get(name)
         if known is not None and type(params) is dict:
             return known, params
@@ -281,17 +282,31 @@ class JsonRpcServer(Generic[C]):
 
 
 _NO_ID: Final = object()
-_NO_PARAMS: Final[dict[str, Any]] = {}
+_PARAMS_TYPES: Final = frozenset({dict, list, type(None)})
 
 
-def _hint_of(element: Any) -> str | None:
-    """The id of an element that is no request, if it is a string."""
-    call_id = element.get("id") if type(element) is dict else None
-    return call_id if type(call_id) is str else None
+def _id_of(element: Any) -> Any:
+    """The id of an element, _NO_ID if it has none, None if it can't be written back unchanged."""
+    call_id = element.get("id", _NO_ID) if type(element) is dict else None
+    is_known = call_id is _NO_ID or (type(call_id) in _ID_TYPES and not _is_beyond_64_bits(call_id))
+    return call_id if is_known else None
 
 
-def _problem(request: Any) -> str | None:
+def _is_beyond_64_bits(call_id: Any) -> bool:
+    return type(call_id) is int and not -(2**63) <= call_id < 2**63
+
+
+def _problem(request: Any) -> ProtocolError | None:
     """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
+    wrong = _wrong_member(request)
+    if wrong is not None:
+        return InvalidRequest(wrong)
+    if _is_beyond_64_bits(request.get("id")):
+        return InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
+    return None
+
+
+def _wrong_member(request: Any) -> str | None:
     if type(request) is not dict:
         return f"A request is an object, not {_KINDS[type(request)]}."
     if request.get("jsonrpc") != "2.0":
@@ -300,24 +315,15 @@ def _problem(request: Any) -> str | None:
         return f'The member "method" is {_kind(request, "method")}. Send a name, as a string.'
     if type(request.get("id")) not in _ID_TYPES:
         return f'The member "id" is {_kind(request, "id")}. Send a string, a number or null.'
-    params = request.get("params", _NO_PARAMS)
-    if type(params) is not dict and type(params) is not list:
-        return f'The member "params" is {_KINDS[type(params)]}. Send an object, or leave it out.'
+    if type(request.get("params")) not in _PARAMS_TYPES:
+        return (
+            f'The member "params" is {_kind(request, "params")}. Send an object, or leave it out.'
+        )
     return None
-
-
-def _can_be_echoed(call_id: Any) -> bool:
-    """Whether an id can be written back unchanged."""
-    return type(call_id) is not int or -(2**63) <= call_id < 2**63
 
 
 def _kind(request: dict[str, Any], member: str) -> str:
     return _KINDS[type(request[member])] if member in request else "missing"
-
-
-def shown(text: str) -> str:
-    """A caller's text, cut where it is long."""
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 def _error_response(call_id: Any, error: dict[str, Any]) -> bytes:

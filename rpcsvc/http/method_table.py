@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rpcsvc.errors import InvalidParams, ServiceError, UnknownMethod
-from rpcsvc.http.jsonrpc import shown
+from rpcsvc.strict_json import shown
 
 with warnings.catch_warnings():
     # On import the library reads its schema (unused here) by functions deprecated in Python 3.11.

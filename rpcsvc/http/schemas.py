@@ -30,7 +30,7 @@ ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
-_INTERNAL_NOTE = re.compile(r"\s*\((?:spec|design)[^)]*\)")
+_INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
 _KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
 
 

@@ -13,19 +13,19 @@ from prometheus_client.registry import Collector
 
 from rpcsvc import __version__
 from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
 from rpcsvc.operations.envelope import flat_failure
 from rpcsvc.orders.backend import Backend, Readings
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.operator import OperatorBooks
-from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import Backlog, WebhookStore
 
 METRICS_PATH: Final = "/metrics"
 _DAY_MS: Final = 86_400_000
@@ -152,10 +152,10 @@ class Readout:
         )
 
     def _process(self) -> Iterator[Metric]:
-        streams = self._waits.streams.count
-        waits = {"call": self._waits.count - streams, "stream": streams}
         left = self._lease.left_ms()
-        yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
+        yield gauge(
+            "rpcsvc_waits", [((kind,), count) for kind, count in self._waits.counts.items()]
+        )
         yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
         yield gauge("rpcsvc_lease_token", [((), self._lease.token)])
         yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])
@@ -233,7 +233,7 @@ class _Rendered(Collector):
 
 
 class MetricsHttp:
-    """GET /metrics, for callers that may call /rpc; the token may also be a bearer token."""
+    """GET /metrics, for callers that may call /rpc, and for holders of a token for metrics."""
 
     def __init__(self, gate: Gate, metrics: Metrics, readout: Readout) -> None:
         self._gate = gate

@@ -33,10 +33,13 @@ from rpcsvc.operations.x402 import (
     requirements,
 )
 from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.gasless import FundingRecord, FundingState
+from rpcsvc.store.gasless import FundingRecord, FundingState
 
 # An offer has to leave the payer some time to sign.
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
+_NONCE_USED: Final = Refusal(
+    Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
+)
 
 
 async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
@@ -50,6 +53,9 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     if order.terms.deposit_asset is not USDC:
         raise _not_fundable(order, "The order waits for XMR, and only USDC is paid by signing")
     payment = None if params.payment is None else read_payment(params.payment)
+    known = None if payment is None else await gasless.find(order, payment.signed)
+    if payment is not None and known is not None and _is_repeated(known, order, payment.signed):
+        return await _outcome(service, gasless, order, known)
     record = await gasless.unresolved(order.order_id)
     if payment is None:
         if record is not None:
@@ -60,16 +66,12 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
             " the same call with the payment.",
             _required(service.views, order, offer),
         )
-    known = await gasless.find(order, payment.signed)
-    if known is not None:
-        return await _again(service, gasless, order, known, payment.signed)
     if record is not None:
         raise _not_fundable(order, "Another signed payment of the order is under way")
     due = await _due(service, gasless, order)
     offer = _offer(service, order, due)
-    wrong = _unlike(payment.accepted, offer) or refusal(
-        payment.signed, due, service.clock.now_ms() // 1_000
-    )
+    wrong = _NONCE_USED if known else _unlike(payment.accepted, offer)
+    wrong = wrong or refusal(payment.signed, due, service.clock.now_ms() // 1_000)
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
     try:
@@ -80,22 +82,9 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     return await _outcome(service, gasless, order, paid)
 
 
-async def _again(
-    service: Service,
-    gasless: GaslessFunding,
-    order: Order,
-    known: FundingRecord,
-    signed: SignedAuthorization,
-) -> Answer:
-    """The answer to a payment whose nonce is on record. Raises PaymentRefused for another one."""
-    is_same = known.order_id == order.order_id and known.signed.signature == signed.signature
-    if not is_same:
-        wrong = Refusal(
-            Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
-        )
-        offer = _offer(service, order, await _due(service, gasless, order))
-        raise _refused(service.views, order, offer, wrong)
-    return await _outcome(service, gasless, order, known)
+def _is_repeated(known: FundingRecord, order: Order, signed: SignedAuthorization) -> bool:
+    """Whether a payment is the one on record under its nonce."""
+    return known.order_id == order.order_id and known.signed.is_same_payment(signed)
 
 
 async def _outcome(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, get_args
 
@@ -96,6 +97,7 @@ async def parse_call(model: type[P], params: dict[str, Any], call: Call, service
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """Validate the params. Raises InputError or InputErrors that name every problem."""
+    params = _without_excess(model, params)
     model.screen(params)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
@@ -394,6 +396,15 @@ def problems_of(model: type[Params], error: ValidationError) -> list[InputError]
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         by_field.setdefault(_path(item), _problem(model, item))
     return list(by_field.values())
+
+
+def _without_excess(model: type[Params], params: dict[str, Any]) -> dict[str, Any]:
+    """Return the params with no more unknown ones than are reported."""
+    if len(params) <= MOST_PROBLEMS:
+        return params
+    known = {info.alias or name for name, info in model.model_fields.items()}
+    reported = set(islice((name for name in params if name not in known), MOST_PROBLEMS))
+    return {name: params[name] for name in params if name in known or name in reported}
 
 
 def _path(item: Any) -> str:

@@ -8,7 +8,7 @@ venue. ``attester`` signs the terms of orders (docs/use/signing.md).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -22,19 +22,21 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.domain.unfunded import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.store import OrderStore, RateRows, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.
@@ -89,6 +91,41 @@ class Tool(Struct, frozen=True):
     has_app: bool = False
 
 
+class Confirmation(Struct, frozen=True):
+    """The question that the operator answers with yes, from the answer of the method ``preview``.
+
+    ``text`` says what the call does; ``short`` says it where there is no terminal to ask on.
+    """
+
+    preview: str
+    text: str
+    short: str
+
+
+class Cli(Struct, frozen=True):
+    """The command of an admin method.
+
+    ``help`` is its line in the list of commands, to which ``more`` adds in its own description.
+    ``arguments`` says how each input is written: ``ORDER`` by position, ``--to ADDR`` as an option,
+    ``--full`` as a flag. Texts are templates over inputs and answer: ``done`` is printed after
+    success, ``refused`` before the reason of a refusal. ``columns`` are templates over each item of
+    the answer's list ``rows``. ``prints`` names what is printed unless ``--json`` is given; empty
+    means that JSON is printed always. ``engine``: the command is for that engine only.
+    """
+
+    command: str
+    help: str
+    arguments: Mapping[str, str] = {}
+    more: str = ""
+    prints: str = ""
+    rows: str = ""
+    columns: Mapping[str, str] = {}
+    done: str = ""
+    refused: str = "{refused}"
+    confirmation: Confirmation | None = None
+    engine: str = ""
+
+
 class Operation(Struct, frozen=True, eq=False):
     """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
 
@@ -98,6 +135,7 @@ class Operation(Struct, frozen=True, eq=False):
     ``creates``: only the answer names what was made, so it does not run as a notification.
     ``payable``: it takes a payment of x402, over HTTP in a header.
     ``tool``: the operation is an MCP tool; None where it is not.
+    ``cli``: the command of an admin method; None where it has none.
     ``follow``: what HTTP sends as a stream of events to who asks for that; it takes ``after``.
     """
 
@@ -116,6 +154,7 @@ class Operation(Struct, frozen=True, eq=False):
     sandbox_only: bool = False
     payable: bool = False
     tool: Tool | None = None
+    cli: Cli | None = None
     follow: Follow | None = None
 
     @property
@@ -127,39 +166,48 @@ class Operation(Struct, frozen=True, eq=False):
 
 # Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
+# One part in so many of a day's bytes.
+_KEPT_FOR_MONEY: Final = 4
+_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
 
 
 class TicketBudget(NamedTuple):
     """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
 
-    ``size`` bounds the growth of the database.
+    ``size`` bounds the growth of the database. A quarter of it is kept for tickets of owners whose
+    orders have money in them: each such order is a client of its own.
     """
 
     per_client: int
     size: int
 
-    def charge(self, client: str, ticket: Ticket, taken: TicketsTaken) -> TicketCharge:
-        """The budget that a ticket uses; the client is named as it is stored. Raises
-        Unavailable.
+    def charge(
+        self, client: str, ticket: Ticket, taken: TicketsTaken, *, has_money: bool
+    ) -> TicketCharge:
+        """The budget that a ticket uses; the client is named as it is stored.
+
+        Raises RateLimited when the client has used its part up, and Unavailable when all together
+        have.
         """
         now, size = ticket.created_at, _size(ticket)
+        retry_after = -(-ms_to_next_day(now) // 1_000)
         if taken.tickets >= self.per_client:
-            raise _refusal(f"More than {self.per_client} tickets a day.", now)
-        if taken.size + size > self.size:
-            raise _refusal("No more tickets can be taken today.", now)
-        return TicketCharge(day_of(now), client, size, self.per_client, self.size)
+            raise RateLimited(
+                f"More than {self.per_client} tickets a day are not taken. {_LATER}",
+                details={"reason": TICKETS_REASON, "limit": self.per_client},
+                retry_after=retry_after,
+            )
+        most = self.size if has_money else self.size - self.size // _KEPT_FOR_MONEY
+        if taken.size + size > most:
+            raise Unavailable(
+                f"No more tickets can be taken today. {_LATER}", retry_after=retry_after
+            )
+        return TicketCharge(day_of(now), client, size, self.per_client, most)
 
 
 def _size(ticket: Ticket) -> int:
     texts = (ticket.message, ticket.category, ticket.wallet_address or "")
     return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-
-def _refusal(message: str, now: int) -> Unavailable:
-    return Unavailable(
-        f"{message} Write again tomorrow, or to the contact that the service publishes.",
-        retry_after=-(-ms_to_next_day(now) // 1_000),
-    )
 
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.

@@ -5,32 +5,27 @@ A message has the event, and the order at the time of sending.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import orjson
 import structlog
+from pydantic import Field
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.order import AGENT_STATE_OF
 from rpcsvc.domain.webhooks import message_id
 from rpcsvc.errors import InvalidInput
+from rpcsvc.operations import admin
 from rpcsvc.operations.admin import admin_row
-from rpcsvc.operations.admin_models import (
-    MessageList,
-    MessageView,
-    Replayed,
-    ReplayParams,
-    WebhooksParams,
-)
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.events import TYPE_OF, event_view
 from rpcsvc.operations.ordering import status_answer
-from rpcsvc.operations.params import DeliveriesParams
+from rpcsvc.operations.params import DeliveriesParams, Params
 from rpcsvc.operations.service import (
     Call,
+    Cli,
     Effect,
     Flat,
-    Operation,
     Service,
     ViewContext,
     session_source,
@@ -38,8 +33,8 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, require_owner
 from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.webhooks import BookedDelivery, BookedWebhook
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import BookedDelivery, BookedWebhook
 
 log = structlog.get_logger(__name__)
 
@@ -133,21 +128,39 @@ def _attempts(booked: BookedDelivery) -> Json:
 # --- the operator ------------------------------------------------------------------------------
 
 
+class WebhooksParams(Params):
+    """Which messages to list. ``state``: pending, dead, delivered or all."""
+
+    state: Literal["pending", "dead", "delivered", "all"] = "pending"
+    limit: Annotated[int, Field(ge=1, le=admin.MOST_LISTED)] = 100
+
+
+class ReplayParams(Params):
+    """The messages of an order to send again: all dead ones, or the one of an event."""
+
+    order_id: str
+    sequence: Annotated[
+        int | None, Field(ge=1, description="only the message of this event, by its cursor")
+    ] = None
+
+
 async def list_messages(service: Service, params: WebhooksParams, _call: Call) -> Flat:
     """Messages to webhooks, the newest first."""
     states = _STATES if params.state == "all" else (params.state,)
     backlog = await service.webhooks.store.backlog()
     found = await service.webhooks.store.listed(states, params.limit)
     oldest = backlog.oldest_at
-    return MessageList(
-        pending=backlog.pending,
-        oldest_at=None if oldest is None else iso8601(oldest),
-        messages=[_message_view(each) for each in found],
-    ).flat()
+    return Flat(
+        {
+            "pending": backlog.pending,
+            "oldestAt": None if oldest is None else iso8601(oldest),
+            "messages": [_message_view(each) for each in found],
+        }
+    )
 
 
-def _message_view(booked: BookedDelivery) -> MessageView:
-    view = {
+def _message_view(booked: BookedDelivery) -> Json:
+    return {
         "orderId": booked.order_id,
         "sequence": booked.sequence,
         "type": TYPE_OF[booked.event],
@@ -155,7 +168,6 @@ def _message_view(booked: BookedDelivery) -> MessageView:
         "url": booked.url,
         **_attempts(booked),
     }
-    return MessageView.model_validate(view)
 
 
 async def replay(service: Service, params: ReplayParams, _call: Call) -> Flat:
@@ -172,12 +184,29 @@ async def replay(service: Service, params: ReplayParams, _call: Call) -> Flat:
         )
     service.webhooks.wake()
     log.info("webhook_replayed", order_id=order.order_id, count=count)
-    return Replayed(replayed=count).flat()
+    return Flat({"replayed": count})
 
 
-def webhook_operations() -> tuple[Operation, ...]:
-    """The admin methods."""
-    return (
-        admin_row("webhooks.list", WebhooksParams, MessageList, list_messages),
-        admin_row("webhooks.replay", ReplayParams, Replayed, replay, Effect.WRITE),
-    )
+WEBHOOKS: Final = (
+    admin_row(
+        "webhooks.list",
+        WebhooksParams,
+        list_messages,
+        cli=Cli(
+            "webhooks list",
+            "pending or dead messages, the newest first",
+            {"state": "--state", "limit": "--limit N"},
+        ),
+    ),
+    admin_row(
+        "webhooks.replay",
+        ReplayParams,
+        replay,
+        Effect.WRITE,
+        Cli(
+            "webhooks replay",
+            "send an order's dead messages again, or one message",
+            {"order_id": "ORDER_ID", "sequence": "--sequence N"},
+        ),
+    ),
+)

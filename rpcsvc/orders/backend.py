@@ -15,31 +15,33 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import Asset
+from rpcsvc.domain.reservations import Counting, Holdings, counted, uncounted
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
-from rpcsvc.orders.lease import Watch
 from rpcsvc.orders.local_venue import Intake, LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
-from rpcsvc.orders.ports.gasless import FundingStore, GaslessWallets
-from rpcsvc.orders.ports.operator import Treasury, WithdrawalStore
-from rpcsvc.orders.ports.store import PooledOrder
+from rpcsvc.orders.ports.gasless import GaslessWallets
+from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState, OrderingWallets, Wallets
+from rpcsvc.orders.ports.wallets import NetworkState, OrderingWallets, Wallets
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.reservations import Counting, counted, uncounted
 from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import TICK_MS, Loop, Step, Worker
-from rpcsvc.orders.unfunded import Reserved
 from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.orders.upstream.venue import UpstreamVenue
 from rpcsvc.orders.withdrawals import AllowList, Wallet, Withdrawals
+from rpcsvc.store.changes import PooledOrder
+from rpcsvc.store.gasless import FundingStore
+from rpcsvc.store.leases import Watch
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 
 class Readings(NamedTuple):

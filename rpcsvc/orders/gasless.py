@@ -18,21 +18,22 @@ from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
+from rpcsvc.domain.unfunded import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.gasless import (
+from rpcsvc.orders.ports.gasless import GaslessWallets
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.orders.waits import Waits
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.gasless import (
     AuthorizationKey,
     ClientDay,
     FundingRecord,
     FundingState,
     FundingStore,
-    GaslessWallets,
 )
-from rpcsvc.orders.ports.store import OrderStore, StaleWrite
-from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.orders.unfunded import Client, is_known
-from rpcsvc.orders.waits import Waits
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import NamedTuple
 
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
 from rpcsvc.domain.order import PERPS, Order, OrderStatus
@@ -21,18 +21,19 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
+from rpcsvc.domain.unfunded import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
     OrderNotCancellable,
     Unavailable,
 )
+from rpcsvc.health import Health
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, Ticket
 from rpcsvc.orders.ports.venue import (
     Confirmations,
     DirectionLimits,
@@ -45,11 +46,10 @@ from rpcsvc.orders.ports.venue import (
     Rate,
     VenueProfile,
     VenueQuote,
-    network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.unfunded import Admission, Client
+from rpcsvc.store.changes import PooledOrder, RateBounds, Ticket
 
 _JOINED = "This replica takes orders; another one settles them."
 

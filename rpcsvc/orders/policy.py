@@ -12,15 +12,17 @@ from msgspec import Struct
 
 from rpcsvc import ids
 from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import network_of
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.domain.twap import is_worth_cutting
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.store import OrderStore, RateRows
-from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote, network_of
+from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
-from rpcsvc.orders.unfunded import UnfundedLimits
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
 
 
 class Policy(Struct, frozen=True):

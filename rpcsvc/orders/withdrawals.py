@@ -21,7 +21,7 @@ from rpcsvc.domain.addresses import (
     parse_monero_address,
     same_address,
 )
-from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import (
     USDC,
     XMR,
@@ -32,6 +32,7 @@ from rpcsvc.domain.money import (
     require_storable,
 )
 from rpcsvc.domain.order import TransferState
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.withdrawals import (
     ID_FORM,
     SIGN_WITHIN_MS,
@@ -47,13 +48,8 @@ from rpcsvc.errors import (
     SettingsError,
     Unavailable,
 )
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.payouts import ENGINE_TIMEOUT_SECONDS, published_verdict
-from rpcsvc.orders.ports.operator import WithdrawalStore
-from rpcsvc.orders.ports.store import Commit, OrderStore, StaleWrite
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
 from rpcsvc.orders.ports.wallets import (
-    Holdings,
     OrderingWallets,
     Outcome,
     PreparedTransfer,
@@ -62,6 +58,10 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.store.database import Commit, StaleWrite
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 log = structlog.get_logger(__name__)
 

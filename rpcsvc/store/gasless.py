@@ -1,13 +1,65 @@
-"""Signed authorizations as rows: the FundingStore port over a database."""
+"""Signed authorizations and their rows.
+
+Amounts are USDC units, times are ms since the epoch.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, ClientDay, FundingRecord, FundingState
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
+
+
+class AuthorizationKey(NamedTuple):
+    """What an authorization is used once under. Addresses are in EIP-55 form, the nonce is hex."""
+
+    network: str
+    asset: str
+    payer: str
+    nonce: str
+
+
+class FundingState(StrEnum):
+    """How far an authorization is.
+
+    RECORDED: it may have been sent. SENT: the network has it. CREDITED: its deposit is final.
+    FAILED: it can never be carried out.
+    """
+
+    RECORDED = "recorded"
+    SENT = "sent"
+    CREDITED = "credited"
+    FAILED = "failed"
+
+
+class FundingRecord(Struct, frozen=True):
+    """An authorization that is to pay an order. ``reason`` says why it failed.
+
+    ``is_gas_paid``: the order bears the gas; otherwise the service gives it away.
+    """
+
+    key: AuthorizationKey
+    order_id: str
+    signed: SignedAuthorization
+    created_at: int
+    state: FundingState = FundingState.RECORDED
+    txid: str | None = None
+    reason: str | None = None
+    is_gas_paid: bool = False
+
+
+class ClientDay(NamedTuple):
+    """A client as it is stored, a day of UTC, and how many authorizations it may send on a day."""
+
+    client: str
+    day: int
+    most: int
+
 
 _KEY: Final = ("network", "asset", "payer", "nonce")
 _COLUMNS: Final = (
@@ -34,8 +86,8 @@ _COUNT: Final = (
 _FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
-class SqlFundingStore:
-    """The FundingStore port (orders/ports/gasless.py)."""
+class FundingStore:
+    """Keeps authorizations. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -66,7 +118,11 @@ class SqlFundingStore:
     async def add(
         self, record: FundingRecord, order_version: int, counted: ClientDay | None = None
     ) -> None:
-        """Record an authorization and count it. Raises StaleWrite."""
+        """Put an authorization on record, durably, and count it for its client.
+
+        Raises StaleWrite when the order is at another version, has an unresolved authorization, the
+        key is taken, or the client may send no more.
+        """
         order = {"order_id": record.order_id, "version": order_version}
         statements = [
             Statement(_UNCHANGED, order, first=True, finds=True),
@@ -79,7 +135,10 @@ class SqlFundingStore:
         await self._db.write(statements)
 
     async def resolve(self, record: FundingRecord) -> None:
-        """Change state, transaction and reason of an unresolved one. Raises StaleWrite."""
+        """Change state, transaction and reason of an unresolved authorization.
+
+        Raises StaleWrite for one that is resolved.
+        """
         values = {
             **record.key._asdict(),
             "state": record.state.value,

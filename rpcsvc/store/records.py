@@ -9,7 +9,7 @@ import orjson
 from msgspec.structs import asdict
 
 from rpcsvc.domain.order import Report
-from rpcsvc.orders.ports.store import (
+from rpcsvc.store.changes import (
     RelayRecord,
     RelayState,
     StoredResponse,
@@ -43,8 +43,8 @@ _FORGET_KEYS: Final = "DELETE FROM idempotency_keys WHERE seq <= :last"
 _KEYS_AT_ONCE: Final = 2_000
 
 
-class SqlIdempotencyKeys:
-    """The part of the OrderStore port that is about idempotency keys."""
+class IdempotencyRows:
+    """The part of OrderStore for idempotency keys."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -145,14 +145,16 @@ SELECT_REPORT: Final = (
 _UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
 
 
-class SqlRelays:
-    """The part of the OrderStore port that is about orders at an upstream."""
+class RelayRows:
+    """The part of OrderStore for orders at an upstream."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
-        """The claim of an idempotency key: the one whose outcome is not known, or the latest."""
+        """The claim on an upstream order under an idempotency key: the one whose outcome is not
+        known, or else the latest.
+        """
         sql = (
             f"{_SELECT_RELAY} WHERE namespace = :namespace AND idempotency_key = :key"
             " ORDER BY state IN ('claimed', 'reconciling') DESC, seq DESC LIMIT 1"
@@ -168,7 +170,10 @@ class SqlRelays:
         return [_relay_from(row) for row in rows]
 
     async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
-        """Put in doubt what has been claimed for so long, by the database's clock."""
+        """Make RECONCILING what has been CLAIMED for so long by the database's clock, or longer.
+
+        Returns the ids of those orders.
+        """
         sql = f"SELECT order_id FROM relays WHERE {_IS_ABANDONED} ORDER BY seq"
         found = [row["order_id"] for row in await self._db.fetch(sql, older_ms=older_ms)]
         values = {"older_ms": older_ms, "reason": reason}
@@ -185,7 +190,7 @@ class SqlRelays:
         return [row["created_at"] for row in rows if row["created_at"] > at]
 
     async def open_relayed(self) -> list[str]:
-        """Ids of open orders that an upstream settles, oldest first."""
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
         return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
 
 
@@ -245,8 +250,8 @@ _OLD_TICKETS: Final = (
 )
 
 
-class SqlTickets:
-    """The part of the OrderStore port that is about tickets."""
+class TicketRows:
+    """The part of OrderStore for tickets."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -263,7 +268,10 @@ class SqlTickets:
         )
 
     async def forget_tickets(self, before: int) -> int:
-        """Drop the oldest tickets made before a time, some at once. Returns how many."""
+        """Drop tickets made before that time, the oldest first, a bounded number at once.
+
+        Returns how many.
+        """
         found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
         if found:
             sql = "DELETE FROM tickets WHERE seq IN :found"

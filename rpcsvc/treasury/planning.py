@@ -17,7 +17,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, as_units, format_units, mul_di
 from rpcsvc.domain.pricing import ONE_XMR, Direction, convert_floor
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import InventorySettings
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.readiness import NetworkFound, XmrHeld
 from rpcsvc.store.operator_books import Flow, UnsweptTotal
 

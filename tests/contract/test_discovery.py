@@ -95,7 +95,7 @@ def documents_edge(up: Running, sources: StubSources) -> Edge:
     routes.add_routes(discovery.routes())
     return Edge(
         routes,
-        Refusals(gate, up.dispatcher, flat_dispatcher(up.service)),
+        Refusals(gate, up.dispatcher, flat_dispatcher(up.service), time.monotonic),
         lambda _request: None,
         Cors(discovery.paths, ()),
         None,

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from tests.contract.described import check_response, openapi_of
 from tests.contract.serving import Served, serving
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rpcsvc import app_sandbox
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.orders.backend import stocked
-from rpcsvc.orders.ports.wallets import Holdings
 from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6

@@ -12,15 +12,16 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.backend import LastAudit, Readings
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.venue import Rate
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
-from rpcsvc.orders.unfunded import Reserved
+from rpcsvc.orders.ports.wallets import NetworkState, NonceGap
 from rpcsvc.serving import web_app
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out
 from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
@@ -227,8 +228,8 @@ async def test_metrics_show_fees_and_withdrawals_of_the_books(
     async def over(_books: object) -> dict[tuple[str, str], int]:
         return {("monero", "settled"): 4}
 
-    monkeypatch.setattr(SqlOperatorBooks, "network_fees", fees)
-    monkeypatch.setattr(SqlOperatorBooks, "withdrawals_over", over)
+    monkeypatch.setattr(OperatorBooks, "network_fees", fees)
+    monkeypatch.setattr(OperatorBooks, "withdrawals_over", over)
     series = await scraped(served)
     for family in ("rpcsvc_network_fees_total", "rpcsvc_network_fees_day"):
         assert value(series, family, network="monero") == 0.002
@@ -324,6 +325,36 @@ async def test_metrics_need_the_token_where_one_is_set(
         response = await served.client.get("/metrics", headers=headers)
         assert response.status == status
         assert ("rpcsvc_info" in await response.text()) is (status == 200)
+
+
+METRICS_TOKEN = "a-token-for-metrics-alone"
+ADMITTED = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-agent-rpc-token"])
+@pytest.mark.parametrize("rpc_token", [TOKEN, None])
+async def test_metrics_token_opens_metrics_and_nothing_else(
+    tmp_path: Path, name: str, rpc_token: str | None
+) -> None:
+    environ = {
+        "RPCSVC_TELEMETRY__METRICS_TOKEN": f"another-token-for-metrics,{METRICS_TOKEN}",
+        "RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8",
+        **({} if rpc_token is None else {"AGENT_RPC_TOKEN": rpc_token}),
+    }
+    given = METRICS_TOKEN if name != "authorization" else f"Bearer {METRICS_TOKEN}"
+    headers = {**ADMITTED, name: given}
+    async with serving(tmp_path, environ) as served:
+        assert (await served.client.get("/metrics", headers=headers)).status == 200
+        wrong = {**ADMITTED, name: given[:-1]}
+        assert (await served.client.get("/metrics", headers=wrong)).status == 401
+        called = {"jsonrpc": "2.0", "id": 1, "method": "service.capabilities"}
+        for path in ("/rpc", "/mcp"):
+            answer = await served.client.post(path, json=called, headers=headers)
+            assert answer.status == 401, path
+        without = await (await served.client.get("/health", headers=ADMITTED)).json()
+        assert (await (await served.client.get("/health", headers=headers)).json())["checks"] == (
+            without["checks"]
+        )
 
 
 async def test_metrics_are_not_served_to_other_machines(served: Served) -> None:

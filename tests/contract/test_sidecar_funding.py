@@ -250,10 +250,12 @@ async def test_signature_of_another_is_refused_unsent(central: Served, sidecar: 
         ("asset", "0x" + "0c" * 20),
         ("network", "eip155:1"),
         ("scheme", "upto"),
+        ("extra", {"name": 5, "version": "2"}),
+        ("extra", None),
     ],
 )
 async def test_offer_of_something_else_is_not_passed_on(
-    sidecar: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    sidecar: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
     """An upstream that asks for a payment to another address, or for too much."""
     order_id = await new_order(sidecar, SWAP)

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from rpcsvc import app, serving
-from rpcsvc.orders.ports.store import Change
 from rpcsvc.settings import load_settings
+from rpcsvc.store.changes import Change
 from tests.contract.processes import free_port, process
 from tests.contract.serving import SWAP
 from tests.e2e.processes import TIMEOUT_SECONDS

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc import strict_json
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing
@@ -77,7 +76,6 @@ class World:
     def client(self, dialect: Dialect = wiring.BFF, **options: Any) -> UpstreamClient:
         return UpstreamClient(
             replace(self.options, **options),
-            loads=strict_json.loads,
             read_error=dialect.read_error,
             creations=self.creations,
             calls=self.calls,

@@ -94,11 +94,17 @@ def _open(data_dir: Path) -> sqlite3.Connection:
 
 def audit(data_dir: Path) -> list[str]:
     """All differences between orders and chains; empty if there are none."""
-    problems = check_database(data_dir)
     with closing(_open(data_dir)) as database:
-        for problem, query in _CHECKS.items():
-            problems += [f"{problem}: {row}" for row in database.execute(query)]
-    return problems
+        return check_database(data_dir) + differences(database)
+
+
+def differences(database: sqlite3.Connection) -> list[str]:
+    """All differences between the orders and the chains of an open database."""
+    return [
+        f"{problem}: {tuple(row)}"
+        for problem, query in _CHECKS.items()
+        for row in database.execute(query)
+    ]
 
 
 def orders_of(data_dir: Path) -> dict[str, str]:

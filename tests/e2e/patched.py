@@ -19,7 +19,7 @@ POLLING: Final = {
 # The lease is short, and renewed often.
 LEASING: Final = {
     "rpcsvc.store.backends.postgresql.database.PostgresqlDatabase.lease_ms": 5_000,
-    "rpcsvc.orders.lease.RENEW_MS": 500,
+    "rpcsvc.store.leases.RENEW_MS": 500,
 }
 # A collector that does not answer is soon given up.
 EXPORTING: Final = {"rpcsvc.http.tracing.EXPORT_SECONDS": 0.5}

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState, EvmPurpose
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (
     COIN_PRICE,
@@ -94,6 +94,7 @@ class Rig:
     async def broadcast(self, record: FundingRecord) -> str:
         """Send a signed authorization from another account; the transaction's id."""
         given, signed = record.signed.authorization, record.signed
+        assert signed.vrs is not None
         data = usdc.transfer_with_authorization(given, signed.vrs)
         return await self.own.controls.send_from(self.own.token.owner, self.own.token.address, data)
 

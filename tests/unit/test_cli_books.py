@@ -14,7 +14,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from tests.operator_cli import Cli, served
 from tests.rows import all_rows
 from tests.sandbox import EVM, Placed, Sandbox
@@ -84,6 +84,7 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_the_note_stays(
                 assert (await cli.json(*close))["closed"]["orderId"] == f"ord_{n}"
             assert await refused(cli, *close) == (2, True)
         assert (await refused(cli, "relays", "close", "ord_0", "--note", " "))[0] == 2
+        assert "rpcsvc: --note must say what was found" in cli.err
         # A call that was under way when the claim was closed puts it in doubt again.
         again = RelayRecord("ord_3", RelayState.RECONCILING, 0, "", upstream_id="up-3", raw=b"{}")
         await store.commit(Change(relay=again))

@@ -63,7 +63,16 @@ def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
         if not isinstance(option, Once)
         for name in option.option_strings
     }
-    assert free == {"--check", "--every", "--state", "--limit", "--internal-wei", "--journal"}
+    assert free == {"--check", "--every", "--internal-wei", "--journal"}
+
+
+def test_number_that_a_method_refuses_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ("0", "1.5", "x"):
+        assert ended(["webhooks", "replay", "o", "--sequence", given], tmp_path) == 2
+        says = f"argument --sequence: must be 1 or more, not {given!r}"
+        assert says in capsys.readouterr().err
 
 
 # --- text ------------------------------------------------------------------------------------

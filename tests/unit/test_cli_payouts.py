@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.domain.order import TransferState
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
     EvmPayment,
@@ -21,7 +23,6 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Inclusion,
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.operator_cli import Cli, listening, served
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 
@@ -62,7 +63,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
     """It was reorged out: the wallet's record has it in no block."""
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
-        ledger = SqlEvmPaymentLedger(box.up.database)
+        ledger = EvmPaymentLedger(box.up.database)
         order = EvmPaymentOrder(name, EvmPurpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
         attempt = Attempt("0xaa", "02", 5, 1, 1000)
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
@@ -139,6 +140,14 @@ async def test_a_list_has_its_limit(tmp_path: Path, cli: Cli) -> None:
         assert first.order_id != second.order_id
     for bad in ("0", "-1", "many", "10001"):
         assert await cli.ask("payouts", "list", "--limit", bad) == 2
+        assert f"argument --limit: must be 1 to 10000, not '{bad}'" in cli.err
+
+
+async def test_transfers_are_listed_by_each_of_their_states(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path):
+        for state in TransferState:
+            found = await cli.json("payouts", "list", "--state", state.value, "--json")
+            assert found == {"paused": None, "transfers": []}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.engines import ENGINES, engine_of
+from rpcsvc.engine_parts import engine_of
+from rpcsvc.engines import ENGINES
 from tests.sandbox import sandbox
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,7 +17,7 @@ PACKAGES = ROOT / "rpcsvc" / "settlement"
 # The composition root, the ledgers that the store implements, and features for real wallets only:
 # the auditor, the treasury, and commands about wallets and receipts.
 IMPORTERS = {
-    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
+    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.settlement.sandbox.ledger"),
     "upstream": ("rpcsvc.app_upstream",),
     "onchain": (
         "rpcsvc.app_onchain",
@@ -78,4 +79,4 @@ def test_engine_module_connects_and_checks(engine: str) -> None:
 
 async def test_sandbox_network_is_known_before_it_is_loaded(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
-        assert ENGINES["sandbox"].network(box.up.settings) == box.up.service.views.network
+        assert box.up.settings.network == box.up.service.views.network

@@ -29,6 +29,7 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.usdc import LARGEST_WORD, Authorization, Domain, transfer_digest
 from rpcsvc.errors import InvalidInput
 from rpcsvc.operations.x402 import read_payment
+from tests.signature_forms import WRAPPED, forms
 
 NOW = 1_763_678_000
 TOKEN = evm_checksum("0x" + "7a" * 20)
@@ -45,7 +46,6 @@ domains = st.builds(Domain, texts, texts, words, addresses)
 authorizations = st.builds(
     Authorization, addresses, addresses, words, words, words, st.binary(min_size=32, max_size=32)
 )
-WRAPPED = bytes.fromhex("6492" * 16)
 PAYER = Account.from_key(b"\7" * 32)
 GOOD = Authorization(PAYER.address, TO, DUE.units, 0, NOW + 300, b"\5" * 32)
 
@@ -83,14 +83,30 @@ def test_digest_is_the_one_that_x402_signs(domain: Domain, given: Authorization)
 
 
 @settings(max_examples=30, deadline=None)
-@given(keys, domains, authorizations, st.booleans())
-def test_signer_is_the_account_that_signed(
-    by: Any, domain: Domain, given: Authorization, small_v: bool
+@given(keys, domains, authorizations)
+def test_signer_is_found_in_every_form_of_a_signature(
+    by: Any, domain: Domain, given: Authorization
 ) -> None:
-    signature = signed(given, by, domain)
-    if small_v:
-        signature = signature[:64] + bytes([signature[64] - 27])
-    assert signer_of(domain, SignedAuthorization(given, signature)) == by.address
+    known = SignedAuthorization(given, signed(given, by, domain))
+    for signature in forms(known.signature):
+        other = SignedAuthorization(given, signature)
+        assert signer_of(domain, other) == by.address
+        assert known.is_same_payment(other)
+        assert other.is_same_payment(known)
+
+
+@settings(deadline=None)
+@given(authorizations, authorizations, st.integers(0, 65 * 8 - 1))
+def test_another_payment_or_signature_is_not_the_same(
+    first: Authorization, second: Authorization, bit: int
+) -> None:
+    signature = signed(first)
+    known = SignedAuthorization(first, signature)
+    same = first.words() == second.words()
+    assert known.is_same_payment(SignedAuthorization(second, signature)) is same
+    flipped = bytearray(signature)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert not known.is_same_payment(SignedAuthorization(first, bytes(flipped)))
 
 
 @settings(max_examples=60, deadline=None)

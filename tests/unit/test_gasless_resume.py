@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord, FundingState
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.store.leases import MARGIN_MS, SETTLER, Lease
 from tests.e2e.processes import until
 from tests.sandbox import ManualClock
 
@@ -61,12 +62,23 @@ class Wallets:
         return Carried(Outcome.SETTLED, "0x" + record.key.nonce)
 
 
-def funding(store: Store, wallets: Wallets) -> GaslessFunding:
+def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> GaslessFunding:
     limit, nothing = ClientLimit(1, b""), cast("Any", None)
-    lease = Lease(SETTLER, 1)
+    lease = lease or Lease(SETTLER, 1)
     return GaslessFunding(
         nothing, cast("Any", store), cast("Any", wallets), ManualClock(), limit, 1, lease
     )
+
+
+async def test_authorization_waits_while_the_lease_has_no_time() -> None:
+    store, wallets = Store(recorded(QUICK, 1)), Wallets()
+    lease = Lease(SETTLER, 1, MARGIN_MS, lambda: 0)
+    gasless = funding(store, wallets, lease)
+    await gasless.resume()
+    assert wallets.asked == []
+    lease.extend(MARGIN_MS + 1)
+    await gasless.resume()
+    assert store.sent() == {"ord_1"}
 
 
 async def while_running(gasless: GaslessFunding, check: Callable[[], Awaitable[None]]) -> None:

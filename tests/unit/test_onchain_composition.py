@@ -19,11 +19,10 @@ from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.engines import ENGINES
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.changes import StatusView
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.orders import terms
@@ -44,7 +43,7 @@ async def up(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_network_is_known_before_the_engine_is_loaded(up: Running) -> None:
-    assert ENGINES["onchain"].network(up.settings) == up.service.views.network
+    assert up.settings.network == up.service.views.network
 
 
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:

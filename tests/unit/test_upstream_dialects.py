@@ -14,17 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcsvc import errors, strict_json
+from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
-from rpcsvc.domain.order import OrderStatus
-from rpcsvc.settlement.upstream import answers, failures, transport
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import USDC, XMR, Money
+from rpcsvc.domain.order import OrderStatus, TwapPlan
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.ports.upstream import UpstreamRequest as Asked
+from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settlement.upstream import answers, failures
 from rpcsvc.settlement.upstream.answers import UNKNOWN, PayableNetworks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
 from rpcsvc.settlement.upstream.limits import Breaker, Budget
 from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.wiring import BFF, V1
+from rpcsvc.store.changes import Ticket
 from tests.contract import upstream_server as does
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -40,17 +46,16 @@ TIME = "2026-01-02T03:04:05.678Z"
 TIME_MS = 1_767_323_045_678
 ORDER_ID = "ord_0123456789ABCDEFGHJKMNPQRS"
 
-X2U = transport.OrderBody(
-    from_chain_id=0,
-    to_chain_id=42161,
-    from_token="XMR",
-    to_token=TOKEN,
-    from_amount=800_000_000_000,
-    to_address=EVM,
+ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
+X2U = Asked(
+    Direction.XMR_TO_USDC,
+    ARBITRUM,
+    Money(800_000_000_000, XMR),
+    EVM,
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
-    twap=transport.TwapRequest(disabled=False, chunk_usdc=250_000_000),
+    twap=TwapPlan(chunk_units=250_000_000, interval_ms=5_000),
 )
-U2X = transport.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
+U2X = Asked(Direction.USDC_TO_XMR, ARBITRUM, Money(150_000_000, USDC), MONERO)
 
 CHAINS = {
     "chains": [
@@ -411,7 +416,7 @@ def test_deposit_address_of_wrong_form_or_network_is_refused(chain_id: int, addr
         **ORDER,
         "depositChainId": chain_id,
         "depositAddress": address,
-        "toAddress": request.to_address,
+        "toAddress": request.to,
     }
     body = UpstreamAnswer(answer, b"")
     for reader in (
@@ -572,7 +577,6 @@ class UpstreamRequest:
         self.server.script.append(does.answer(answer, status=status))
         client = UpstreamClient(
             ClientOptions(self.dialect.base_url(self.server.url), attempts=1),
-            loads=strict_json.loads,
             read_error=self.dialect.read_error,
             creations=Budget(5, now=now, sleep=sleep),
             calls=Budget(20, now=now, sleep=sleep),
@@ -592,13 +596,13 @@ ORDER_BODY = {
     "fromAmount": "800000000000",
     "toAddress": EVM,
     "sessionId": X2U.session_id,
-    "twapConfig": {"disabled": False, "chunkSizeUsd": 250},
+    "twapConfig": {"chunkSizeUsd": 250, "intervalMs": 5_000},
 }
 QUOTE_BODY = {
     key: ORDER_BODY[key]
     for key in ("fromChainId", "toChainId", "fromToken", "toToken", "fromAmount")
 }
-TICKET_REQUEST = transport.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
+TICKET_REQUEST = Ticket("tkt_0", 0, "agent", "Where is it?", "ord_ours", None, None)
 TICKET_BODY = {
     "orderId": ORDER_ID,
     "sessionId": None,
@@ -638,7 +642,7 @@ CALLS: dict[str, Row] = {
         f"GET /v1/order/{ORDER_ID}",
     ),
     "ticket": Row(
-        lambda u: u.create_ticket(TICKET_REQUEST),
+        lambda u: u.create_ticket(ORDER_ID, TICKET_REQUEST),
         TICKET,
         "POST /bff/v1/support/tickets",
         None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from msgspec.structs import asdict
 from rpcsvc.audit.auditor import Progress, open_auditor
 from rpcsvc.audit.books import reader_of
 from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command, say
 from rpcsvc.cli.operator.service import (
     end_progress,
     onchain_settings,
@@ -98,16 +97,14 @@ def _print(report: AuditReport) -> None:
         print_table([head, *rows])
     for item in report.differences:
         if item.hint:
-            sys.stdout.write(f"{item.subject} {item.hint}\n")
+            say(f"{item.subject} {item.hint}\n")
     for reported in report.annotated:
-        sys.stdout.write(
-            f"explained: {reported.network} {reported.txid}: {_moved(reported)}: {reported.note}\n"
-        )
+        say(f"explained: {reported.network} {reported.txid}: {_moved(reported)}: {reported.note}\n")
     for text in report.pending:
-        sys.stdout.write(f"pending: {text}\n")
+        say(f"pending: {text}\n")
     for text in report.notes:
-        sys.stdout.write(f"note: {text}\n")
-    sys.stdout.write(
+        say(f"note: {text}\n")
+    say(
         f"{report.orders} orders, {report.payments} payments: {len(report.differences)}"
         f" differences, {len(report.pending)} pending\n"
     )

@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command
-from rpcsvc.cli.operator.service import (
-    ask,
-    ask_service,
-    is_running,
-    onchain_settings,
-    print_json,
-    print_table,
-    refuse,
-    server_database,
-)
+from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command, say
+from rpcsvc.cli.operator.methods import add_methods, print_rows
+from rpcsvc.cli.operator.service import is_running, onchain_settings, refuse, server_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.errors import Unavailable
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.admin import STATES
-from rpcsvc.operations.admin_models import MOST_LISTED
+from rpcsvc.operations.service import Cli
+from rpcsvc.operations.transfers import TRANSFERS
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.wallets import SqlPause
 
 
 def add_commands(commands: Any) -> None:
@@ -43,9 +33,7 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("payouts", help="list, pause and resume outgoing payments")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     action = partial(add_command, actions)
-    _add_list(action("list", "payouts and refunds, the newest first", _list))
-    show = action("show", "everything about one payout or refund", _show)
-    retry = action("retry", "retry a pending one now", _retry)
+    add_methods(actions, TRANSFERS, "payouts", printers={"list": _print_list})
     adopting = action(
         "adopt",
         "record which transaction paid one, after restoring an older database",
@@ -56,14 +44,13 @@ def add_commands(commands: Any) -> None:
         " reorganisation removed for good"
     )
     closing = action("close", text, _recovery("close"))
-    for one in (show, retry, adopting, closing):
+    for one in (adopting, closing):
         one.add_argument(
             "transfer",
             action=TextOption,
             metavar="TRANSFER",
             help="its id, from payouts list",
         )
-    show.add_argument("--full", action="store_true", help="do not shorten the address")
     named = "the transaction, as rpcsvc audit names it"
     adopting.add_argument("txid", action=TextOption, metavar="TXID", help=named)
     closing.add_argument(
@@ -90,7 +77,7 @@ def add_commands(commands: Any) -> None:
         "--reason", action=TextOption, required=True, type=_reason, help="shown in health and logs"
     )
     action("resume", "resume outgoing payments", _resume)
-    _add_refund(commands)
+    add_methods(commands, TRANSFERS)
 
 
 def _recovery(command: str) -> Callable[[Context], int]:
@@ -105,69 +92,17 @@ def _recovery(command: str) -> Callable[[Context], int]:
     return run
 
 
-def _add_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        choices=tuple(STATES),
-        default="pending",
-        help="pending: not final yet (default)",
-    )
-    parser.add_argument(
-        "--limit", type=_count, default=100, metavar="N", help="how many at most (100)"
-    )
-    parser.add_argument("--full", action="store_true", help="do not shorten addresses")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-
-
 def _reason(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("must say why payouts are paused")
     return " ".join(text.split())
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_LISTED):
-        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_LISTED}, not {text!r}")
-    return int(text)
-
-
-# --- queries ---------------------------------------------------------------------------------
-
-
-def _list(context: Context) -> int:
-    given = context.options
-    found = ask(context, "payouts.list", state=given.state, limit=given.limit, full=given.full)
-    if given.json:
-        return print_json(found)
+def _print_list(cli: Cli, found: Json) -> None:
     if found["paused"] is not None:
-        sys.stdout.write(f"PAUSED: {found['paused']}\n")
-    _print_list(found["transfers"])
-    return OK
-
-
-def _print_list(views: list[Json]) -> None:
-    if not views:
-        sys.stdout.write("none\n")
-        return
-    columns = ("transferId", "state", "amount", "network", "address", "txid", "since")
-    head = ("TRANSFER", "STATE", "AMOUNT", "NETWORK", "TO", "TRANSACTION", "SINCE")
-    rows = [tuple(str(view[name] or "-") for name in columns) for view in views]
-    print_table([head, *rows])
-    sys.stdout.write("\nNext step of each: rpcsvc payouts show TRANSFER\n")
-
-
-def _show(context: Context) -> int:
-    given = context.options
-    return print_json(ask(context, "payouts.show", transferId=given.transfer, full=given.full))
-
-
-def _retry(context: Context) -> int:
-    wanted = context.options.transfer
-    done = ask(context, "payouts.retry", transferId=wanted)
-    if done["refused"] is not None:
-        return refuse(done["refused"])
-    sys.stdout.write(f"{wanted} is retried now. Follow it with: rpcsvc payouts show {wanted}\n")
-    return OK
+        say(f"PAUSED: {found['paused']}\n")
+    if print_rows(cli, found):
+        say("\nNext step of each: rpcsvc payouts show TRANSFER\n")
 
 
 # --- the switch ------------------------------------------------------------------------------
@@ -192,7 +127,7 @@ def _pause(context: Context) -> int:
             f"No service has ever run on {where}. A service started there is paused from the start;"
             " PAYOUTS OF ANY OTHER SERVICE CONTINUE. Give its --data-dir and --config."
         )
-    sys.stdout.write(
+    say(
         f"Payouts of the service on {where} are paused: nothing more is signed or published."
         " Published transactions can't be recalled.\nOrders whose payout is not signed in time are"
         " refunded after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -212,7 +147,7 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
             " stop them now, stop that replica."
         )
     switch.resume()
-    sys.stdout.write(
+    say(
         "Payouts of all replicas are paused: nothing more is signed or published. Published"
         " transactions can't be recalled.\nOrders whose payout is not signed in time are refunded"
         " after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -223,12 +158,12 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
 T = TypeVar("T")
 
 
-def _with_row(settings: Settings, work: Callable[[SqlPause], Awaitable[T]]) -> T:
+def _with_row(settings: Settings, work: Callable[[PauseRow], Awaitable[T]]) -> T:
     """Run ``work`` on the pause that replicas share. Raises Unavailable and UsageError."""
 
     async def run() -> T:
         async with server_database(settings) as database:
-            return await work(SqlPause(database))
+            return await work(PauseRow(database))
 
     configure_logging(settings.log.format, "error")
     return asyncio.run(run())
@@ -243,14 +178,12 @@ def _resume(context: Context) -> int:
     _turn_off(settings, switch)
     where = settings.data_dir.absolute()
     if before is None:
-        sys.stdout.write(
+        say(
             f"Payouts of the service on {where} were not paused. If health says that the pause is"
             " in memory only, the service writes it as soon as it can: resume then.\n"
         )
     else:
-        sys.stdout.write(
-            f"Payouts of the service on {where} are resumed. They were paused: {before}\n"
-        )
+        say(f"Payouts of the service on {where} are resumed. They were paused: {before}\n")
     return OK
 
 
@@ -265,7 +198,7 @@ def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
 
 
 def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> int:
-    async def resume(row: SqlPause) -> str | None:
+    async def resume(row: PauseRow) -> str | None:
         reason = await row.reason()
         await row.resume()
         return reason
@@ -276,12 +209,12 @@ def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> 
         return refuse(f"The database can't be reached ({error}): no replica was changed.")
     _turn_off(settings, switch)
     if found is None:
-        sys.stdout.write(
+        say(
             "Payouts were not paused. If a replica's health says otherwise, run this on its"
             " machine.\n"
         )
     else:
-        sys.stdout.write(f"Payouts of all replicas are resumed. They were paused: {found}\n")
+        say(f"Payouts of all replicas are resumed. They were paused: {found}\n")
     return OK
 
 
@@ -292,45 +225,3 @@ def _has_service(settings: Settings) -> bool:
     A wrong directory, such as /var instead of ./var, has neither.
     """
     return is_running(settings) or (settings.data_dir / DATABASE_NAME).exists()
-
-
-# --- refunds ---------------------------------------------------------------------------------
-
-
-def _add_refund(commands: Any) -> None:
-    text = "set the address that an order's deposit goes back to, if it waits for one"
-    parser = add_command(commands, "refund", text, _refund)
-    parser.add_argument("order", action=TextOption, metavar="ORDER", help="the order's id")
-    parser.add_argument(
-        "--to", action=TextOption, required=True, metavar="ADDR", help="on the deposit's network"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _refund(context: Context) -> int:
-    settings, given = context.settings(), context.options
-    params = {"orderId": given.order, "address": given.to}
-    preview = ask_service(settings, "refunds.preview", params)
-    if not given.yes:
-        _confirm(preview)
-    done = ask_service(settings, "refunds.set", params)
-    if done["refused"] is not None:
-        return refuse(f"not set: {done['refused']}")
-    sys.stdout.write(
-        f"{given.order} is refunded to {done['address']}. Follow it with: rpcsvc payouts list\n"
-    )
-    return OK
-
-
-def _confirm(preview: Json) -> None:
-    """Ask on the terminal. Raises UsageError unless the answer is yes."""
-    amount, address = preview["amount"], preview["address"]
-    if not sys.stdin.isatty():
-        raise UsageError(f"{amount} would go to {address}. Not on a terminal: add --yes.")
-    sys.stderr.write(
-        f"{preview['orderId']}: {amount}, less the network's fee, go to\n  {address}\n"
-        "This can't be taken back. Type yes: "
-    )
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() != "yes":
-        raise UsageError("Nothing was changed.")

@@ -10,17 +10,29 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_common
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    Context,
+    Json,
+    TextOption,
+    UsageError,
+    add_common,
+    complain,
+    say,
+)
+from rpcsvc.cli.operator.methods import Printer, add_methods, print_rows
 from rpcsvc.cli.operator.service import (
     ask_service,
     is_running,
     onchain_settings,
-    print_json,
     print_table,
     refuse,
 )
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.ids import system_random, withdrawal_id
+from rpcsvc.operations.service import Cli
+from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.settings import Settings
 
 _ENDS: Final = ("settled", "failed", "cancelled")
@@ -31,34 +43,15 @@ _LAST: Final = 6
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
-    text = "what the wallets hold, what is reserved, owed, swept and spent on fees"
-    parser = commands.add_parser(
-        "treasury",
-        help=text,
-        description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
-    )
-    add_common(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.set_defaults(command=_treasury)
+    parser = add_methods(commands, TREASURY, printers={"treasury": _print_tables})
     actions = parser.add_subparsers(metavar="ACTION")
-    _add_plan(actions)
+    # Options given before the action apply, too.
+    options = {"argument_default": argparse.SUPPRESS}
+    printers: dict[str, Printer] = {"plan": _print_plan, "withdrawals": _print_withdrawals}
+    add_methods(actions, TREASURY, "treasury", printers=printers, **options)
     _add_annotate(actions)
     _add_withdraw(actions)
-    _add_withdrawals(actions)
-
-
-def _add_plan(actions: Any) -> None:
-    text = "moves that would bring each network to its target, and when it runs dry; moves nothing"
-    # Options given before the action apply, too.
-    parser = actions.add_parser(
-        "plan",
-        help=text,
-        description=f"{text}. Exit status: 0, or 1 when a node or wallet could not be asked.",
-        argument_default=argparse.SUPPRESS,
-    )
-    add_common(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.set_defaults(command=_plan)
+    add_methods(actions, WITHDRAWALS, "treasury", printers=printers, **options)
 
 
 def _add_annotate(actions: Any) -> None:
@@ -125,35 +118,7 @@ def _add_withdraw(actions: Any) -> None:
     parser.set_defaults(command=_withdraw)
 
 
-def _add_withdrawals(actions: Any) -> None:
-    text = "withdrawals, the newest first, and the addresses that may be paid"
-    listing = actions.add_parser(
-        "withdrawals", help=text, description=f"{text}.", argument_default=argparse.SUPPRESS
-    )
-    add_common(listing)
-    listing.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    listing.set_defaults(command=_withdrawals)
-
-
-def _treasury(context: Context) -> int:
-    view = ask_service(onchain_settings(context), "treasury.show", {})
-    if context.options.json:
-        print_json(view)
-    else:
-        _print_tables(view)
-    return FAILED if view["problems"] else OK
-
-
-def _plan(context: Context) -> int:
-    plan = ask_service(onchain_settings(context), "treasury.plan", {})
-    if context.options.json:
-        print_json(plan)
-    else:
-        _print_plan(plan)
-    return FAILED if plan["problems"] else OK
-
-
-def _print_plan(plan: Json) -> None:
+def _print_plan(_cli: Cli, plan: Json) -> None:
     names = ("network", "asset", "held", "reserved", "free", "target", "received", "sent",
              "runsDryAt", "uncovered")  # fmt: skip
     head = ("NETWORK", "ASSET", "HELD", "RESERVED", "FREE", "TARGET", f"IN {plan['days']} D",
@@ -161,14 +126,14 @@ def _print_plan(plan: Json) -> None:
     rows = [[str(item[name] or "-") for name in names] for item in plan["networks"]]
     print_table([head, *rows])
     for move in plan["moves"]:
-        sys.stdout.write(
+        say(
             f"\nmove {move['amount']} {move['asset']} from {move['from']} to {move['to']}, where"
             f" {move['arrives']} {move['arrivesAsset']} arrive before fees: {move['why']}\n"
         )
     if not plan["moves"]:
-        sys.stdout.write("\nnothing to move\n")
+        say("\nnothing to move\n")
     for problem in plan["problems"]:
-        sys.stdout.write(f"\nnot asked: {problem}\n")
+        say(f"\nnot asked: {problem}\n")
 
 
 # --- annotations -----------------------------------------------------------------------------
@@ -182,17 +147,15 @@ def _annotate(context: Context) -> int:
         done = _carried_out(settings, "unannotate", transaction)
         if done["refused"] is not None:
             return refuse(done["refused"])
-        sys.stdout.write(
-            f"{done['txid']} is a difference again, if the service has no record of it.\n"
-        )
+        say(f"{done['txid']} is a difference again, if the service has no record of it.\n")
         return OK
     note = {"note": given.note, "internalWei": given.internal_wei}
     done = _carried_out(settings, "annotate", {**transaction, **note})
     if done["refused"] is not None:
         return refuse(f"not explained: {done['refused']}")
-    sys.stdout.write(f"{done['txid']} on {given.network}, {done['moved']}: {done['note']}\n")
+    say(f"{done['txid']} on {given.network}, {done['moved']}: {done['note']}\n")
     if done["recorded"] is not None:
-        sys.stdout.write(
+        say(
             f"It is on record as payment {done['recorded']}: that is compared as before, and what"
             " the transaction moved besides is explained.\n"
         )
@@ -233,7 +196,7 @@ def _withdraw(context: Context) -> int:
     if done["refused"] is not None:
         return refuse(f"not withdrawn: {done['refused']}")
     if given.detach:
-        sys.stdout.write(f"{name} is {done['withdrawal']['state']}: rpcsvc treasury withdrawals\n")
+        say(f"{name} is {done['withdrawal']['state']}: rpcsvc treasury withdrawals\n")
         return OK
     return _follow_withdrawal(settings, params)
 
@@ -241,7 +204,7 @@ def _withdraw(context: Context) -> int:
 def _confirm_withdrawal(view: Json) -> None:
     """Have the operator type amount and address. Raises UsageError if they differ."""
     asset, address = view["asset"], view["address"]
-    sys.stderr.write(
+    complain(
         f"{view['withdrawalId']}: {view['amount']} {asset} on {view['network']}, with up to"
         f" {view['fee']} {asset} for the network's fee, go to\n  {address}\n"
         f"This can't be taken back. Type the amount and the last {_LAST} characters of the address,"
@@ -261,7 +224,7 @@ def _follow_withdrawal(settings: Settings, params: Json) -> int:
     while True:
         view = ask_service(settings, "withdrawals.preview", params)["withdrawal"]
         if (text := _progress_line(view)) != said:
-            sys.stdout.write(f"{text}\n")
+            say(f"{text}\n")
             sys.stdout.flush()
             said = text
         if view["state"] in _ENDS:
@@ -276,42 +239,27 @@ def _progress_line(view: Json) -> str:
     return f"{view['withdrawalId']} is {view['state']}{paid_by}{why}"
 
 
-def _withdrawals(context: Context) -> int:
-    found = ask_service(context.settings(), "withdrawals.list", {})
-    if getattr(context.options, "json", False):
-        return print_json(found)
-    head = ("WITHDRAWAL", "STATE", "AMOUNT", "NETWORK", "TO", "TRANSACTION", "SINCE")
-    rows = [
-        (
-            item["withdrawalId"], item["state"], f"{item['amount']} {item['asset']}",
-            item["network"], item["address"], item["txid"] or "-", item["since"],
-        )
-        for item in found["withdrawals"]
-    ]  # fmt: skip
-    if rows:
-        print_table([head, *rows])
-    else:
-        sys.stdout.write("none\n")
+def _print_withdrawals(cli: Cli, found: Json) -> None:
+    print_rows(cli, found)
     for item in found["withdrawals"]:
         because = item["waitsFor"] or item["reason"]
         if because is not None:
-            sys.stdout.write(f"\n{item['withdrawalId']}: {because}\n")
-    sys.stdout.write("\naddresses that may be paid (inventory.withdraw_to)\n")
+            say(f"\n{item['withdrawalId']}: {because}\n")
+    say("\naddresses that may be paid (inventory.withdraw_to)\n")
     pairs = [(f"  {name}", each) for name, known in found["allowed"].items() for each in known]
     print_table(pairs or [("  none", "")])
-    return OK
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _print_tables(view: Json) -> None:
+def _print_tables(_cli: Cli, view: Json) -> None:
     paused = view["paused"]
-    sys.stdout.write(f"payouts: {'open' if paused is None else f'PAUSED: {paused}'}\n")
+    say(f"payouts: {'open' if paused is None else f'PAUSED: {paused}'}\n")
     _print_side("XMR", view["xmr"])
     for network in view["usdc"]:
         _print_side(f"USDC on {network['network']}", network)
-    sys.stdout.write("\nsent in the last 24 hours\n")
+    say("\nsent in the last 24 hours\n")
     print_table(
         [
             (f"  {name}", f"{caps['sentIn24Hours']} of {caps['perDay']}",
@@ -321,22 +269,22 @@ def _print_tables(view: Json) -> None:
     )  # fmt: skip
     _print_unattributed(view["ofNoOrder"])
     for problem in view["problems"]:
-        sys.stdout.write(f"\nnot asked: {problem}\n")
+        say(f"\nnot asked: {problem}\n")
 
 
 def _print_unattributed(unattributed: list[Json]) -> None:
     if not unattributed:
         return
-    sys.stdout.write("\nunattributed deposits, to be paid back by hand\n")
+    say("\nunattributed deposits, to be paid back by hand\n")
     head = ("  AMOUNT", "NETWORK", "TRANSACTION", "THE ADDRESS IS OF")
     cells = ("amount", "network", "txid", "addressOf")
     rows = [tuple(str(item[name] or "no order") for name in cells) for item in unattributed]
     print_table([head, *((f"  {amount}", *rest) for amount, *rest in rows)])
-    sys.stdout.write("after a move: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
+    say("after a move: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
 
 
 def _print_side(title: str, side: Json) -> None:
-    sys.stdout.write(f"\n{title}\n")
+    say(f"\n{title}\n")
     print_table([(f"  {_LABELS[key]}", text) for key, text in _cells(side)])
 
 

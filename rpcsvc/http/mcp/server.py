@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import (
     ForbiddenOrigin,
     InternalError,
@@ -61,7 +62,6 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.quoted import FIELD
-from rpcsvc.orders.unfunded import Client
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}

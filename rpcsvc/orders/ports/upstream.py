@@ -10,15 +10,19 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import ExchangeRates
+from rpcsvc.redacted import Redacted
+from rpcsvc.store.changes import Ticket
 
 
-class UpstreamRequest(NamedTuple):
+class UpstreamRequest(Redacted, frozen=True):
     """A swap to be quoted or ordered; ``twap`` None: at once. ``refund_address``: refunds of the
     order go there and nowhere else. ``pays_gas``: the order bears the gas of a signed payment.
     """
+
+    HIDDEN = frozenset({"to", "session_id", "refund_address"})
 
     direction: Direction
     chain: Chain

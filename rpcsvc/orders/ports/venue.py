@@ -18,16 +18,17 @@ from msgspec import Struct
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
+from rpcsvc.domain.unfunded import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
+from rpcsvc.health import Health
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
-from rpcsvc.orders.unfunded import SOCKET, Admission, Client
+from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
 
 
 class Rate(Struct, frozen=True):
@@ -44,14 +45,6 @@ class RateSource(Protocol):
     def rate(self) -> Rate:
         """The current rate."""
         ...
-
-
-MONERO_NETWORK: Final = "monero"
-
-
-def network_of(asset: Asset, chain: Chain) -> str:
-    """The network that an asset moves on, in a swap with USDC on ``chain``."""
-    return MONERO_NETWORK if asset is XMR else chain.name
 
 
 def _never() -> bool:

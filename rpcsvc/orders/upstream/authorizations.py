@@ -17,10 +17,11 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, Unavailable
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.store.gasless import FundingRecord
+from rpcsvc.store.orders import OrderStore
 
 # How often the upstream is asked for what is passed on and not resolved.
 POLL_MS: Final = 5_000

@@ -9,19 +9,20 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
+from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.unfunded import Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
-from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
-    MONERO_NETWORK,
     ExchangeRates,
     Market,
     NewOrder,
@@ -30,13 +31,11 @@ from rpcsvc.orders.ports.venue import (
     Rate,
     VenueProfile,
     VenueQuote,
-    network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import Admission, Client, Reservation
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
+from rpcsvc.store.changes import RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
 

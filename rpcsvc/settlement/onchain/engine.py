@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -218,7 +218,7 @@ class OnchainEngine:
         adapter = self._of(transfer.network)
         if (known := await adapter.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
-            await record(known)
+            await record(known, None)
             return
         await self._guard.look()
         self._guard.require_open()

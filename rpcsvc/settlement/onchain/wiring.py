@@ -18,8 +18,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
@@ -39,10 +38,13 @@ from rpcsvc.settlement.onchain.guard import (
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
-from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.store.gasless import FundingRecord
+from rpcsvc.store.leases import Lease
 
 KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18

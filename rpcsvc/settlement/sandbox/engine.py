@@ -22,8 +22,8 @@ from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
@@ -41,7 +41,6 @@ from rpcsvc.settlement.sandbox.chain import (
     MONERO,
     Fault,
     Mined,
-    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
@@ -50,6 +49,7 @@ from rpcsvc.settlement.sandbox.chain import (
     block_hash,
     on_current,
 )
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 
 BPS = 10_000
 
@@ -304,7 +304,7 @@ class SandboxEngine:
         }
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
-        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)))
+        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Put the signed bytes into the pool; the same bytes again change nothing."""

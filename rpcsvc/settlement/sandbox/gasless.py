@@ -18,10 +18,12 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Tx, TxKind, TxState
+from rpcsvc.settlement.sandbox.chain import Fault, Tx, TxKind, TxState
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxReplyLost
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.gasless import FundingRecord
 
 # As Circle's test tokens call themselves.
 _NAME = "USDC"

@@ -42,9 +42,11 @@ from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import InvalidDestination
+from rpcsvc.orders.ports.upstream import UpstreamRequest
 from rpcsvc.settlement.upstream.failures import UpstreamBroken
-from rpcsvc.settlement.upstream.transport import OrderBody, QuoteBody, UpstreamAnswer
+from rpcsvc.settlement.upstream.transport import UpstreamAnswer
 
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000
@@ -443,10 +445,10 @@ class BridgeOrderStatus(ParsedAnswer):
 # --- reading: the answer must fit the request ------------------------------------------------
 
 
-def quote(answer: UpstreamAnswer, request: QuoteBody) -> UpstreamQuote:
+def quote(answer: UpstreamAnswer, request: UpstreamRequest) -> UpstreamQuote:
     """A quote; it must be for the amount that was asked."""
     found = UpstreamQuote.read(answer)
-    if found.from_amount != request.from_amount:
+    if found.from_amount != request.amount.units:
         raise _broken("fromAmount", "is not the amount that was asked for")
     if found.min_received > found.to_amount:
         raise _broken("minReceived", "is more than toAmount")
@@ -454,26 +456,29 @@ def quote(answer: UpstreamAnswer, request: QuoteBody) -> UpstreamQuote:
     return found
 
 
-def order(answer: UpstreamAnswer, request: OrderBody, networks: PayableNetworks) -> UpstreamOrder:
+def order(
+    answer: UpstreamAnswer, request: UpstreamRequest, networks: PayableNetworks
+) -> UpstreamOrder:
     """A new order; it must be for the network, the token and the addresses that were asked.
 
     An upstream that dropped the refund address would refund to somebody else.
     """
     found = UpstreamOrder.read(answer)
-    pays_monero = found.deposit_chain_id == MONERO_CHAIN_ID
-    if found.deposit_chain_id != request.from_chain_id:
+    pays_monero = request.direction is Direction.XMR_TO_USDC
+    if found.deposit_chain_id != (MONERO_CHAIN_ID if pays_monero else request.chain.chain_id):
         raise _broken("depositChainId", "is not the chain that was asked for")
     if request.refund_address is not None:
         _require_asked("refundAddress", found.refund_address, request.refund_address)
     address = _deposit_address(found.deposit_address, networks, pays_monero=pays_monero)
     token, symbol = found.deposit_token, (XMR if pays_monero else USDC).symbol
-    if token[:2] in ("0x", "0X") and not same_address(token, request.from_token):
+    asked = symbol if pays_monero else request.chain.usdc_contract
+    if token[:2] in ("0x", "0X") and not same_address(token, asked):
         raise _broken("depositToken", "is not the token that was asked for")
     if found.deposit_token_symbol.upper() != symbol:  # another would be sent in vain
         raise _broken("depositTokenSymbol", f"is not {symbol}")
-    _require_asked("toAddress", found.to_address, request.to_address)
+    _require_asked("toAddress", found.to_address, request.to)
     _require_gas(found.funding_gas, request)
-    return found.model_copy(update={"deposit_address": address, "to_address": request.to_address})
+    return found.model_copy(update={"deposit_address": address, "to_address": request.to})
 
 
 def status(answer: UpstreamAnswer, order_id: str, networks: PayableNetworks) -> StatusAnswer:
@@ -517,9 +522,9 @@ def _deposit_address(text: str, networks: PayableNetworks, *, pays_monero: bool)
         raise _broken(field, error.message.removeprefix(field).strip(" .")) from None
 
 
-def _require_gas(units: int, request: QuoteBody) -> None:
+def _require_gas(units: int, request: UpstreamRequest) -> None:
     """Gas is in the price if, and only if, that was asked for; the deposit has to exceed it."""
-    if request.pays_gas != (units > 0) or units >= request.from_amount:
+    if request.pays_gas != (units > 0) or units >= request.amount.units:
         raise _broken("fundingGas", "does not fit what was asked for")
 
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.domain.money import USDC, as_decimal, format_units, reported_limits
-from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.money import USDC, XMR, as_decimal, format_units, reported_limits
+from rpcsvc.domain.pricing import ONE_USDC, Direction
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -25,7 +25,8 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.settlement.upstream import answers, transport
+from rpcsvc.orders.ports.upstream import UpstreamRequest
+from rpcsvc.settlement.upstream import answers
 from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
 from rpcsvc.settlement.upstream.failures import (
@@ -39,6 +40,7 @@ from rpcsvc.settlement.upstream.failures import (
 from rpcsvc.settlement.upstream.funding import FundingAnswer, read_funding
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamCall
+from rpcsvc.store.changes import Ticket
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -78,28 +80,8 @@ class Upstream:
 
     def __init__(self, client: UpstreamClient, dialect: Dialect, networks: PayableNetworks) -> None:
         self._client = client
-        self._dialect = dialect
+        self.dialect = dialect
         self._networks = networks
-
-    @property
-    def honours_keys(self) -> bool:
-        """Whether a creation may be repeated with the idempotency key that it was sent with."""
-        return self._dialect.keys
-
-    @property
-    def fixes_refund_addresses(self) -> bool:
-        """Whether an order may be created with a refund address that is final."""
-        return self._dialect.refund_addresses
-
-    @property
-    def times_ends(self) -> bool:
-        """Whether an order that is over has the time at which it ended."""
-        return self._dialect.times_ends
-
-    @property
-    def reports_network(self) -> bool:
-        """Whether the dialect has a call that reports the network on which orders are settled."""
-        return "capabilities" in self._dialect.paths
 
     async def capabilities(
         self, demand: Demand, *, total_ms: int | None = None
@@ -122,7 +104,7 @@ class Upstream:
         )
 
     async def quote(
-        self, request: transport.QuoteBody, urgency: Urgency = Urgency.ROUTINE
+        self, request: UpstreamRequest, urgency: Urgency = Urgency.ROUTINE
     ) -> answers.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
@@ -130,14 +112,14 @@ class Upstream:
         return await self._read(call, lambda a: answers.quote(a, request), demand)
 
     async def create_order(
-        self, request: transport.OrderBody, *, key: str, resumed: bool = False
+        self, request: UpstreamRequest, *, key: str, resumed: bool = False
     ) -> answers.UpstreamOrder:
         """A new order. ``key`` is passed on where the dialect honours it.
 
         ``resumed``: an earlier call with this key had no known outcome. Raises ValueError for that
         where keys are not honoured: there, such an order is for the operator to look up.
         """
-        body = _order_body(request, cuts_usdc=self._dialect.cuts_usdc)
+        body = _order_body(request, cuts_usdc=self.dialect.cuts_usdc)
         call = self._call("create_order", body=body)
         return await self._create(
             call, lambda a: answers.order(a, request, self._networks), key, resumed=resumed
@@ -148,20 +130,10 @@ class Upstream:
         call = self._call("order", order_id)
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks), demand)
 
-    @property
-    def can_cancel(self) -> bool:
-        """Whether the dialect has a call that ends an order."""
-        return "cancel_order" in self._dialect.paths
-
     async def cancel_order(self, order_id: str, session_id: str) -> answers.StatusAnswer:
         """End an order that no deposit was sent to. Safe to repeat."""
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks))
-
-    @property
-    def can_fund(self) -> bool:
-        """Whether the dialect has a call that takes a signed payment (x402)."""
-        return "fund_order" in self._dialect.paths
 
     async def fund_order(self, order_id: str, payment: str | None) -> FundingAnswer:
         """Pay an order by a signed payment: safe to repeat, since its nonce is used once.
@@ -172,9 +144,16 @@ class Upstream:
         call = replace(call, payment=payment, takes_key=False)
         return await self._read(call, read_funding)
 
-    async def create_ticket(self, request: transport.TicketBody) -> answers.UpstreamTicket:
+    async def create_ticket(self, order_id: str, ticket: Ticket) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
-        call = self._call("create_ticket", body=_ticket_body(request))
+        body = {
+            "orderId": order_id,
+            "sessionId": ticket.session_id,
+            "walletAddress": ticket.wallet_address,
+            "category": ticket.category,
+            "message": ticket.message,
+        }
+        call = self._call("create_ticket", body=body)
         return await self._client.create(
             call, answers.UpstreamTicket.read, key=None, demand=Demand(Urgency.ROUTINE)
         )
@@ -220,10 +199,10 @@ class Upstream:
         *,
         body: Mapping[str, Any] | None = None,
     ) -> UpstreamCall:
-        path = self._dialect.paths.get(name)
+        path = self.dialect.paths.get(name)
         if path is None:
             raise NeverSent(
-                f"An upstream of dialect {self._dialect.name} has no call {name}.", retryable=False
+                f"An upstream of dialect {self.dialect.name} has no call {name}.", retryable=False
             )
         if order_id is not None:
             if not answers.is_id(order_id):
@@ -238,7 +217,7 @@ class Upstream:
         return await self._client.create(
             call,
             parse,
-            key=key if self._dialect.keys else None,
+            key=key if self.dialect.keys else None,
             demand=Demand(Urgency.CREATION),
             resumed=resumed,
         )
@@ -257,11 +236,8 @@ class Upstream:
         """
         if isinstance(error, NotAnId):
             return OrderNotFound(_WORDS["order_not_found"])
-        if (
-            isinstance(error, UpstreamRefused)
-            and (code := self._dialect.code_of(error)) is not None
-        ):
-            words = error.message if self._dialect.messages_for_users else _WORDS[code]
+        if isinstance(error, UpstreamRefused) and (code := self.dialect.code_of(error)) is not None:
+            words = error.message if self.dialect.messages_for_users else _WORDS[code]
             return _caller_error(code, words, error.details)
         if not isinstance(error, UpstreamRefused):  # whose words are in the log already
             log.warning("upstream_call_failed", reason=error.reason)
@@ -279,52 +255,42 @@ _NO_MORE_UNFUNDED: Final = (
 )
 
 
-def _quote_body(request: transport.QuoteBody) -> dict[str, Any]:
+def _quote_body(request: UpstreamRequest) -> dict[str, Any]:
+    """The quote request of spec 2.4, in which chain id 0 is Monero."""
+    chain = request.chain
+    ends = [(MONERO_CHAIN_ID, XMR.symbol), (chain.chain_id, chain.usdc_contract)]
+    if request.direction is Direction.USDC_TO_XMR:
+        ends.reverse()
+    (source, sent), (target, wanted) = ends
     body = {
-        "fromChainId": request.from_chain_id,
-        "toChainId": request.to_chain_id,
-        "fromToken": request.from_token,
-        "toToken": request.to_token,
-        "fromAmount": str(request.from_amount),
+        "fromChainId": source,
+        "toChainId": target,
+        "fromToken": sent,
+        "toToken": wanted,
+        "fromAmount": str(request.amount.units),
     }
     return body | {"funding": "x402"} if request.pays_gas else body
 
 
-def _order_body(request: transport.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
-    body = {**_quote_body(request), "toAddress": request.to_address}
-    if request.session_id is not None:
-        body["sessionId"] = request.session_id
+def _order_body(request: UpstreamRequest, *, cuts_usdc: bool) -> dict[str, Any]:
+    """The order create request of spec 2.4, and the refund address of another rpcsvc's BFF."""
+    body = {**_quote_body(request), "toAddress": request.to, "sessionId": request.session_id}
     if request.refund_address is not None:
         body["refundAddress"] = request.refund_address
-    has_twap = cuts_usdc or request.from_chain_id == MONERO_CHAIN_ID  # spec 8: XMR orders only
-    if request.twap is not None and has_twap:
-        body["twapConfig"] = _without_none(
-            disabled=request.twap.disabled,
-            chunkSizeUsd=_usd(request.twap.chunk_usdc),
-            intervalMs=request.twap.interval_ms,
+    # Spec 8: XMR orders only.
+    if cuts_usdc or request.direction is Direction.XMR_TO_USDC:
+        twap = request.twap
+        body["twapConfig"] = (
+            {"disabled": True}
+            if twap is None
+            else {"chunkSizeUsd": _usd(twap.chunk_units), "intervalMs": twap.interval_ms}
         )
     return body
 
 
-def _usd(units: int | None) -> int | float | None:
+def _usd(units: int) -> int | float:
     """USDC units as a number of dollars; a float of so few digits is written digit for digit."""
-    if units is None:
-        return None
     return float(format_units(units, USDC)) if units % ONE_USDC else units // ONE_USDC
-
-
-def _without_none(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _ticket_body(request: transport.TicketBody) -> dict[str, Any]:
-    return {
-        "orderId": request.order_id,
-        "sessionId": request.session_id,
-        "walletAddress": request.wallet_address,
-        "category": request.category,
-        "message": request.message,
-    }
 
 
 _INPUT_ERRORS: Final[dict[str, tuple[type[InputError], str]]] = {

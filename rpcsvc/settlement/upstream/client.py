@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NoAnswer,
@@ -30,7 +30,6 @@ from rpcsvc.settlement.upstream.failures import (
 from rpcsvc.settlement.upstream.limits import Breaker, Budget, CallPermit, Demand, Slot
 from rpcsvc.settlement.upstream.transport import (
     ClientOptions,
-    Loads,
     ReadError,
     UpstreamAnswer,
     UpstreamCall,
@@ -66,16 +65,14 @@ _KEY_CODES: Final = frozenset({None, "unauthorized"})
 class UpstreamClient:
     """Sends calls to one upstream. Used as a context manager.
 
-    ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
-    dialect's error bodies. ``creations``, ``prices`` and ``calls`` are the budgets: of what makes
-    something, of one that asks for a price, and of any other call.
+    ``read_error`` understands the dialect's error bodies. ``creations``, ``prices`` and ``calls``
+    are the budgets of calls that create something, that ask for a price, and of all others.
     """
 
     def __init__(
         self,
         options: ClientOptions,
         *,
-        loads: Loads,
         read_error: ReadError,
         creations: Budget,
         calls: Budget,
@@ -84,7 +81,7 @@ class UpstreamClient:
         timing: Timing,
     ) -> None:
         self._options = options
-        self._transport = UpstreamTransport(options, loads=loads, read_error=read_error)
+        self._transport = UpstreamTransport(options, read_error)
         self._creations = creations
         self._calls = calls
         self._prices = prices
@@ -215,9 +212,8 @@ class UpstreamClient:
         """One attempt, with its outcome reported to breaker, budget and health."""
         try:
             reply = await self._transport.send(call, key, creates=creates)
-            # One about unfunded orders leaves room for other amounts, and ends at any time.
-            is_limit = reply.status == 429 and not self._transport.is_about_unfunded(reply)
-            if is_limit and reply.retry_after_ms:
+            # One about unfunded orders or tickets leaves room for other calls.
+            if reply.retry_after_ms and self._transport.is_call_limit(reply):
                 budget.pause(reply.retry_after_ms)
             answer = self._transport.judge(reply)
         except UpstreamRefused as error:

@@ -7,13 +7,14 @@ from math import ceil
 
 import orjson
 import structlog
+from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import MoneroNetwork, same_address
 from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.gasless import SignedAuthorization
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
-from rpcsvc.domain.order import AWAITS_DEPOSIT, PERPS, OrderStatus, Report, Terms, TwapPlan
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
+from rpcsvc.domain.order import AWAITS_DEPOSIT, PERPS, OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction, implied_rate
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import (
@@ -24,8 +25,8 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -36,7 +37,7 @@ from rpcsvc.orders.ports.upstream import (
 )
 from rpcsvc.orders.ports.venue import ExchangeRate, ExchangeRates
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
-from rpcsvc.settlement.upstream import answers, funding, transport
+from rpcsvc.settlement.upstream import answers, funding
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
@@ -51,6 +52,7 @@ from rpcsvc.settlement.upstream.failures import (
 )
 from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
+from rpcsvc.store.changes import Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -84,12 +86,12 @@ class UpstreamEngine:
     @property
     def honours_keys(self) -> bool:
         """Whether a creation may be repeated with its key."""
-        return self._upstream.honours_keys
+        return self._upstream.dialect.keys
 
     @property
     def fixes_refund_addresses(self) -> bool:
         """Whether an order may be created with a refund address that is final."""
-        return self._upstream.fixes_refund_addresses
+        return self._upstream.dialect.refund_addresses
 
     def remember(self, ages_ms: list[int]) -> None:
         """Orders were created so long ago by an earlier process: they count for the limit."""
@@ -98,11 +100,11 @@ class UpstreamEngine:
     async def quote(self, request: UpstreamRequest) -> Offer:
         """The price of a swap. Raises errors.ServiceError."""
         # An upstream need not read longer numbers; its limit is below this one.
-        units = min(request.amount.units, MAX_UNITS)
-        body = transport.QuoteBody(*self._pair(request), units, pays_gas=request.pays_gas)
+        amount = request.amount
+        request = replace(request, amount=Money(min(amount.units, MAX_UNITS), amount.asset))
         try:
             urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
-            found = await self._upstream.quote(body, urgency)
+            found = await self._upstream.quote(request, urgency)
         except UpstreamError as error:
             raise self._refusal(request.chain, error) from error
         rate = implied_rate(request.direction, found.from_amount, found.to_amount)
@@ -132,16 +134,7 @@ class UpstreamEngine:
         return Created(made.order_id, made.deposit_address, made.expires_at, made.raw)
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
-        body = transport.OrderBody(
-            *self._pair(request),
-            request.amount.units,
-            to_address=request.to,
-            session_id=request.session_id,
-            twap=_twap(request.twap),
-            refund_address=request.refund_address,
-            pays_gas=request.pays_gas,
-        )
-        made = await self._upstream.create_order(body, key=key, resumed=resumed)
+        made = await self._upstream.create_order(request, key=key, resumed=resumed)
         if made.deposit_amount != request.amount.units:
             raise CreationUnknown(
                 f"the upstream asks for a deposit of {made.deposit_amount} units, not of"
@@ -181,21 +174,14 @@ class UpstreamEngine:
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
-        body = transport.TicketBody(
-            message=ticket.message,
-            category=ticket.category,
-            order_id=upstream_id,
-            session_id=ticket.session_id,
-            wallet_address=ticket.wallet_address,
-        )
         try:
-            await self._upstream.create_ticket(body)
+            await self._upstream.create_ticket(upstream_id, ticket)
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
     async def cancel(self, terms: Terms) -> UpstreamStatus | None:
         """End the order there; how it stands then. Raises errors.ServiceError."""
-        if not self._upstream.can_cancel:
+        if "cancel_order" not in self._upstream.dialect.paths:
             raise _no_cancellation()
         try:
             found = await self._upstream.cancel_order(terms.upstream_id or "", terms.session_id)
@@ -241,7 +227,7 @@ class UpstreamEngine:
             extra=orjson.dumps(progress).decode(),
         )
         status = _BRIDGE_STATUS[found.status]
-        is_over = found.completed_at is not None or not self._upstream.times_ends
+        is_over = found.completed_at is not None or not self._upstream.dialect.times_ends
         if status is OrderStatus.FAILED and not is_over:
             status = OrderStatus.REFUNDING  # the bridge has no word of its own for it
         return UpstreamStatus(status, report, found.raw)
@@ -249,19 +235,12 @@ class UpstreamEngine:
     async def _swap_status(self, terms: Terms, demand: Demand) -> UpstreamStatus | None:
         return _status_of(terms, await self._upstream.order(terms.upstream_id or "", demand=demand))
 
-    def _pair(self, request: UpstreamRequest) -> tuple[int, int, str, str]:
-        """From and to chain, from and to token (spec 2.4)."""
-        chain = request.chain
-        if request.direction is Direction.XMR_TO_USDC:
-            return MONERO_CHAIN_ID, chain.chain_id, XMR.symbol, chain.usdc_contract
-        return chain.chain_id, MONERO_CHAIN_ID, chain.usdc_contract, XMR.symbol
-
     # --- signed payments ---
 
     @property
     def is_gasless(self) -> bool:
         """Whether the upstream last said that signed authorizations can pay its USDC orders."""
-        return self._upstream.can_fund and self.watch.takes_signatures
+        return "fund_order" in self._upstream.dialect.paths and self.watch.takes_signatures
 
     def contract(self, network: str) -> str:
         """The contract of USDC on a network."""
@@ -401,12 +380,6 @@ def _tradable(tokens: object, chain: Chain) -> list[str]:
     ours = {XMR.symbol.lower(), chain.usdc_contract.lower()}
     named = tokens if isinstance(tokens, list) else []
     return [token for token in named if isinstance(token, str) and token.lower() in ours]
-
-
-def _twap(plan: TwapPlan | None) -> transport.TwapRequest:
-    if plan is None:
-        return transport.TwapRequest(disabled=True)
-    return transport.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
 
 
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:

@@ -1,55 +1,32 @@
 """x402 at an upstream: its offer, held against our order, and the payment that is passed on.
 
-Source: the x402 specification, version 2, "PaymentRequired", "PaymentPayload" and the scheme
-"exact" on EVM.
+The client library judges the offer and writes the payment, as it does for payers.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-from typing import Annotated, Any, Final
+from typing import Final
 
 import orjson
-from pydantic import Field, ValidationError
 
-from rpcsvc.domain.addresses import same_address
+from rpcsvc.client import x402
+from rpcsvc.client.errors import Unverified
 from rpcsvc.domain.gasless import OFFER_SECONDS, SignedAuthorization
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
-from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, Text, Units
+from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, Text
 from rpcsvc.settlement.upstream.failures import UpstreamBroken
 from rpcsvc.settlement.upstream.transport import UpstreamAnswer
 
-_EXACT: Final = "exact"
-_EIP3009: Final = "eip3009"
-_VERSION: Final = 2
-_MOST_WAYS: Final = 32
 _USUAL: Final = ("USD Coin", "2")
 
 
 class _Extra(Part):
     name: Text
     version: Text
-    asset_transfer_method: str = _EIP3009
-
-
-class _Way(Part):
-    """An entry of ``accepts``."""
-
-    scheme: Text
-    network: Text
-    amount: Units
-    asset: Text
-    pay_to: Text
-    extra: _Extra
-
-
-class _Required(Part):
-    x402_version: int
-    accepts: Annotated[list[Any], Field(max_length=_MOST_WAYS)]
 
 
 class _Settlement(Part):
@@ -82,43 +59,21 @@ def read_funding(answer: UpstreamAnswer) -> FundingAnswer:
 def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> Domain:
     """The EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
 
-    Only an entry is taken that pays what is due to this order's own address, in its asset and on
-    its network: whatever else the upstream asks for is passed on to nobody.
+    An offer is taken only if it pays what is due to this order's own address, in its asset and on
+    its network: an offer of anything else is passed on to nobody.
     """
-    network = f"eip155:{names.chain_id}"
-    for way in _ways(header):
-        if (
-            (way.scheme, way.extra.asset_transfer_method) == (_EXACT, _EIP3009)
-            and (way.network, way.amount) == (network, due)
-            and same_address(way.asset, names.token or "")
-            and same_address(way.pay_to, terms.deposit_address)
-        ):
-            extra = way.extra
-            return Domain(extra.name, extra.version, names.chain_id, names.token or "")
-    raise UpstreamBroken(
-        "The upstream's answer is not as agreed: accepts has nothing that pays what is due to the"
-        " order's own address.",
-        field="accepts",
-    )
-
-
-def _ways(header: str) -> list[_Way]:
+    token = names.token or ""
+    bill = x402.Bill(names.chain_id, token, terms.deposit_address, due)
     try:
-        required = _Required.model_validate(orjson.loads(base64.b64decode(header, validate=True)))
-    except (ValidationError, binascii.Error, orjson.JSONDecodeError) as error:
+        offer = x402.offer_of(orjson.loads(base64.b64decode(header, validate=True)), bill)
+        extra = _Extra.model_validate(offer["extra"])
+    except (ValueError, Unverified) as error:
         raise UpstreamBroken(
-            "The upstream's answer is not as agreed: PAYMENT-REQUIRED is not that of x402.",
+            "The upstream's answer is not as agreed: PAYMENT-REQUIRED has no offer that pays what"
+            " is due to the order's own address.",
             field="PAYMENT-REQUIRED",
         ) from error
-    if required.x402_version != _VERSION:
-        return []
-    found = []
-    for each in required.accepts:
-        try:
-            found.append(_Way.model_validate(each))
-        except ValidationError:
-            continue  # another scheme, with fields of its own
-    return found
+    return Domain(extra.name, extra.version, names.chain_id, token)
 
 
 def payment_header(
@@ -131,27 +86,22 @@ def payment_header(
     """
     given = signed.authorization
     name, version = (domain.name, domain.version) if domain else _USUAL
-    accepted = {
-        "scheme": _EXACT,
+    offer = {
+        "scheme": "exact",
         "network": f"eip155:{names.chain_id}",
         "amount": str(given.units),
         "asset": names.token,
         "payTo": terms.deposit_address,
         "maxTimeoutSeconds": OFFER_SECONDS,
-        "extra": {
-            "name": name,
-            "version": version,
-            "assetTransferMethod": _EIP3009,
-        },
+        "extra": {"name": name, "version": version, "assetTransferMethod": "eip3009"},
     }
-    authorization = {
+    message = {
         "from": given.source,
         "to": given.to,
-        "value": str(given.units),
-        "validAfter": str(given.valid_after),
-        "validBefore": str(given.valid_before),
+        "value": given.units,
+        "validAfter": given.valid_after,
+        "validBefore": given.valid_before,
         "nonce": f"0x{given.nonce.hex()}",
     }
-    payload = {"signature": f"0x{signed.signature.hex()}", "authorization": authorization}
-    payment = {"x402Version": _VERSION, "accepted": accepted, "payload": payload}
+    payment = x402.payment(offer, {"message": message}, signed.signature)
     return base64.b64encode(orjson.dumps(payment)).decode()

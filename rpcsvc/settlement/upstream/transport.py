@@ -34,6 +34,7 @@ from aiohttp import (
 from msgspec import Struct
 from yarl import URL
 
+from rpcsvc import strict_json
 from rpcsvc.errors import InvalidJson
 from rpcsvc.http_client import (
     HttpRequest,
@@ -54,7 +55,7 @@ from rpcsvc.settlement.upstream.failures import (
     UpstreamBroken,
     UpstreamError,
     UpstreamRefused,
-    is_about_unfunded,
+    is_about_calls,
 )
 
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
@@ -123,7 +124,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-Loads = Callable[[bytes], Any]
 ReadError = Callable[[Any], RemoteError | None]
 _LONGEST_REASON: Final = 300
 _LONGEST_PAUSE_MS: Final = 600_000
@@ -165,7 +165,7 @@ class RawReply(Struct, frozen=True):
     """An HTTP response, not judged yet."""
 
     status: int
-    content_type: str
+    media_type: str
     retry_after_ms: int | None
     body: bytes
     payment_required: str | None = None
@@ -174,14 +174,12 @@ class RawReply(Struct, frozen=True):
 class UpstreamTransport:
     """Sends calls, each once, and judges the answers. Used as a context manager.
 
-    ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
-    dialect's error bodies.
+    ``read_error`` understands the dialect's error bodies.
     """
 
-    def __init__(self, options: ClientOptions, *, loads: Loads, read_error: ReadError) -> None:
+    def __init__(self, options: ClientOptions, read_error: ReadError) -> None:
         self._options = options
         self._base = base_url(options)
-        self._loads = loads
         self._read_error = read_error
         self._session: ClientSession | None = None
 
@@ -255,10 +253,12 @@ class UpstreamTransport:
             response.close()
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
-    def is_about_unfunded(self, reply: RawReply) -> bool:
-        """Whether a refusal is about orders without a deposit, not about the number of calls."""
+    def is_call_limit(self, reply: RawReply) -> bool:
+        """Whether the upstream refuses more calls, whichever they are."""
+        if reply.status != 429:
+            return False
         remote = self._remote(reply)
-        return remote is not None and is_about_unfunded(remote.details)
+        return remote is None or is_about_calls(remote.details)
 
     def judge(self, reply: RawReply) -> UpstreamAnswer:
         """The answer if it is a good one. Raises UpstreamRefused, NoAnswer or UpstreamBroken."""
@@ -310,15 +310,15 @@ class UpstreamTransport:
         return RemoteError(code, self._safe(remote.message), details)
 
     def _json(self, reply: RawReply) -> Any:
-        if not _JSON_TYPE.fullmatch(reply.content_type):
-            kind = self._safe(reply.content_type) or "nothing"
+        if not _JSON_TYPE.fullmatch(reply.media_type):
+            kind = self._safe(reply.media_type) or "nothing"
             raise UpstreamBroken(
                 f"HTTP {reply.status} came as {kind}, not as application/json.",
                 retryable=True,
                 raw=reply.body,
             )
         try:
-            return self._loads(reply.body)
+            return strict_json.loads(reply.body)
         except InvalidJson as error:
             raise UpstreamBroken(
                 f"HTTP {reply.status} came with a body that is not JSON:"
@@ -371,48 +371,3 @@ def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
         except (ValueError, TypeError, OverflowError):
             return None
     return min(max(0, seconds) * 1000, _LONGEST_PAUSE_MS)
-
-
-class QuoteBody(Struct, frozen=True):
-    """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero.
-
-    ``pays_gas``: of another rpcsvc's BFF, whose price can have the gas of a signed payment in it.
-    """
-
-    from_chain_id: int
-    to_chain_id: int
-    from_token: str
-    to_token: str
-    from_amount: int
-    pays_gas: bool = False
-
-
-class TwapRequest(Struct, frozen=True):
-    """twapConfig of spec 2.4, a chunk in USDC units; what is None is left out."""
-
-    disabled: bool | None = None
-    chunk_usdc: int | None = None
-    interval_ms: int | None = None
-
-
-class OrderBody(QuoteBody, Redacted, frozen=True, kw_only=True):
-    """Order create request of spec 2.4, and the final refund address of another rpcsvc's BFF."""
-
-    HIDDEN = frozenset({"to_address", "session_id", "refund_address"})
-
-    to_address: str
-    session_id: str | None = None
-    twap: TwapRequest | None = None
-    refund_address: str | None = None
-
-
-class TicketBody(Redacted, frozen=True):
-    """Support ticket request of spec 2.4."""
-
-    HIDDEN = frozenset({"session_id", "wallet_address"})
-
-    message: str
-    category: str
-    order_id: str | None = None
-    session_id: str | None = None
-    wallet_address: str | None = None

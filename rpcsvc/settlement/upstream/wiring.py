@@ -9,19 +9,17 @@ caller can mend is passed on, in our own words. Sources: spec 4.4 (paths), spec 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from yarl import URL
 
-from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
+from rpcsvc.engine_parts import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
-from rpcsvc.orders.ports.gasless import FundingStore
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks
@@ -38,6 +36,7 @@ from rpcsvc.settlement.upstream.limits import (
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
 from rpcsvc.settlement.upstream.transport import ClientOptions, base_url
+from rpcsvc.store.gasless import FundingStore
 
 _MOST_DETAILS: Final = 16
 _MOST_ALLOWED: Final = 50
@@ -108,26 +107,52 @@ BFF: Final = Dialect(
     messages_for_users=True,
     times_ends=True,
 )
-_BELOW: Final = (
-    r"\b(?:below|under|less than|lower than|smaller than)\b.*\bmin|\btoo (?:small|low)\b"
-    r"|\bminimum (?:amount|swap|deposit|order)\b"
-)
-_ABOVE: Final = (
-    r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b.*\bmax"
-    r"|\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"
-)
+# Words that follow one another in a text, others between them or not.
+_Phrase: TypeAlias = tuple[re.Pattern[str], ...]
+
+
+def _phrase(*patterns: str) -> _Phrase:
+    return tuple(re.compile(pattern, re.ASCII | re.IGNORECASE) for pattern in patterns)
+
+
+def _has(phrase: _Phrase, text: str) -> bool:
+    """Whether a text has the words of a phrase, in linear time: ``.*`` would take quadratic."""
+    at = 0
+    for words in phrase:
+        found = words.search(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
+
+
 _NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
-_PHRASES: Final = tuple(
-    (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), code)
-    for pattern, code in (
-        (_BELOW, "amount_below_minimum"),
-        (_ABOVE, "amount_above_maximum"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:chain|network)", "unsupported_chain"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:token|asset|coin)\b", "unsupported_token"),
-        (r"\binvalid\b.*\b(?:to ?address|destination|recipient)", "invalid_destination"),
-    )
+_CHAIN: Final = r"\b(?:chain|network)"
+_COIN: Final = r"\b(?:token|asset|coin)\b"
+_PHRASES: Final[tuple[tuple[_Phrase, str], ...]] = (
+    (
+        _phrase(r"\b(?:below|under|less than|lower than|smaller than)\b", r"\bmin"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\btoo (?:small|low)\b|\bminimum (?:amount|swap|deposit|order)\b"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b", r"\bmax"),
+        "amount_above_maximum",
+    ),
+    (
+        _phrase(r"\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"),
+        "amount_above_maximum",
+    ),
+    (_phrase(_NOT_SUPPORTED, _CHAIN), "unsupported_chain"),
+    (_phrase(_CHAIN, _NOT_SUPPORTED), "unsupported_chain"),
+    (_phrase(_NOT_SUPPORTED, _COIN), "unsupported_token"),
+    (_phrase(_COIN, _NOT_SUPPORTED), "unsupported_token"),
+    (_phrase(r"\binvalid\b", r"\b(?:to ?address|destination|recipient)"), "invalid_destination"),
 )
-_NO_ORDER: Final = re.compile(r"\border\b.*\bnot found\b|\bno such order\b", re.ASCII | re.I)
+_NO_ORDER: Final = (_phrase(r"\border\b", r"\bnot found\b"), _phrase(r"\bno such order\b"))
 
 
 def _v1_error(value: Any) -> RemoteError | None:
@@ -139,10 +164,11 @@ def _v1_error(value: Any) -> RemoteError | None:
 def _v1_code(refusal: UpstreamRefused) -> str | None:
     """Our code for a refusal, when its text says one thing that a caller can mend, and no other."""
     if refusal.status == 404:
-        return "order_not_found" if _NO_ORDER.search(refusal.message) else None
+        is_lost = any(_has(phrase, refusal.message) for phrase in _NO_ORDER)
+        return "order_not_found" if is_lost else None
     if refusal.status not in (400, 422):
         return None
-    found = {code for phrase, code in _PHRASES if phrase.search(refusal.message)}
+    found = {code for phrase, code in _PHRASES if _has(phrase, refusal.message)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -185,7 +211,7 @@ async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIt
     """The upstream as a venue, with settings that passed ``check``."""
     settings = parts.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
-    async with upstream_engine(settings, parts.chains, strict_json.loads) as engine:
+    async with upstream_engine(settings, parts.chains) as engine:
         profile = VenueProfile(
             engine="upstream",
             network=monero.value,
@@ -214,7 +240,7 @@ def check(settings: Settings, _chains: ChainRegistry) -> None:
 
 @asynccontextmanager
 async def upstream_engine(
-    settings: UpstreamSettings, chains: ChainRegistry, loads: Callable[[bytes], Any]
+    settings: UpstreamSettings, chains: ChainRegistry
 ) -> AsyncIterator[UpstreamEngine]:
     """The engine, connected as long as the block lasts. Raises SettingsError."""
     dialect, options = dialect_of(settings), client_options(settings)
@@ -231,7 +257,6 @@ async def upstream_engine(
     )
     client = UpstreamClient(
         options,
-        loads=loads,
         read_error=dialect.read_error,
         creations=creations,
         calls=calls,
@@ -244,7 +269,7 @@ async def upstream_engine(
     async with client:
         upstream = Upstream(client, dialect, networks)
         offered = OfferedChains(chains)
-        check = NetworkCheck(upstream, monero) if upstream.reports_network else None
+        check = NetworkCheck(upstream, monero) if "capabilities" in dialect.paths else None
         watch = ChainWatch(upstream, offered, timing, network=check)
         try:
             yield UpstreamEngine(client, upstream, offered, watch, creations, monero)

@@ -11,12 +11,17 @@ from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, ClientDay, FundingRecord, FundingState
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite, StatusView
-from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
+from rpcsvc.store.database import StaleWrite, StoreConflict, Tables
+from rpcsvc.store.gasless import (
+    AuthorizationKey,
+    ClientDay,
+    FundingRecord,
+    FundingState,
+    FundingStore,
+)
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.orders import NOW, terms
 
@@ -30,9 +35,9 @@ def record(nonce: int = 1, order_id: str = "ord_1", payer: str = PAYER) -> Fundi
 
 
 @pytest.fixture
-async def store(database: Tables) -> SqlFundingStore:
+async def store(database: Tables) -> FundingStore:
     """A store with two orders."""
-    orders = SqlOrderStore(database, lambda: "key")
+    orders = OrderStore(database, lambda: "key")
     for number in (1, 2):
         made = replace(
             terms(Direction.USDC_TO_XMR),
@@ -43,10 +48,10 @@ async def store(database: Tables) -> SqlFundingStore:
         entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
         view = StatusView(b"send a deposit", NOW + 1_000)
         await orders.commit(Change(order=order, view=view, is_new=True, history=entry))
-    return SqlFundingStore(database)
+    return FundingStore(database)
 
 
-async def test_authorization_is_found_as_it_was_recorded(store: SqlFundingStore) -> None:
+async def test_authorization_is_found_as_it_was_recorded(store: FundingStore) -> None:
     await store.add(record(), 1)
     assert await store.find(record().key) == record()
     assert await store.unresolved() == [record()]
@@ -65,7 +70,7 @@ async def test_authorization_is_found_as_it_was_recorded(store: SqlFundingStore)
     ],
 )
 async def test_authorization_that_may_not_be_recorded_is_stale(
-    store: SqlFundingStore, other: FundingRecord, version: int
+    store: FundingStore, other: FundingRecord, version: int
 ) -> None:
     await store.add(record(), 1)
     with pytest.raises(StaleWrite):
@@ -75,9 +80,9 @@ async def test_authorization_that_may_not_be_recorded_is_stale(
 
 @pytest.mark.parametrize("end", [FundingState.FAILED, FundingState.CREDITED])
 async def test_stored_status_is_passed_over_while_unresolved(
-    store: SqlFundingStore, database: Tables, end: FundingState
+    store: FundingStore, database: Tables, end: FundingState
 ) -> None:
-    orders = SqlOrderStore(database, lambda: "key")
+    orders = OrderStore(database, lambda: "key")
 
     async def served() -> list[bool]:
         found = [await orders.status_view(f"ord_{number}", NOW) for number in (1, 2)]
@@ -93,14 +98,14 @@ async def test_stored_status_is_passed_over_while_unresolved(
     assert await served() == [True, True]
 
 
-async def test_of_many_at_once_one_is_recorded(store: SqlFundingStore) -> None:
+async def test_of_many_at_once_one_is_recorded(store: FundingStore) -> None:
     adding = [store.add(record(n, payer=f"0x{n:040x}"), 1) for n in range(1, 9)]
     added = await asyncio.gather(*adding, return_exceptions=True)
     assert [each for each in added if not isinstance(each, StaleWrite)] == [None]
     assert len(await store.unresolved()) == 1
 
 
-async def test_failed_authorization_frees_its_order_for_good(store: SqlFundingStore) -> None:
+async def test_failed_authorization_frees_its_order_for_good(store: FundingStore) -> None:
     await store.add(record(), 1)
     failed = replace(record(), state=FundingState.FAILED, reason="reverted")
     await store.resolve(failed)
@@ -114,9 +119,9 @@ async def test_failed_authorization_frees_its_order_for_good(store: SqlFundingSt
 
 
 async def test_sent_authorization_stays_unresolved_until_credited(
-    store: SqlFundingStore, database: Tables
+    store: FundingStore, database: Tables
 ) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     assert await books.unresolved_authorizations() == 0
     await store.add(record(), 1)
     assert await books.unresolved_authorizations() == 1
@@ -141,7 +146,7 @@ async def test_sent_authorization_stays_unresolved_until_credited(
     ],
 )
 async def test_record_that_is_resolved_can_not_be_changed(
-    store: SqlFundingStore, database: Tables, sql: str
+    store: FundingStore, database: Tables, sql: str
 ) -> None:
     await store.add(record(), 1)
     await store.resolve(replace(record(), state=FundingState.CREDITED, txid="t"))
@@ -151,7 +156,7 @@ async def test_record_that_is_resolved_can_not_be_changed(
 
 @pytest.mark.parametrize(("later", "kept"), [(8, 1), (9, 0)])
 async def test_authorizations_of_a_client_are_counted_by_day(
-    store: SqlFundingStore, later: int, kept: int
+    store: FundingStore, later: int, kept: int
 ) -> None:
     await store.add(record(), 1, ClientDay("address:1", 7, 1))
     assert await store.sent_on("address:1", 7) == 1

@@ -17,13 +17,13 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -40,15 +40,18 @@ from rpcsvc.settlement.onchain.evm.connection import (
     EvmNetwork,
     EvmOptions,
 )
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPayments
+from rpcsvc.settlement.onchain.evm.records import EvmReceipt
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store.gasless import FundingRecord
 
 log = structlog.get_logger(__name__)
 

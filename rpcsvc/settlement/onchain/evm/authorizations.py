@@ -21,7 +21,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.gasless import (
     LEAST_SECONDS,
     NOT_SIGNED,
-    SIGNATURE_BYTES,
     AuthorizationRefused,
     Reason,
     Refusal,
@@ -29,20 +28,22 @@ from rpcsvc.domain.gasless import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
+from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import (
-    EvmPaymentLedger,
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.records import (
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
     GasUse,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.refusals import Refusals
+from rpcsvc.store.gasless import AuthorizationKey, FundingRecord
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,9 @@ _LOOK_BACK_SECONDS: Final = 3_600
 # One that is signed later than this would hardly be mined within its window.
 _LEAST_TO_SEND: Final = LEAST_SECONDS // 2
 _LONG_MS: Final = 10 * 60_000
+# Between the tries to send one that is refused. Its window may be no longer than LEAST_SECONDS.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 30_000
 _NAMED_BYTES: Final = 16
 # The token has contract wallets judge their signatures, by code that anyone may have written.
 _MOST_GAS: Final = 1_000_000
@@ -192,6 +196,7 @@ class EvmAuthorizations:
         self._budget = budget
         self._clock = clock
         self._is_paused = is_paused
+        self._refusals = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._conditions = Conditions(connection.network.name)
 
     def conditions(self) -> list[str]:
@@ -212,7 +217,8 @@ class EvmAuthorizations:
         top, given = await self._connection.check(), record.signed.authorization
         await self._require_signature(record)
         if await self._is_used(record.key, top):
-            use = await self._use(record, top)
+            # Asked twice: of several nodes behind one address, one that lags gives no event.
+            use = await self._use(record, top) or await self._use(record, top)
             if use is not None and use.is_paid:
                 return
             raise _refused(Reason.NONCE_USED, "The payer's nonce is used or cancelled.")
@@ -238,7 +244,7 @@ class EvmAuthorizations:
         if is_signed_by_key(self.domain, signed):
             return
         if not await self._connection.client.code(payer):
-            if signed.is_wrapped or len(signed.signature) != SIGNATURE_BYTES:
+            if signed.is_wrapped or signed.vrs is None:
                 text = f"{payer} has no code: deploy the wallet first, then sign."
                 raise _refused(Reason.UNDEPLOYED, text)
             raise AuthorizationRefused(NOT_SIGNED)
@@ -257,8 +263,10 @@ class EvmAuthorizations:
         if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
             return Carried(Outcome.SETTLED, record.txid)
         if await self._is_used(record.key, top):
+            self._refusals.forget(payment_id(record))
             return self._judged(record, await self._use(record, top), top)
         if await self._ran_out(record, top):
+            self._refusals.forget(payment_id(record))
             return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
         if await self._ledger.payment(payment_id(record)) is None:
             await self._send(record)
@@ -353,6 +361,11 @@ class EvmAuthorizations:
         left = record.signed.authorization.valid_before - self._clock.now_ms() // 1_000
         if left < _LEAST_TO_SEND or self._is_paused():
             return
+        name = payment_id(record)
+        if not self._refusals.is_due(name):
+            return
+        # Forgotten once it is sent: whatever ends this otherwise, the next second changes little.
+        self._refusals.note(name)
         try:
             order = await self._simulated(record)
         except NodeError as refusal:
@@ -361,6 +374,7 @@ class EvmAuthorizations:
         cost, is_paid = await self._cost(order), record.is_gas_paid
         async with self._budget.spending(self._network.name, cost, is_paid=is_paid):
             verdict = await self._payments.send(order)
+        self._refusals.forget(name)
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
@@ -369,10 +383,10 @@ class EvmAuthorizations:
 
         Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
         """
-        given, token = record.signed.authorization, self._network.token
+        given, vrs, token = record.signed.authorization, record.signed.vrs, self._network.token
         data = (
-            usdc.transfer_with_authorization(given, record.signed.vrs)
-            if is_signed_by_key(self.domain, record.signed)
+            usdc.transfer_with_authorization(given, vrs)
+            if vrs is not None and is_signed_by_key(self.domain, record.signed)
             else usdc.transfer_with_authorization_bytes(given, record.signed.bare)
         )
         tried = EvmCall(token, data, self._payments.hot_wallet, gas=_MOST_GAS)

@@ -18,19 +18,19 @@ from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import HeldLease, LeaseLost
-from rpcsvc.orders.ports.store import Health, StaleWrite
-from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     NO_LEASE,
     RESUME,
     JournalContents,
     JournalDamaged,
+    JournalEntry,
     JournalPosition,
     Line,
     Mark,
     PlaceWriter,
+    VoidEntry,
     encode,
     head_of,
     header,
@@ -39,6 +39,8 @@ from rpcsvc.settlement.onchain.journal.files import (
     segment_name,
     segments,
 )
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.leases import HeldLease, LeaseLost
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +108,7 @@ class PaymentJournal:
         found = [await asyncio.to_thread(head_of, place) for place in places]
         return dict(head for head in found if head is not None)
 
-    async def write(self, entry: Entry) -> None:
+    async def write(self, entry: JournalEntry) -> None:
         """Write a line that goes with no commit of its own. Raises errors.Unavailable."""
         async with self._one:
             await self._append(entry)
@@ -193,7 +195,7 @@ class PaymentJournal:
 
     async def record(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
         undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
@@ -208,7 +210,7 @@ class PaymentJournal:
 
     async def _record(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
         undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None,
     ) -> None:
@@ -237,8 +239,8 @@ class PaymentJournal:
             await self._append(void)
         self._unsettled = None
 
-    async def _append(self, entry: Entry) -> None:
-        body = to_body(entry)
+    async def _append(self, entry: JournalEntry) -> None:
+        body = entry.body()
         if self._lease != NO_LEASE:
             body |= {"token": self._lease.token, "holder": self._lease.holder}
         await self._offer(await asyncio.to_thread(self._append_to_first, body))

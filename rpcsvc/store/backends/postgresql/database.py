@@ -2,7 +2,7 @@
 
 ``write`` returns after the commit is durable on the server. A write is READ COMMITTED: each
 statement tests what it depends on (a version, a state, a free key). Any number of processes may
-open the database; the lease decides who may write (rpcsvc/store/replicas.py).
+open the database; the lease decides who may write (rpcsvc/store/leases.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncpg
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, StaleWrite
+from rpcsvc.health import Health
 from rpcsvc.store.backends.postgresql.connection import (
     UNAVAILABLE,
     Connection,
@@ -32,6 +32,7 @@ from rpcsvc.store.database import (
     DatabaseUnusable,
     Query,
     Row,
+    StaleWrite,
     Statement,
 )
 from rpcsvc.store.group_commit import GroupCommit, StatementRows

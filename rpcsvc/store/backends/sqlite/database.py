@@ -22,7 +22,7 @@ import structlog
 
 from rpcsvc.clock import SystemClock
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, StaleWrite
+from rpcsvc.health import Health
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema, require_usable
 from rpcsvc.store.backends.sqlite.reader import (
@@ -39,6 +39,7 @@ from rpcsvc.store.database import (
     CommitObserver,
     DatabaseInUse,
     DatabaseUnusable,
+    StaleWrite,
     Statement,
 )
 from rpcsvc.store.group_commit import GroupCommit, StatementRows

@@ -1,7 +1,7 @@
-"""The lease of the one process that settles orders, and who keeps it.
+"""The lease of the one process that settles orders: its rows, and who takes and renews it.
 
 The database's clock says when a lease ends, and every write of the holder carries its token
-(rpcsvc/store/replicas.py): a process that was paused past its lease writes nothing. Whether there
+(``Fenced``): a process that was paused past its lease writes nothing. Whether there
 is still time to sign or to publish, a clock of the holder's own says.
 """
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from rpcsvc.clock import boot_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
+from rpcsvc.store.database import Query, Row, StaleWrite, Statement, Tables
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,31 @@ class HeldLease(NamedTuple):
     token: int
 
 
-class Leases(Protocol):
-    """Keeps leases by name. Everything may raise errors.Unavailable."""
+_SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
+_HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
+_ADD: Final = (
+    "INSERT INTO leases (name, holder, token, expires_at) VALUES (:name, :holder, 0, 0)"
+    " ON CONFLICT DO NOTHING"
+)
+# A lease without an end comes from a copied SQLite database; nobody holds it.
+_TAKE: Final = (
+    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
+    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
+)
+_TAKE_FOR_GOOD: Final = (
+    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = NULL WHERE name = :name"
+)
+_RENEW: Final = (
+    "UPDATE leases SET expires_at = now_ms() + :lasts_ms WHERE name = :name AND token = :token"
+)
+_RELEASE: Final = "UPDATE leases SET expires_at = 0 WHERE name = :name AND token = :token"
+
+
+class Leases:
+    """Leases by name, as rows. Everything may raise errors.Unavailable."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
         """The token of the lease, taken now; None while somebody else holds it.
@@ -60,19 +84,35 @@ class Leases(Protocol):
         Without ``lasts_ms`` the lease never expires, and replaces any other: only for the holder of
         the database's owner lock.
         """
-        ...
+        taking = _TAKE_FOR_GOOD if lasts_ms is None else _TAKE
+        values = {"name": name, "holder": holder, "lasts_ms": lasts_ms}
+        try:
+            await self._db.write(
+                [Statement(_ADD, values, first=True), Statement(taking, values, finds=True)]
+            )
+        except StaleWrite:
+            return None
+        row = await self._db.fetch_one(_SELECT, name=name)
+        # If this process was paused for longer than the lease lasts, another one may have taken it.
+        return int(row["token"]) if row is not None and row["holder"] == holder else None
 
     async def renew(self, name: str, token: int, lasts_ms: int) -> bool:
         """Extend the lease from now; False when another process has taken it."""
-        ...
+        values = {"name": name, "token": token, "lasts_ms": lasts_ms}
+        try:
+            await self._db.write([Statement(_RENEW, values, finds=True)])
+        except StaleWrite:
+            return False
+        return True
 
     async def release(self, name: str, token: int) -> None:
-        """Give the lease up, so that another process can take it at once."""
-        ...
+        """Release the lease, so that another process can take it at once."""
+        await self._db.write([Statement(_RELEASE, {"name": name, "token": token})])
 
     async def held(self, name: str) -> HeldLease | None:
         """The current holder; None if the lease is free."""
-        ...
+        row = await self._db.fetch_one(_HELD, name=name)
+        return None if row is None else HeldLease(row["holder"], row["token"])
 
 
 class Lease:
@@ -227,3 +267,50 @@ class LeaseKeeper:
                 lease.lose()
                 return
             lease.extend(asked_at + lasts_ms)
+
+
+_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
+
+
+class Fenced:
+    """A database under a lease: a write checks the lease's token in its own transaction.
+
+    Taking the lease waits for a running commit; a later write finds another token and is rolled
+    back.
+    """
+
+    def __init__(self, database: Tables, lease: Lease) -> None:
+        self._db = database
+        self._lease = lease
+        values = {"name": lease.name, "token": lease.token}
+        self._fence = Statement(_FENCE, values, first=True, finds=True)
+
+    def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
+        """As Tables says."""
+        return self._db.fetch(sql, **values)
+
+    def fetch_one(self, sql: str, **values: Any) -> Coroutine[Any, Any, Row | None]:
+        """As Tables says."""
+        return self._db.fetch_one(sql, **values)
+
+    def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
+        """As Tables says."""
+        return self._db.fetch_together(queries)
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later
+        write will be.
+        """
+        if self._lease.lost.is_set():
+            raise LeaseLost
+        try:
+            await self._db.write([self._fence, *statements])
+        except StaleWrite:
+            if await self._is_lost():
+                self._lease.lose()
+                raise LeaseLost from None
+            raise
+
+    async def _is_lost(self) -> bool:
+        row = await self._db.fetch_one(_SELECT, name=self._lease.name)
+        return row is None or bool(row["token"] != self._lease.token)

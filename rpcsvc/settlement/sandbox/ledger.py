@@ -1,4 +1,4 @@
-"""The sandbox's chains as rows: the SandboxLedger port over a database."""
+"""The sandbox's simulated chains as rows."""
 
 from __future__ import annotations
 
@@ -59,8 +59,12 @@ _PUT_SETTING: Final = (
 _MOVE_SETTING: Final = f"{_PUT_SETTING} WHERE sandbox_settings.value = :was"
 
 
-class SqlSandboxLedger:
-    """The SandboxLedger port (settlement/sandbox/chain.py)."""
+class SandboxLedger:
+    """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
+
+    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
+    based on.
+    """
 
     def __init__(self, database: Tables) -> None:
         self._db = database

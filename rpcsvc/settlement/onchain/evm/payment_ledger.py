@@ -1,14 +1,13 @@
-"""Payments and sweeps of the EVM adapter, and its opening balances, as rows: the EvmPaymentLedger
-and OpeningLedger ports over a database.
-"""
+"""Payments and sweeps of the EVM adapter as rows, and as lines of the payment journal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from rpcsvc.orders.ports.store import Rows
-from rpcsvc.settlement.onchain.evm.gas import Opening
-from rpcsvc.settlement.onchain.evm.ledger import (
+from msgspec.structs import replace
+
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
     EvmPayment,
@@ -22,7 +21,11 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
+from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
+from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",
@@ -70,15 +73,122 @@ _UNSWEPT: Final = (
     "  AND s.address_index = h.address_index AND s.state = 'signed')"
     " ORDER BY h.address_index"
 )
-_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
-_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
 
 
-class SqlEvmPaymentLedger:
-    """The EvmPaymentLedger port (settlement/onchain/evm/ledger.py)."""
+EVM_PAYMENT: Final = "evm_payment"
+EVM_ATTEMPT: Final = "evm_attempt"
+SWEPT: Final = "swept"
 
-    def __init__(self, database: Tables) -> None:
+
+class EvmEntry(JournalEntry, frozen=True):
+    """A signed payment with its first attempt, and the sweep that it is for."""
+
+    payment: EvmPayment
+    sweep: Sweep | None = None
+
+    @property
+    def void(self) -> VoidEntry:
+        """Voids the payment before it is committed."""
+        return VoidEntry(self.payment.payment_id, self.payment.attempts[0].txid)
+
+    def body(self) -> dict[str, Any]:
+        """The body of the entry's line."""
+        item, order, sweep = self.payment, self.payment.order, self.sweep
+        return {
+            "kind": EVM_PAYMENT, "payment": item.payment_id, "purpose": order.purpose.value,
+            "network": item.network, "sender": item.sender, "nonce": item.nonce,
+            "at": item.prepared_at, "recipient": order.recipient, "units": order.units,
+            "contract": order.contract, "data": order.data.hex(), "gas": order.gas,
+            "attempts": [_attempt_list(each) for each in item.attempts],
+            "sweep": None if sweep is None else [
+                sweep.address_index, sweep.serial, sweep.address, sweep.method.value, sweep.units,
+                sweep.authorization,
+            ],
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> EvmEntry:
+        """The entry of a body, published: a node may have it."""
+        order = EvmPaymentOrder(
+            body["payment"], EvmPurpose(body["purpose"]), body["recipient"], body["units"],
+            body["contract"], bytes.fromhex(body["data"]), body["gas"],
+        )  # fmt: skip
+        at, attempts = body["at"], tuple(Attempt(*each) for each in body["attempts"])
+        made = EvmPayment(body["network"], body["sender"], body["nonce"], order, attempts, at)
+        payment = replace(made, state=EvmPaymentState.PUBLISHED, published_at=at)
+        return cls(payment, _journaled_sweep(body))
+
+
+class AttemptEntry(JournalEntry, frozen=True):
+    """A replacement of a payment at higher fees. It has the payment's nonce: nothing voids it."""
+
+    payment_id: str
+    attempt: Attempt
+
+    def body(self) -> dict[str, Any]:
+        """The body of the entry's line."""
+        attempt = _attempt_list(self.attempt)
+        return {"kind": EVM_ATTEMPT, "payment": self.payment_id, "attempt": attempt}
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> AttemptEntry:
+        """The entry of a body."""
+        return cls(body["payment"], Attempt(*body["attempt"]))
+
+
+class SweptEntry(JournalEntry, frozen=True):
+    """How a sweep ended: ``state`` is done or void, ``taken`` USDC units left the address."""
+
+    network: str
+    address_index: int
+    serial: int
+    state: SweepState
+    taken: int
+
+    def body(self) -> dict[str, Any]:
+        """The body of the entry's line."""
+        return {
+            "kind": SWEPT, "network": self.network, "index": self.address_index,
+            "serial": self.serial, "state": self.state.value, "taken": self.taken,
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> SweptEntry:
+        """The entry of a body."""
+        state = SweepState(body["state"])
+        return cls(body["network"], body["index"], body["serial"], state, body["taken"])
+
+
+def _journaled_sweep(body: Mapping[str, Any]) -> Sweep | None:
+    if body["sweep"] is None:
+        return None
+    index, serial, address, method, units, authorization = body["sweep"]
+    return Sweep(
+        body["network"], index, serial, address, SweepMethod(method), units, authorization,
+        body["payment"],
+    )  # fmt: skip
+
+
+def _attempt_list(item: Attempt) -> list[Any]:
+    return [item.txid, item.raw, item.max_fee, item.tip, item.made_at]
+
+
+class EvmPaymentLedger:
+    """Keeps payments and sweeps. Everything may raise errors.Unavailable.
+
+    ``journal`` has a payment before the database; None: the process signs nothing. ``pause``: the
+    pause that all replicas share.
+    """
+
+    def __init__(
+        self,
+        database: Tables,
+        journal: PaymentJournal | None = None,
+        pause: PauseRow | None = None,
+    ) -> None:
         self._db = database
+        self._writes = JournaledWrites(database, journal)
+        self._pause = pause
 
     # --- payments ------------------------------------------------------------------------------
 
@@ -114,11 +224,11 @@ class SqlEvmPaymentLedger:
     async def add_payment(
         self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()
     ) -> None:
-        """Commit a signed payment. Raises StoreConflict when its nonce is taken, or it is known."""
-        await self._db.write([*rows, *self.adding(payment, sweep)])
+        """Commit a signed payment with the sweep that it is for, or with its order's ``rows``.
 
-    def adding(self, payment: EvmPayment, sweep: Sweep | None = None) -> list[Statement]:
-        """The statements of ``add_payment``."""
+        Raises StoreConflict when its nonce is taken, or it is known, and errors.Unavailable when it
+        is a payout and payouts are paused.
+        """
         statements = [
             Statement(_ADD_PAYMENT, _payment_values(payment)),
             *(
@@ -128,7 +238,14 @@ class SqlEvmPaymentLedger:
         ]
         if sweep is not None:
             statements.append(Statement(_ADD_SWEEP, _sweep_values(sweep)))
-        return statements
+        entry = EvmEntry(payment, sweep)
+        txid, is_payout = payment.attempts[0].txid, payment.order.purpose is EvmPurpose.TRANSFER
+        async with unpaused(self._pause, is_payout=is_payout) as first:
+            await self._writes.record(
+                entry,
+                [*first, *rows, *statements],
+                (entry.void, lambda: self.has_transaction(txid)),
+            )
 
     async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
@@ -139,11 +256,8 @@ class SqlEvmPaymentLedger:
         """Commit one more attempt. Raises StoreConflict if the payment is over or the fees do not
         rise.
         """
-        await self._db.write([self.raising(payment, attempt)])
-
-    def raising(self, payment: EvmPayment, attempt: Attempt) -> Statement:
-        """The statement of ``add_attempt``."""
-        return _add_attempt(payment.payment_id, len(payment.attempts) + 1, attempt)
+        added = _add_attempt(payment.payment_id, len(payment.attempts) + 1, attempt)
+        await self._writes.record(AttemptEntry(payment.payment_id, attempt), [added])
 
     async def put_payment(self, payment: EvmPayment) -> None:
         """Update the state of a payment. Raises StoreConflict if it is over."""
@@ -205,33 +319,9 @@ class SqlEvmPaymentLedger:
     async def put_sweep(self, sweep: Sweep) -> None:
         """Record how a sweep ended. Raises StoreConflict if it ended differently before."""
         await self._db.write([Statement(_PUT_SWEEP, _sweep_values(sweep))])
-
-
-class SqlOpeningLedger:
-    """The OpeningLedger port (settlement/onchain/evm/gas.py)."""
-
-    def __init__(self, database: Tables) -> None:
-        self._db = database
-
-    async def opening(self, network: str, sender: str) -> Opening | None:
-        """The recorded opening balance; None before the first scan."""
-        row = await self._db.fetch_one(
-            "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
-            " WHERE network = :network AND sender = :sender",
-            network=network,
-            sender=sender,
+        await self._writes.note(
+            SweptEntry(sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken)
         )
-        if row is None:
-            return None
-        return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
-
-    async def record(self, network: str, sender: str, opening: Opening) -> None:
-        """Record an opening balance; it replaces one whose block was replaced."""
-        values = {
-            "network": network, "sender": sender, "block_number": opening.block_number,
-            "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),
-        }  # fmt: skip
-        await self._db.write([Statement(_PUT_OPENING, values)])
 
 
 def _payment_values(item: EvmPayment) -> dict[str, Any]:

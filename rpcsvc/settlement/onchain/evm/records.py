@@ -1,4 +1,4 @@
-"""Records of the EVM adapter and its ports to the database: addresses, deposits, payments, sweeps.
+"""Records of the EVM adapter: addresses, deposits, payments, sweeps.
 
 A payment is one nonce of the hot wallet on one network. Its signed attempts differ in fees and so
 in ids; at most one can be mined. Units are USDC units, fees wei per gas. Each fits 63 bits; a
@@ -7,14 +7,12 @@ product (gas times fee) need not, and is never stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.redacted import Redacted
 
 # What a column of the database holds. All the USDC there is has 17 digits.
@@ -83,107 +81,6 @@ class PoolSighting(Struct, frozen=True):
     txid: str
     address_index: int
     first_seen_at: int
-
-
-class EvmDepositLedger(Protocol):
-    """The database as deposits use it. Everything may raise errors.Unavailable."""
-
-    async def wallet(self) -> EvmWallet | None:
-        """The mnemonic of the first start."""
-        ...
-
-    async def adopt_wallet(self, hot_address: str) -> None:
-        """Record the mnemonic; refused when there is one already."""
-        ...
-
-    async def addresses_above(self, index: int) -> list[EvmAddress]:
-        """The addresses with a higher index, in order."""
-        ...
-
-    async def unknown_addresses(self, to: int) -> list[int]:
-        """The indices from 1 up to ``to`` that have no address on record."""
-        ...
-
-    async def highest_address(self) -> EvmAddress | None:
-        """The newest address."""
-        ...
-
-    async def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
-        """Those that are recorded, of addresses in any case, by one query."""
-        ...
-
-    async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
-        """Record addresses; all up to the last may be handed out then.
-
-        Those that are there already must be the same.
-        """
-        ...
-
-    async def reserve_addresses(self, index: int) -> None:
-        """Addresses up to this index may have been handed out; those above were not."""
-        ...
-
-    async def cursors(self, network: str) -> list[EvmCursor]:
-        """Blocks up to which deposits are committed, newest first."""
-        ...
-
-    async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
-        """Record the block from which a network is scanned: no deposit is in it or before."""
-        ...
-
-    async def deposit(self, key: DepositKey) -> EvmDeposit | None:
-        """One deposit."""
-        ...
-
-    async def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
-        """The deposits made by these transactions, by one query."""
-        ...
-
-    async def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
-        """Deposits that are watched, and all in blocks above a number."""
-        ...
-
-    async def put_deposits(self, deposits: Sequence[EvmDeposit]) -> None:
-        """Add deposits, or change block, acknowledged state and watch of known ones."""
-        ...
-
-    async def acknowledge(
-        self,
-        states: Sequence[tuple[DepositKey, DepositState]],
-        move: CursorMove | None,
-    ) -> None:
-        """Record the states that are committed, and move the cursor."""
-        ...
-
-    async def is_awaiting(self, network: str, now_ms: int) -> bool:
-        """Whether an order waits for a deposit on this network that would be in time now."""
-        ...
-
-    async def awaiting(
-        self, network: str, addresses: Collection[str], now_ms: int
-    ) -> list[EvmAddress]:
-        """Those of addresses, in any case, that such orders have; by one query."""
-        ...
-
-    async def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
-        """When a transaction was seen before it was mined."""
-        ...
-
-    async def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
-        """Those of these transactions that are recorded, by one query."""
-        ...
-
-    async def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
-        """How many are recorded of each address, none where it is not named; by one query."""
-        ...
-
-    async def put_pool_sightings(self, found: Sequence[PoolSighting]) -> None:
-        """Record when transactions were first seen; what is recorded stays."""
-        ...
-
-    async def forget_pool_sightings(self, network: str, before_ms: int) -> None:
-        """Drop those older than that whose order does not wait, and those mined long ago."""
-        ...
 
 
 class CursorMove(Struct, frozen=True):
@@ -395,68 +292,3 @@ class EvmReceipt(Struct, frozen=True):
     units: int
     block_number: int
     fee: int
-
-
-class EvmPaymentLedger(Protocol):
-    """The database as payments and sweeps use it. Everything may raise errors.Unavailable."""
-
-    async def payment(self, payment_id: str) -> EvmPayment | None:
-        """One payment."""
-        ...
-
-    async def payments_in(self, network: str, *states: EvmPaymentState) -> list[EvmPayment]:
-        """A network's payments in these states, lowest nonce first."""
-        ...
-
-    async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Settled payments that were mined in blocks above a number, or are not at the moment."""
-        ...
-
-    async def next_nonce(self, network: str, sender: str) -> int:
-        """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
-        ...
-
-    async def add_payment(
-        self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()
-    ) -> None:
-        """Commit a signed payment with the sweep that it is for, or with its order's ``rows``.
-
-        Refused when its nonce is taken.
-        """
-        ...
-
-    async def add_attempt(self, payment: EvmPayment, attempt: Attempt) -> None:
-        """Commit one more signed transaction of a payment; refused when it is over."""
-        ...
-
-    async def put_payment(self, payment: EvmPayment) -> None:
-        """Change how far a payment is."""
-        ...
-
-    async def authorization_gas(self, network: str, at: int) -> list[GasUse]:
-        """Gas of each authorization whose payment was prepared since."""
-        ...
-
-    async def unswept(self, network: str, least: int) -> list[UnsweptAddress]:
-        """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
-        ...
-
-    async def unswept_of(self, network: str, address_index: int) -> int:
-        """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
-        ...
-
-    async def sweeps_under_way(self, network: str) -> list[Sweep]:
-        """Sweeps in state SIGNED."""
-        ...
-
-    async def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
-        """An address's sweeps in state VOID that have an authorization."""
-        ...
-
-    async def add_sweep(self, sweep: Sweep) -> None:
-        """Record a sweep that has no payment."""
-        ...
-
-    async def put_sweep(self, sweep: Sweep) -> None:
-        """Record how a sweep ended."""
-        ...

@@ -8,14 +8,15 @@ deposit is swapped only if the wallet can pay for it then.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.deposit_rules import units_by_rate
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import ReservationChange
-from rpcsvc.orders.unfunded import Reservation
+from rpcsvc.domain.unfunded import Reservation
 
 # Atomic units by network.
 Units = dict[str, int]
@@ -23,6 +24,31 @@ Units = dict[str, int]
 UPSTREAM: Final = "upstream"
 
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
+
+
+class Holdings(Struct, frozen=True):
+    """The amounts that a wallet can pay out, in atomic units.
+
+    ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
+    """
+
+    free: int
+    locked: int
+    seconds_to_unlock: int
+
+
+class ReservationChange(NamedTuple):
+    """How the reservations of an order change with it (domain/reservations.py).
+
+    ``funded``: units by network, of those that change; 0: none any more. ``unfunded``: what is
+    reserved for deposits that have not come; None: nothing any more. One that does not begin now
+    changes its units only where it has not ended.
+    """
+
+    order_id: str
+    funded: Mapping[str, int]
+    unfunded: Reservation | None
+    begins: bool
 
 
 def reservations_of(order: Order) -> Units:

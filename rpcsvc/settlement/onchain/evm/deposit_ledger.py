@@ -1,4 +1,4 @@
-"""USDC deposits and their addresses as rows: the EvmDepositLedger port over a database."""
+"""USDC deposits and their addresses as rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.order import DepositKey, DepositState
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.records import (
     CursorMove,
     EvmAddress,
     EvmCursor,
@@ -14,6 +14,9 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmWallet,
     PoolSighting,
 )
+from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntry
+from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
 
 _ADD_WALLET: Final = (
@@ -82,11 +85,15 @@ _FORGET_SIGHTINGS: Final = (
 )
 
 
-class SqlEvmDepositLedger:
-    """The EvmDepositLedger port (settlement/onchain/evm/ledger.py)."""
+class EvmDepositLedger:
+    """Keeps the mnemonic, addresses and deposits. Everything may raise errors.Unavailable.
 
-    def __init__(self, database: Tables) -> None:
+    ``journal`` has a reserved address before the database; None: the process reserves none.
+    """
+
+    def __init__(self, database: Tables, journal: PaymentJournal | None = None) -> None:
         self._db = database
+        self._writes = JournaledWrites(database, journal)
 
     # --- mnemonic and addresses ----------------------------------------------------------------
 
@@ -105,7 +112,7 @@ class SqlEvmDepositLedger:
         return [_address(row) for row in await self._db.fetch(sql, above=index)]
 
     async def unknown_addresses(self, to: int) -> list[int]:
-        """Indices from 1 to ``to`` without a recorded address."""
+        """The indices from 1 up to ``to`` that have no address on record."""
         sql = "SELECT count(*) AS known FROM evm_addresses WHERE address_index <= :to"
         row = await self._db.fetch_one(sql, to=to)
         if row is not None and int(row["known"]) == to:
@@ -129,23 +136,19 @@ class SqlEvmDepositLedger:
 
         Raises StoreConflict if an index is recorded with another address.
         """
-        await self._db.write(self.adding(made))
-
-    def adding(self, made: Sequence[EvmAddress]) -> list[Statement]:
-        """The statements of ``add_addresses``."""
         added = [
             Statement(_ADD_ADDRESS, {"address_index": item.index, "address": item.address})
             for item in made
         ]
-        return [*added, self.reserving(made[-1].index)]
+        await self._reserve(made[-1].index, added)
 
     async def reserve_addresses(self, index: int) -> None:
         """Record that addresses up to this index may have been handed out, and no higher ones."""
-        await self._db.write([self.reserving(index)])
+        await self._reserve(index)
 
-    def reserving(self, index: int) -> Statement:
-        """The statement of ``reserve_addresses``."""
-        return Statement(_RESERVE, {"reserved_to": index})
+    async def _reserve(self, index: int, added: Sequence[Statement] = ()) -> None:
+        reserved = Statement(_RESERVE, {"reserved_to": index})
+        await self._writes.record(AddressesEntry(EVM_ADDRESSES, index), [*added, reserved])
 
     # --- deposits ------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ class SqlEvmDepositLedger:
         return [EvmCursor(**row) for row in await self._db.fetch(sql, network=network)]
 
     async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
-        """Record the block from which a network is scanned."""
+        """Record the block from which a network is scanned: no deposit is in it or before."""
         await self._db.write([_put_cursor(network, cursor) for cursor in cursors])
 
     async def deposit(self, key: DepositKey) -> EvmDeposit | None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv6Network
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 ADDRESS: Final = "address"
-# ``details.reason`` of a refusal: tells it from one for too many calls.
+# ``details.reason`` of refusals: tells them from one for too many calls.
 UNFUNDED_REASON: Final = "unfunded_orders"
+TICKETS_REASON: Final = "tickets"
 # Scopes of a sum that are no client's; the first is of funded orders, too.
 TOTAL: Final = "total"
 ALL: Final = "all"
 BY_ADDRESS: Final = "by_address"
+# The largest IPv6 network that one customer is given (RFC 6177).
+_CUSTOMER_PREFIX: Final = 48
 
 
 class Client(NamedTuple):
@@ -36,6 +40,17 @@ class Client(NamedTuple):
         """What is kept of the client with its orders: the kind, and a keyed hash of the name."""
         digest = hmac.new(secret, f"{self.kind}:{self.name}".encode(), hashlib.sha256)
         return f"{self.kind}:{digest.hexdigest()[:24]}"
+
+    @property
+    def customer(self) -> Client:
+        """The client as places are shared: an IPv6 /64 counts as the /48 that it is in.
+
+        Whoever has a /48 has 65,536 networks of /64, and would be as many clients.
+        """
+        if self.kind != ADDRESS or ":" not in self.name:
+            return self
+        network = IPv6Network(self.name).supernet(new_prefix=_CUSTOMER_PREFIX)
+        return Client(ADDRESS, str(network))
 
 
 # The user that the service runs as: through the UNIX socket, or in one process with it.

@@ -1,14 +1,12 @@
-"""Ledgers that write the payment journal before the database, and the replay of its lines.
+"""The replay of the payment journal's lines into a database that lacks them.
 
-A line that may lead to a publication is journaled before the commit; one that ends a payment,
-after. The replay adopts a line without a row: it publishes the same bytes again and never signs
+It adopts a line without a row: it publishes the same bytes again and never signs
 anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -19,23 +17,29 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
-from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, HeldLease
-from rpcsvc.orders.ports.store import Rows, StaleWrite
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.evm import ledger as evm
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm import records as evm
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    AttemptEntry,
+    EvmEntry,
+    EvmPaymentLedger,
+    SweptEntry,
+)
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
-from rpcsvc.settlement.onchain.journal.entries import (
+from rpcsvc.settlement.onchain.journal.files import (
     EVM_ADDRESSES,
     AddressesEntry,
-    AttemptEntry,
-    Entry,
-    EvmEntry,
-    MoneroEntry,
-    SweptEntry,
+    Line,
+    Mark,
     VoidEntry,
+)
+from rpcsvc.settlement.onchain.journal.marks import marks_of, put_mark
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import (
+    Entry,
     from_body,
     is_ahead,
     is_continued,
@@ -46,50 +50,18 @@ from rpcsvc.settlement.onchain.journal.entries import (
     latest,
     void_of,
 )
-from rpcsvc.settlement.onchain.journal.files import JournalPosition, Line, Mark
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.database import Statement, StoreConflict, Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.wallets import SqlPause
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
+from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 log = structlog.get_logger(__name__)
 
-_PUT_MARK: Final = (
-    "INSERT INTO payment_journal (journal, line, sum, token, holder)"
-    " VALUES (:journal, :line, :sum, :token, :holder)"
-    " ON CONFLICT (journal) DO UPDATE SET line = excluded.line, sum = excluded.sum,"
-    " token = excluded.token, holder = excluded.holder"
-)
-_MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal ORDER BY token"
 _HELD: Final = "SELECT holder, token FROM leases WHERE name = :name"
 # Then nothing is known of its last lines, which that replica has to adopt.
 _DOUBT: Final = "UPDATE payment_journal SET token = 0, holder = '' WHERE journal = :journal"
-
-
-async def marks_of(database: Tables) -> list[Mark]:
-    """Each journal, and its last line, that the database has everything of; the newest last."""
-    return [
-        Mark(
-            row["journal"],
-            JournalPosition(row["line"], row["sum"]),
-            HeldLease(row["holder"], row["token"]),
-        )
-        for row in await database.fetch(_MARKS)
-    ]
-
-
-def put_mark(mark: Mark) -> Statement:
-    """The statement that records a mark."""
-    values = {
-        "journal": mark.journal, "line": mark.at.line, "sum": mark.at.sum,
-        "token": mark.lease.token, "holder": mark.lease.holder,
-    }  # fmt: skip
-    return Statement(_PUT_MARK, values)
 
 
 class JournalWatch:
@@ -116,139 +88,6 @@ class JournalWatch:
             self.marks = marks
         if self._pause is not None:
             await self._pause.look()
-
-
-async def forget_mark(database: Tables) -> None:
-    """Detach the database from its journals: the next one starts fresh."""
-    await database.write([Statement("DELETE FROM payment_journal")])
-
-
-async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None:
-    """Journal what is already committed; losing such a line is harmless."""
-    try:
-        await journal.record(entry, lambda mark: database.write([put_mark(mark)]))
-    except Unavailable as reason:
-        log.warning("journal_line_missing", entry=type(entry).__name__, reason=reason.message)
-
-
-@asynccontextmanager
-async def _unpaused(pause: SqlPause | None, *, is_payout: bool) -> AsyncIterator[list[Statement]]:
-    """What a payment's commit has to find. Raises errors.Unavailable if it is paused instead."""
-    if pause is None or not is_payout:
-        yield []
-        return
-    try:
-        yield [pause.unpaused]
-    except StaleWrite:
-        if await pause.reason() is None:
-            raise
-        raise Unavailable("Payouts are paused by the operator. Try again later.") from None
-
-
-class JournaledMoneroLedger(SqlMoneroLedger):
-    """The MoneroLedger port over a Database and a journal."""
-
-    def __init__(
-        self, database: Tables, journal: PaymentJournal, pause: SqlPause | None = None
-    ) -> None:
-        super().__init__(database)
-        self._journal = journal
-        self._pause = pause
-
-    async def add_payment(self, payment: monero.MoneroPayment, rows: Rows = ()) -> None:
-        """Record and commit a signed payment. Raises as the ledger without a journal does.
-
-        And errors.Unavailable where payouts are paused by now, and it is one.
-        """
-        wallet = await self.wallet()
-        entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
-        void = VoidEntry(payment.payment_id, payment.txid)
-        is_payout = payment.purpose is monero.MoneroPurpose.TRANSFER
-        async with _unpaused(self._pause, is_payout=is_payout) as first:
-            await self._journal.record(
-                entry,
-                lambda mark: self._db.write([*first, *rows, *self.adding(payment), put_mark(mark)]),
-                (void, lambda: self.has_transaction(payment.txid)),
-            )
-
-    async def put_payment(self, payment: monero.MoneroPayment) -> None:
-        """Update the state of a payment."""
-        await super().put_payment(payment)
-        if payment.state.is_over:
-            void = VoidEntry(payment.payment_id, payment.txid)
-            await _note(self._db, self._journal, void)
-
-    async def reserve_addresses(self, minor: int) -> None:
-        """Addresses up to this index may be handed out from now on."""
-        await self._journal.record(
-            AddressesEntry(monero.NETWORK, minor),
-            lambda mark: self._db.write([self.reserving(minor), put_mark(mark)]),
-        )
-
-
-class JournaledEvmDepositLedger(SqlEvmDepositLedger):
-    """The EvmDepositLedger port over a Database and a journal."""
-
-    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
-        super().__init__(database)
-        self._journal = journal
-
-    async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
-        """Record addresses; all up to the last may be handed out then."""
-        await self._journal.record(
-            AddressesEntry(EVM_ADDRESSES, made[-1].index),
-            lambda mark: self._db.write([*self.adding(made), put_mark(mark)]),
-        )
-
-    async def reserve_addresses(self, index: int) -> None:
-        """Addresses up to this index may have been handed out; those above were not."""
-        await self._journal.record(
-            AddressesEntry(EVM_ADDRESSES, index),
-            lambda mark: self._db.write([self.reserving(index), put_mark(mark)]),
-        )
-
-
-class JournaledEvmPaymentLedger(SqlEvmPaymentLedger):
-    """The EvmPaymentLedger port over a Database and a journal."""
-
-    def __init__(
-        self, database: Tables, journal: PaymentJournal, pause: SqlPause | None = None
-    ) -> None:
-        super().__init__(database)
-        self._journal = journal
-        self._pause = pause
-
-    async def add_payment(
-        self, payment: evm.EvmPayment, sweep: evm.Sweep | None = None, *, rows: Rows = ()
-    ) -> None:
-        """Record and commit a signed payment. Raises as the ledger without a journal does.
-
-        And errors.Unavailable where payouts are paused by now, and it is one.
-        """
-        txid, purpose = payment.attempts[0].txid, payment.order.purpose
-        async with _unpaused(self._pause, is_payout=purpose is evm.EvmPurpose.TRANSFER) as first:
-            await self._journal.record(
-                EvmEntry(payment, sweep),
-                lambda mark: self._db.write(
-                    [*first, *rows, *self.adding(payment, sweep), put_mark(mark)]
-                ),
-                (VoidEntry(payment.payment_id, txid), lambda: self.has_transaction(txid)),
-            )
-
-    async def add_attempt(self, payment: evm.EvmPayment, attempt: evm.Attempt) -> None:
-        """Record and commit one more attempt. It has the payment's nonce: nothing voids it."""
-        await self._journal.record(
-            AttemptEntry(payment.payment_id, attempt),
-            lambda mark: self._db.write([self.raising(payment, attempt), put_mark(mark)]),
-        )
-
-    async def put_sweep(self, sweep: evm.Sweep) -> None:
-        """Record how a sweep ended."""
-        await super().put_sweep(sweep)
-        ended = SweptEntry(
-            sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken
-        )
-        await _note(self._db, self._journal, ended)
 
 
 _MONERO_LIVE: Final = (
@@ -280,12 +119,12 @@ class JournalReplay:
     def __init__(self, database: Tables, clock: Clock) -> None:
         self._db = database
         self._clock = clock
-        self._monero = SqlMoneroLedger(database)
-        self._evm = SqlEvmPaymentLedger(database)
-        self._addresses = SqlEvmDepositLedger(database)
+        self._monero = MoneroLedger(database)
+        self._evm = EvmPaymentLedger(database)
+        self._addresses = EvmDepositLedger(database)
         # The next poll renders the status answer.
-        self._store = SqlOrderStore(database, lambda: "")
-        self._withdrawals = SqlWithdrawals(database)
+        self._store = OrderStore(database, lambda: "")
+        self._withdrawals = WithdrawalStore(database)
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = ReplayResult()
         self._void: set[tuple[str, str]] = set()

@@ -1,0 +1,71 @@
+"""Runs universes: ``python -m tests.simulation [--seed N] [--seconds S] [--orders N]``.
+
+With ``--seed`` one universe runs; without, new seeds run until the time is up, two at once. It ends
+with status 1 at the first violation, and prints the seed that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from tests.simulation.universe import Outcome, run
+
+ORDERS = 100
+
+
+def main() -> int:
+    """Run what the arguments ask for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this universe alone")
+    parser.add_argument("--seconds", type=float, default=60, help="how long to run new seeds")
+    parser.add_argument("--orders", type=int, default=ORDERS, help="orders in each universe")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return _report([run(given.seed, given.orders)])
+    return _report(_search(given.seconds, given.orders))
+
+
+def _search(seconds: float, orders: int) -> list[Outcome]:
+    """Run new seeds until the time is up or one has a violation."""
+    ends = time.monotonic() + seconds
+    found: list[Outcome] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running: set[Future[Outcome]] = set()
+        while True:
+            is_over = time.monotonic() > ends or any(each.violations for each in found)
+            while not is_over and len(running) < (os.cpu_count() or 1):
+                running.add(pool.submit(run, secrets.randbits(32), orders))
+            if not running:
+                return found
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            found += [each.result() for each in done]
+
+
+def _report(outcomes: list[Outcome]) -> int:
+    struck: dict[str, int] = {}
+    for outcome in outcomes:
+        for name, count in outcome.counts.items():
+            struck[name] = struck.get(name, 0) + count
+        for violation in outcome.violations:
+            print(f"seed {outcome.seed}: {violation}", file=sys.stderr)
+    wrong = [outcome for outcome in outcomes if outcome.violations]
+    print(
+        f"{len(outcomes)} universes, {sum(each.orders for each in outcomes)} orders,"
+        f" {sum(each.steps for each in outcomes)} steps,"
+        f" {', '.join(f'{count} {name}' for name, count in struck.items())}:"
+        f" {sum(len(each.violations) for each in wrong)} violations"
+    )
+    for outcome in wrong:
+        print(f"replay: make simulate SEED={outcome.seed} ORDERS={outcome.orders}")
+    if len(outcomes) == 1:
+        print(f"trace {outcomes[0].trace}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""A database server in the loop: SQLite with the real schema, and the faults of a network to it.
+
+A commit is atomic and lasts; a read sees one committed state. A killed replica may or may not have
+committed what it asked for. As the port says, Unavailable means that nothing was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
+from rpcsvc.store.backends.sqlite.database import BoundRows, GroupConnection
+from rpcsvc.store.backends.sqlite.migrations import migrate
+from rpcsvc.store.backends.sqlite.reader import compiled
+from rpcsvc.store.database import CommitObserver, Query, Row, Statement
+from rpcsvc.store.group_commit import GroupCommit, StatementRows
+
+LEASE_MS: Final = 10_000
+
+
+class DatabaseServer:
+    """The data, and whether it can be reached now."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.connection: GroupConnection = sqlite3.connect(
+            ":memory:", isolation_level=None, cached_statements=256, factory=GroupConnection
+        )
+        migrate(self.connection)
+        self.connection.row_factory = sqlite3.Row
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        self.connection.create_function("now_ms", 0, now_ms)
+        self.is_away = False
+        self.commits = 0
+
+
+class SimulatedDatabase:
+    """One replica's connections to the server, with delays; implements the port Database."""
+
+    lease_ms: int | None = LEASE_MS
+
+    def __init__(self, server: DatabaseServer, chance: random.Random, delay_ms: float) -> None:
+        self._server = server
+        self._chance = chance
+        self._delay_ms = delay_ms
+        self._group = GroupCommit(self._transact)
+
+    async def _travel(self) -> None:
+        """Wait as long as a message takes to the server or back."""
+        await asyncio.sleep(self._chance.random() * self._delay_ms / 1000)
+
+    def _require_up(self) -> None:
+        if self._server.is_away:
+            raise Unavailable("The database is away.")
+
+    async def fetch(self, sql: str, **values: Any) -> list[Row]:
+        return (await self.fetch_together([Query(sql, values)]))[0]
+
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
+        rows = await self.fetch(sql, **values)
+        return rows[0] if rows else None
+
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        await self._travel()
+        self._require_up()
+        found = []
+        for query in queries:
+            form = compiled(query.sql)
+            cursor = self._server.connection.execute(form.text, form.bind(query.values))
+            found.append(cursor.fetchall())
+        await self._travel()
+        return found
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        await self._group.write(statements)
+
+    async def _transact(self, rows: list[StatementRows]) -> None:
+        await self._travel()
+        self._require_up()
+        connection = self._server.connection
+        forms = [(compiled(each.sql), each) for each in rows]
+        connection.group = [
+            BoundRows(form, each.finds, [form.bind(values) for values in each.values])
+            for form, each in forms
+        ]
+        connection.commit()
+        self._server.commits += 1
+        # The answer may take long, and the replica may be killed before it comes.
+        await self._travel()
+
+    def health(self) -> Health:
+        if self._server.is_away:
+            return Health(False, "The database is away.")
+        return Health(True)
+
+    def on_commit(self, observer: CommitObserver) -> None:
+        self._group.observe = observer
+
+    async def close(self) -> None:
+        await self._group.close()

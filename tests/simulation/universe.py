@@ -1,0 +1,453 @@
+"""One run of the universe: replicas of the service, people who swap, faults, and the checks.
+
+Everything that happens follows from the seed. The checks read the data and the simulated chains
+themselves, and what people were told; they do not ask the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import tempfile
+import traceback
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+import orjson
+import structlog
+
+from rpcsvc import clock as product_clock
+from rpcsvc.app import Running, running_on
+from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.errors import Unavailable
+from rpcsvc.operations.envelope import Reply
+from rpcsvc.operations.service import Call
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import load_settings
+from rpcsvc.settings_onchain import read_chains
+from rpcsvc.store.database import DatabaseInUse
+from tests.e2e.audit import differences
+from tests.simulation.database import DatabaseServer, SimulatedDatabase
+from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
+
+HOUR_MS: Final = 3_600_000
+BEGAN_MS: Final = 1_763_678_000_000
+EVM: Final = "0x52908400098527886E0F7030069857D2E4169EE7"
+MONERO: Final = (
+    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
+    "9dhwMVgN5S9cQUiyoogDavup3H"
+)
+REFUND_MONERO: Final = [stagenet_subaddress(bytes([n + 1] * 64)) for n in range(4)]
+# What a payer sends, by direction: exact, short, below the minimum, over, far over.
+PAYMENTS: Final = {
+    "x2u": [None, None, None, "0.3", "0.00005", "1", "400"],
+    "u2x": [None, None, None, "60", "0.01", "200", "60000"],
+}
+_BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
+
+
+class Faults(NamedTuple):
+    """How often each fault strikes. Chances are per callback, or per payment where it says so."""
+
+    kill: float = 0.0
+    pause: float = 0.0
+    away: float = 0.0
+    payment: float = 0.0
+    delay_ms: float = 2.0
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Faults:
+        """A mix of its own for each seed; some seeds have none of a kind."""
+
+        def rate(most: float) -> float:
+            return chance.choice([0.0, most / 10, most])
+
+        return cls(
+            kill=rate(1e-4),
+            pause=rate(1e-4),
+            away=rate(5e-5),
+            payment=rate(0.5),
+            delay_ms=chance.choice([0.5, 5.0, 50.0]),
+        )
+
+
+class Replica:
+    """A process: an actor that runs the whole service on the shared data until it is killed."""
+
+    def __init__(self, universe: Universe, number: int) -> None:
+        self._universe = universe
+        self.number = number
+        self.lives = 0
+        self.up: Running | None = None
+        self.actor = Actor(f"replica {number}")
+
+    def start(self) -> None:
+        """Begin a life."""
+        self.lives += 1
+        self.actor = Actor(f"replica {self.number}.{self.lives}")
+        context = copy_context()
+        context.run(ACTOR.set, self.actor)
+        life = context.run(asyncio.ensure_future, self._live())
+        life.add_done_callback(self._ended)
+
+    async def _work(self, up: Running) -> None:
+        """Settle until another replica has the lease."""
+        working = asyncio.ensure_future(up.worker.run())
+        lost = asyncio.ensure_future(up.lease.lost.wait())
+        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        await up.worker.stop()
+        await working
+
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        """A process that ended by itself, as one without its lease does, is started again."""
+        if (error := life.exception()) is not None:
+            self._universe.ended(self, error)
+        self._universe.later(1, self.start)
+
+    def kill(self) -> None:
+        """End it between two callbacks: nothing more of it runs, and its connections are cut."""
+        self.actor.kill()
+        self._universe.graves.append(self.actor)  # see Actor.kill
+        self.up = None
+
+    async def _live(self) -> None:
+        universe = self._universe
+        chance = random.Random(universe.chance.getrandbits(64))
+        database = SimulatedDatabase(universe.server, chance, universe.faults.delay_ms)
+        folder = universe.folder / f"replica-{self.number}"
+        settings = load_settings(
+            config_file=None, environ={}, flags={"data_dir": str(folder), **universe.settings}
+        ).settings
+        chains = read_chains(settings.chains_file)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            async with running_on(
+                database, settings, chains, universe, chance.randbytes, asyncio.Event()
+            ) as up:
+                self.up = up
+                await self._work(up)
+        finally:
+            self.up = None
+            await database.close()
+
+
+class Order(NamedTuple):
+    """An order that was acknowledged to its orderer."""
+
+    key: str
+    direction: str
+    order_id: str
+    session_id: str
+
+
+class Universe:
+    """The clock, the data, the replicas and the people; see the module."""
+
+    def __init__(self, seed: int, folder: Path, faults: Faults | None = None) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self.loop = new_loop(self.chance.getrandbits(64))
+        self.faults = Faults.drawn(self.chance) if faults is None else faults
+        self.server = DatabaseServer(self.now_ms)
+        self.graves: list[Actor] = []
+        self.replicas = [
+            Replica(self, number) for number in range(self.chance.choice([1, 1, 2, 3]))
+        ]
+        self.settings: dict[str, Any] = {"signing.enabled": False}
+        self.orders: dict[str, Order] = {}
+        self.violations: list[str] = []
+        self.counts = {"kills": 0, "pauses": 0, "outages": 0, "calls": 0, "unanswered": 0}
+        self._striking = False
+        self._most_steps = 0
+
+    def now_ms(self) -> int:
+        """Wall-clock time, the same for all."""
+        return BEGAN_MS + self.loop.now_ns // 1_000_000
+
+    # --- a run ---------------------------------------------------------------------------------
+
+    def run(self, orders: int) -> None:
+        """Have people make so many orders under faults, then let all of them end, then check."""
+        self._most_steps = 500_000 + 20_000 * orders
+        with _simulated_time(self.loop):
+            self.loop.before_step = self._strike
+            self.loop.run_simulation(self._story(orders))
+
+    async def _story(self, orders: int) -> None:
+        for replica in self.replicas:
+            replica.start()
+        self._striking = True
+        people = [asyncio.ensure_future(self._person(number)) for number in range(orders)]
+        await asyncio.gather(*people)
+        self._striking = False
+        await self._recover()
+        await self._check()
+
+    async def _person(self, number: int) -> None:
+        """Order, pay in some way, and follow the order to its end."""
+        chance = random.Random(f"{self.seed} {number}")
+        await asyncio.sleep(chance.random() * 60)
+        direction = chance.choice(["x2u", "u2x"])
+        order = await self._place(f"person-{number:08d}-key", direction, chance)
+        if chance.random() < 0.1:
+            return  # never pays
+        for _ in range(chance.choice([1, 1, 1, 2])):
+            await asyncio.sleep(chance.choice([0.1, 2, 10, 60]))
+            amount = chance.choice(PAYMENTS[direction])
+            if chance.random() < self.faults.payment:
+                fault = chance.choice(
+                    ["payout_fails", "payout_unknown_sent", "payout_unknown_lost", "refund_fails"]
+                )
+                await self._call("sandbox.fault", chance, fault=fault, orderId=order.order_id)
+            await self._call(
+                "sandbox.fund",
+                chance,
+                once=True,
+                orderId=order.order_id,
+                **({"amount": amount} if amount else {}),
+            )
+
+    async def _place(self, key: str, direction: str, chance: random.Random) -> Order:
+        """Order, sometimes several times at once under one key: all must be the same order."""
+        params: dict[str, Any] = {
+            "direction": direction,
+            "chain": chance.choice(["arbitrum", "base"]),
+            "amount": "0.8" if direction == "x2u" else "150",
+            "to": EVM if direction == "x2u" else MONERO,
+        }
+        copies = chance.choice([1, 1, 1, 3])
+        answers = await asyncio.gather(
+            *(self._call("swap.execute", chance, key=key, **params) for _ in range(copies))
+        )
+        for answer in answers:
+            data = answer["data"]
+            order = Order(key, direction, data["order"]["orderId"], data["sessionId"])
+            known = self.orders.setdefault(key, order)
+            if known != order:
+                self._violated(f"key {key} has two orders: {known.order_id}, {order.order_id}")
+            self.loop.note(f"order {order.order_id}")
+        return order
+
+    async def _call(
+        self,
+        name: str,
+        chance: random.Random,
+        *,
+        key: str | None = None,
+        once: bool = False,
+        **params: Any,
+    ) -> dict[str, Any]:
+        """Call any replica until one answers ok; with ``once``, until one may have acted.
+
+        A call whose replica was killed has no answer: the caller waits, gives up, and asks again.
+        """
+        while True:
+            replica = chance.choice(self.replicas)
+            if replica.up is not None:
+                self.counts["calls"] += 1
+                body = await self._ask(replica, replica.up, name, params, key)
+                if body is None:
+                    self.counts["unanswered"] += 1
+                    if once:
+                        return {}
+                else:
+                    answer: dict[str, Any] = orjson.loads(body)
+                    self.loop.note(f"{name} {answer['state']}")
+                    if answer["ok"]:
+                        return answer
+                    if answer["error"]["code"] == "internal_error":
+                        self._violated(f"{name} answered {answer}")
+                        return answer
+                    if not answer["error"]["retryable"]:
+                        if once:
+                            return answer
+                        self._violated(f"{name} was refused: {answer['error']}")
+                        return answer
+            await asyncio.sleep(0.2 + chance.random())
+
+    async def _ask(
+        self, replica: Replica, up: Running, name: str, params: dict[str, Any], key: str | None
+    ) -> bytes | None:
+        call = Call("req_simulated", idempotency_key=key)
+        context = copy_context()
+        context.run(ACTOR.set, replica.actor)
+        running: asyncio.Task[Reply] = self.loop.create_task(
+            up.dispatcher.run(_BY_NAME[name], params, call), context=context
+        )
+        if not (await asyncio.wait({running}, timeout=30))[0]:
+            return None
+        return running.result().body
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def _strike(self) -> None:
+        """Between two callbacks: perhaps kill or pause a replica, or take the database away."""
+        if self.loop.steps > self._most_steps:
+            raise TimeoutError(f"orders have not ended after {self.loop.steps} steps")
+        if not self._striking:
+            return
+        roll = self.chance.random()
+        faults = self.faults
+        if roll < faults.kill:
+            self._kill(self.chance.choice(self.replicas))
+        elif roll < faults.kill + faults.pause:
+            self._pause(self.chance.choice(self.replicas))
+        elif roll < faults.kill + faults.pause + faults.away and not self.server.is_away:
+            self.counts["outages"] += 1
+            self.server.is_away = True
+            self.later(self.chance.random() * 20, self._bring_database_back)
+
+    def _kill(self, replica: Replica) -> None:
+        if replica.up is None or replica.actor.is_killed:
+            return
+        self.counts["kills"] += 1
+        self.loop.note(f"kill {replica.actor.name}")
+        replica.kill()
+        self.later(0.1 + self.chance.random() * 20, replica.start)
+
+    def _pause(self, replica: Replica) -> None:
+        actor = replica.actor
+        if actor.is_killed or actor.is_paused:
+            return
+        self.counts["pauses"] += 1
+        self.loop.note(f"pause {actor.name}")
+        actor.is_paused = True
+        self.later(self.chance.random() * 30, lambda: self.loop.wake(actor))
+
+    def _bring_database_back(self) -> None:
+        self.server.is_away = False
+
+    def later(self, seconds: float, act: Any) -> None:
+        """Do something outside of every actor."""
+        context = copy_context()
+        context.run(ACTOR.set, None)
+        self.loop.call_later(seconds, act, context=context)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def _recover(self) -> None:
+        """Faults have stopped: let every deadline pass, and name the refund addresses due."""
+        await asyncio.sleep(60)
+        chance = random.Random(self.seed)
+        for attempt, wait_ms in enumerate((HOUR_MS, HOUR_MS, 25 * HOUR_MS, 25 * HOUR_MS)):
+            # One that a refund could not be sent to is refused the next time.
+            addresses = {"x2u": REFUND_MONERO[attempt], "u2x": f"0x{attempt + 1:040x}"}
+            # Each pass of a worker would be simulated: the machine sleeps instead.
+            self.loop.skip(wait_ms / 1000)
+            await asyncio.sleep(40)
+            for order in self.orders.values():
+                answer = await self._call("swap.status", chance, orderId=order.order_id)
+                if answer["data"]["actionRequired"]:
+                    await self._call(
+                        "support.create",
+                        chance,
+                        message="refund, please",
+                        orderId=order.order_id,
+                        sessionId=order.session_id,
+                        walletAddress=addresses[order.direction],
+                    )
+        await asyncio.sleep(60)
+
+    async def _check(self) -> None:
+        self.violations += differences(self.server.connection)
+        chance = random.Random(self.seed)
+        for order in self.orders.values():
+            answer = await self._call("swap.status", chance, orderId=order.order_id)
+            ended = answer["state"] in ("completed", "terminal_failure")
+            if not ended:
+                self._violated(f"{order.order_id} has not ended: {answer['state']}")
+        rows = self.server.connection.execute("SELECT count(*) FROM orders").fetchone()
+        if rows[0] != len(self.orders):
+            self._violated(f"{rows[0]} orders are stored, {len(self.orders)} were acknowledged")
+        for replica in self.replicas:
+            if replica.up is not None and not (health := replica.up.worker.health()).ok:
+                self._violated(
+                    f"{replica.actor.name} is not well after the faults: {health.detail}"
+                )
+        for failure in self.loop.failures:
+            self._violated(f"the loop caught {failure}")
+
+    def ended(self, replica: Replica, error: BaseException) -> None:
+        """A replica has ended by an error; a database that is away or another's lease is none."""
+        if not isinstance(error, (Unavailable, DatabaseInUse)):
+            self._violated(f"{replica.actor.name} ended by {error!r}")
+            raise error
+
+    def _violated(self, what: str) -> None:
+        self.loop.note(f"violation {what}")
+        self.violations.append(f"at {self.loop.time():.3f} s: {what}")
+
+
+@contextmanager
+def _simulated_time(loop: SimulatedLoop) -> Iterator[None]:
+    """Have the product's clocks tell the loop's time."""
+    began = BEGAN_MS * 1_000_000
+    fake = types.SimpleNamespace(
+        time_ns=lambda: began + loop.now_ns,
+        monotonic_ns=lambda: loop.now_ns,
+        clock_gettime_ns=lambda _clock: loop.now_ns,
+        CLOCK_BOOTTIME=0,
+    )
+    with patch.object(product_clock, "time", fake):
+        yield
+
+
+class Outcome(NamedTuple):
+    """How a run ended: its trace, the steps of the loop, what struck, and what did not hold."""
+
+    seed: int
+    trace: str
+    steps: int
+    orders: int
+    counts: dict[str, int]
+    violations: list[str]
+
+
+def run(seed: int, orders: int, faults: Faults | None = None) -> Outcome:
+    """Run a universe in a process of its own, whose killed replicas end with it."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_run_here, args=(seed, orders, faults, sending))
+    child.start()
+    sending.close()
+    try:
+        outcome: Outcome = receiving.recv()
+    except EOFError:
+        raise RuntimeError(f"the run of seed {seed} has ended without an outcome") from None
+    finally:
+        child.join()
+    return outcome
+
+
+def _run_here(seed: int, orders: int, faults: Faults | None, outcome: Connection) -> None:
+    # The clock of the log is the machine's, and thousands of lines tell nothing that is wrong.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with tempfile.TemporaryDirectory(prefix="rpcsvc-simulation-") as folder:
+        universe = Universe(seed, Path(folder), faults)
+        try:
+            universe.run(orders)
+        except Exception:  # noqa: BLE001 - reported as a violation, with its seed
+            universe.violations.append(traceback.format_exc())
+        loop = universe.loop
+        outcome.send(
+            Outcome(
+                seed,
+                loop.trace,
+                loop.steps,
+                len(universe.orders),
+                universe.counts,
+                universe.violations,
+            )
+        )
+        outcome.close()
+    os._exit(0)  # collecting the tasks of killed replicas would run their finally blocks
