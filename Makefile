@@ -102,14 +102,14 @@ check: install ## lint, types, import direction, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.generate --check
 
-generate: install ## write the generated files anew
+generate: install ## write the generated files again
 	$(BIN)/python -m tools.generate
 
-lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
+lock: | $(BIN)/python ## pin the container's packages again, with their hashes
 	$(BIN)/python -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
 	$(PINS) --extra onchain --extra otel --extra postgres --extra top --extra tor --output-file config/requirements.txt pyproject.toml
-	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
+	printf 'hatchling>=1.27\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
 # Without bytecode, which pip writes at an installation, each start would compile every module.
 bench profile: export PYTHONDONTWRITEBYTECODE =

@@ -1,4 +1,4 @@
-"""Writes the generated files, or with ``--check`` says which of them are stale.
+"""Write the generated files, or with ``--check`` name the stale ones.
 
 docs/develop/lifecycle.md             the diagram and the table, between their markers
 docs/operate/operations.md            the families of /metrics, between their markers
@@ -67,7 +67,7 @@ def diagram() -> str:
 
 def table() -> str:
     """The events that each status accepts, and its state in answers to agents."""
-    rows = ["| status | agent state | terminal | events it knows |", "|---|---|---|---|"]
+    rows = ["| status | agent state | terminal | events |", "|---|---|---|---|"]
     for status, rules in TRANSITIONS.items():
         events = ", ".join(f"`{event.__name__}`" for event in rules)
         terminal = "yes" if status.is_terminal else "no"
@@ -76,7 +76,7 @@ def table() -> str:
 
 
 def schemas(site: Site) -> str:
-    """The schemas of every operation, as service.schemas answers them."""
+    """Return the schemas of every operation, as service.schemas answers them."""
     described = {op.name: schemas_of(op, site.networks) for op in OPERATIONS}
     return _readable(json.dumps({"envelope": ENVELOPE_SCHEMA, "operations": described}))
 
@@ -116,19 +116,21 @@ def _kind(annotation: object) -> str:
 
 
 _CLI_INTRO = """\
-Written by `make generate` from the parser itself.
+Every command with its options, written by `make generate` from the parser.
 
-Exit status: 0 ok, 1 not, 2 usage error, 3 no answer of the service or of a node. stdout of
-`agent:...` and `sandbox:...` is one JSON envelope with each of them:
+## What do the exit statuses mean?
+
+0: ok, 1: not ok, 2: a usage error, 3: no answer of the service or of a node. With every status,
+stdout of `agent:...` and `sandbox:...` is one JSON envelope:
 
 | status | `ok` | `state` and `error.code` | |
 |---|---|---|---|
-| 0 | true | as the operation has them | |
-| 1 | false | as the operation has them | the service refused |
+| 0 | true | those of the operation | |
+| 1 | false | those of the operation | the service refused |
 | 2 | false | `invalid_input`, `invalid_request` | nothing was sent; `data.network` is null |
 | 3 | false | `unavailable`, `unavailable` | the call may have been carried out; as with 2 |
 
-stdout of `verify` and `receipt verify` is one JSON object; its `verified` or `proven` is false
+stdout of `verify` and `receipt verify` is one JSON object, whose `verified` or `proven` is false
 with 1, 2 and 3."""
 
 
@@ -144,7 +146,7 @@ def cli_reference() -> str:
 
 @asynccontextmanager
 async def _staged(clock: recording.StageClock) -> AsyncIterator[Running]:
-    """A service with default settings whose time and randomness are always the same."""
+    """Run a service with default settings and fixed time and randomness."""
     with TemporaryDirectory() as folder:
         settings = load_settings(config_file=None, environ={}, flags={"data_dir": folder}).settings
         async with running(settings, clock=clock, random=recording.StageRandom()) as up:
@@ -160,13 +162,13 @@ async def _recorded() -> str:
 
 def module_map() -> str:
     """Every module with the first sentence of its docstring, package by package."""
-    parts = ["# Modules", "", "Written by `make generate` from the modules themselves."]
+    parts = ["# Modules", "", "The first sentence of each module, written by `make generate`."]
     for package in sorted(path.parent for path in (ROOT / "rpcsvc").rglob("__init__.py")):
         modules = sorted(set(package.glob("*.py")) - {package / "__init__.py"})
         about = _first_sentence(package / "__init__.py")
         parts += ["", f"## `{package.relative_to(ROOT)}/`", "", about]
         if modules:
-            parts += ["", "| module | what it holds |", "|---|---|"]
+            parts += ["", "| module | holds |", "|---|---|"]
         parts += [f"| `{module.name}` | {_first_sentence(module)} |" for module in modules]
     return "\n".join([*parts, ""])
 
@@ -271,7 +273,7 @@ def main() -> int:
 
 
 def _bring_up(files: dict[Path, str], *, checking: bool) -> list[str]:
-    """The names of the stale files, which are rewritten unless ``checking``."""
+    """Return the names of the stale files; rewrite them unless ``checking``."""
     stale = []
     for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:

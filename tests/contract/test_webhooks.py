@@ -226,7 +226,7 @@ async def test_410_ends_a_webhook(pair: tuple[Served, Receiver]) -> None:
 async def test_request_of_an_unpaid_order_is_6_kb_at_most(
     pair: tuple[Served, Receiver], swap: Json
 ) -> None:
-    """18 of them are the figure of docs/webhooks.md (contract/store/test_webhooks.py)."""
+    """18 of them are the figure of docs/use/webhooks.md (contract/store/test_webhooks.py)."""
     served, receiver = pair
     back = MONERO if swap is SWAP else EVM
     url = receiver.url.ljust(1_000, "x")

@@ -43,7 +43,7 @@ ADDRESSES = st.integers(1, 200)
 HONEST_CLIENT = Client("token", "honest")
 HONEST_STRANGER = Client(ADDRESS, "198.51.100.9")
 # As many addresses may hold unfunded orders and leave a part of the share of all: see
-# docs/operate/economics.md, "How many addresses it takes".
+# docs/operate/economics.md, "How many addresses does an attack take?".
 HARMLESS = 3
 HELD, USDC_HELD = {"monero": 1_500 * XMR}, 250_000 * 10**6
 

@@ -201,7 +201,7 @@ def commands(text: str) -> Iterator[str]:
         yield " ".join(span.split())
 
 
-PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - set((DOCS / "generated").iterdir()))]
+PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - {*(DOCS / "generated").iterdir()})
 LINES = sorted({line for page in PAGES for line in commands(page.read_text())})
 
 
