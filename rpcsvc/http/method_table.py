@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 M = TypeVar("M")
 
 
-_LONGEST_GUESSED_NAME: Final = 80
+_LONGEST_GUESSED_NAME: Final = 48
 _LIKENESS: Final = 0.4
 # The result that an entry returns to the library; the wrapper makes the real one later.
 _FOUND: Final = jsonrpcserver.Success(None)

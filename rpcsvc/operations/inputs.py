@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import cache
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, get_args
@@ -325,7 +326,7 @@ async def _problems_of_rest(
 # Bounded: an answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32
 # For how many of them a near name is looked for: a batch has fifty calls with thirty names each.
-_MOST_GUESSES: Final = 8
+_MOST_GUESSES: Final = 4
 
 
 _CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
@@ -404,7 +405,7 @@ def _without_excess(model: type[Params], params: dict[str, Any]) -> dict[str, An
     """Return the params with no more unknown ones than are reported."""
     if len(params) <= MOST_PROBLEMS:
         return params
-    known = {info.alias or name for name, info in model.model_fields.items()}
+    known = _wire_names(model)
     reported = set(islice((name for name in params if name not in known), MOST_PROBLEMS))
     return {name: params[name] for name in params if name in known or name in reported}
 
@@ -463,7 +464,7 @@ def _model_at(model: type[Params], path: tuple[int | str, ...]) -> type[Params]:
 
 
 def _unknown(model: type[Params], field: str, item: Any, *, is_guessed: bool) -> InvalidInput:
-    known = [info.alias or name for name, info in model.model_fields.items()]
+    known = _wire_names(model)
     meant = _meant(str(item["loc"][-1]), known) if is_guessed else ""
     return InvalidInput(
         f"{field} is not a property of this operation.{meant}",
@@ -471,6 +472,11 @@ def _unknown(model: type[Params], field: str, item: Any, *, is_guessed: bool) ->
         received=item["input"],
         allowed=known,
     )
+
+
+@cache
+def _wire_names(model: type[Params]) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def _meant(name: str, known: list[str]) -> str:

@@ -272,7 +272,7 @@ def of_bodies(known: dict[str, str]) -> Iterator[Sent]:
     unknown = {f"{n}transactiondirection": 1 for n in range(30)}
     order = {"orderId": known["$orderId"]}
     elements: dict[str, dict[str, Any]] = {
-        "unknown methods": {"method": "service.swap.plam" * 4},
+        "unknown methods": {"method": "service.swap.plam" * 2},
         "unknown names": {"method": "service.swap.check", "params": unknown},
         "schemas": {"method": "service.schemas"},
         "lists": {"method": "service.swap.list", "params": {"sessionId": known["$sessionId"]}},
