@@ -278,7 +278,7 @@ async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
-        assert (await sidecar.up.backend.engine.health()).ok
+        assert (await sidecar.up.engine.health()).ok
         made = served_order(sidecar)
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import asyncpg
 
-from rpcsvc.app import client_secret
+from rpcsvc.bootstrap import client_secret
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing

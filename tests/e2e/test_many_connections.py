@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc import app, serving
+from rpcsvc import bootstrap, serving
 from rpcsvc.http import http_server
 from rpcsvc.settings import load_settings
 from tests.e2e.processes import TIMEOUT_SECONDS, Server, free_port, until
@@ -78,7 +78,7 @@ async def test_client_that_reads_nothing_is_cut_off(
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port, "rate_limit.enabled": False}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
-    async with app.running(settings) as up, serving.listening(up):
+    async with bootstrap.running(settings) as up, serving.listening(up):
         connection = await asyncio.to_thread(connect, port, "127.0.0.1")
         connection.setblocking(False)
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ CODE = """
 import sys
 from rpcsvc.importing import Importing
 with Importing():
-    import rpcsvc.serving, rpcsvc.app_sandbox
+    import rpcsvc.serving, rpcsvc.settlement.sandbox.wiring
 print(*{"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema"} & set(sys.modules))
 import cffi
 """
