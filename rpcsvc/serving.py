@@ -1,4 +1,4 @@
-"""Serving: a running service (app.py) on the network, until SIGTERM.
+"""Serving: a running service (bootstrap.py) on the network, until SIGTERM.
 
 serve(settings)     the process from its start to SIGTERM or SIGINT
 listening(running)  takes requests over TCP and the UNIX socket
