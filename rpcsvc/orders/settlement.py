@@ -14,7 +14,7 @@ from msgspec import Struct
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
-from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
@@ -187,9 +187,16 @@ async def replica(
 
 def authorization_funding(orders: Orders, wallets: GaslessWallets, poll_ms: int) -> GaslessFunding:
     """Fund orders by signed authorizations, which ``wallets`` carry out."""
-    limit = ClientLimit(orders.policy.unfunded.address_authorizations_a_day, orders.secret)
-    store = FundingStore(orders.tables)
-    return GaslessFunding(orders.store, store, wallets, orders.clock, limit, poll_ms, orders.lease)
+    return GaslessFunding(
+        orders.store,
+        FundingStore(orders.tables),
+        wallets,
+        orders.clock,
+        poll_ms,
+        orders.lease,
+        orders.policy.unfunded.address_authorizations_a_day,
+        orders.secret,
+    )
 
 
 def _inventory(orders: Orders, wallets: OrderingWallets) -> Inventory:

@@ -6,11 +6,12 @@ import ast
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from rpcsvc.engines import ENGINES
-from tests.sandbox import sandbox
+from rpcsvc.engines import ENGINES, EngineFacts
+from tests.sandbox import EVM, sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ROOT / "rpcsvc" / "settlement"
@@ -64,6 +65,21 @@ def test_engine_module_connects_and_checks(engine: str) -> None:
     module = import_module(ENGINES[engine].module)
     assert callable(module.connect)
     assert callable(module.check)
+
+
+async def test_engine_that_only_quotes_is_a_module_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = EngineFacts("tests.unit.quoting_engine")
+    monkeypatch.setitem(cast("dict[str, EngineFacts]", ENGINES), "quoting", line)
+    swap = {"direction": "x2u", "chain": "arbitrum", "amount": "2"}
+    async with sandbox(tmp_path, flags={"engine": "quoting"}) as box:
+        quote = await box.call("swap.quote", **swap)
+        order = await box.call("swap.execute", **swap, to=EVM)
+        await box.catch_up()
+    assert quote["data"]["network"] == "quoting"
+    assert quote["data"]["quote"]["expectedOutput"] == "300"
+    assert order["error"]["code"] == "unavailable"
 
 
 async def test_sandbox_network_is_known_before_it_is_loaded(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import sys
 from rpcsvc.importing import Importing
 with Importing():
     import rpcsvc.serving, rpcsvc.settlement.sandbox.wiring
-print(*{"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema"} & set(sys.modules))
+unneeded = {"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema", "rpcsvc.audit"}
+unneeded |= {"rpcsvc.treasury", "rpcsvc.settlement.onchain", "rpcsvc.settlement.upstream"}
+print(*unneeded & set(sys.modules))
 import cffi
 """
 

@@ -6,6 +6,7 @@ daemons: tests/regtest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -49,6 +50,17 @@ async def test_network_is_known_before_the_engine_is_loaded(up: Running) -> None
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
     assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
     assert not (await up.engine.health()).ok
+
+
+async def test_real_wallets_are_audited_and_have_a_treasury(up: Running) -> None:
+    assert "admin.treasury.plan" in {operation.name for operation in up.admin}
+    assert up.readings.last_audit() is None
+    working = asyncio.create_task(up.worker.run())
+    async with asyncio.timeout(10):
+        while up.readings.last_audit() is None:
+            await asyncio.sleep(0.01)
+    await up.worker.stop()
+    await working
 
 
 @pytest.mark.parametrize("chain", ["arbitrum", "base"])
