@@ -88,7 +88,11 @@ _HASH_BYTES: Final = 32
 
 
 class Running(Struct, frozen=True):
-    """A service that is up, without its network side. ``engine`` is as Settlement has it."""
+    """A service that is up, without its network side.
+
+    ``engine`` and ``watch`` are those of the Settlement. Without the ``lease`` held, the service
+    takes orders that another process settles.
+    """
 
     settings: Settings
     service: Service
@@ -116,7 +120,7 @@ async def running(
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
 ) -> AsyncIterator[Running]:
-    """The service on its data directory, owned exclusively, until the block ends.
+    """Run the service on its data directory, owned exclusively, until the block ends.
 
     While another process holds the lease, this one waits until it may, or until ``stop`` is set,
     and runs ``standby`` meanwhile; without ``stop`` it does not wait. The worker is made, not
@@ -153,7 +157,7 @@ async def running_on(
 ) -> AsyncIterator[Running]:
     """Run the service on an open database, under its lease, until the block ends.
 
-    Raises as ``running``, of which this is the part above the files of the data directory.
+    Raises as ``running``, which opens the database and owns the data directory.
     """
     signer = _signer(settings, clock, random)
 
@@ -181,7 +185,7 @@ async def running_on(
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:
-    """The lease if it is free now; None where it is not, and may be waited for."""
+    """Return the lease if it is free now, or None if the caller may wait for it."""
     try:
         return await keeper.take()
     except LeaseTaken:
@@ -194,7 +198,7 @@ async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease 
 async def _connected(
     context: EngineContext, database: Database, signer: ResponseSigner | None
 ) -> AsyncIterator[Running]:
-    """The service around its connected engine, as long as the block lasts."""
+    """Put the service together around its engine, connected until the block ends."""
     await _require_own(context.settings, context.tables)
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
@@ -208,7 +212,7 @@ async def _connected(
 
 
 def _make_data_dir(path: Path) -> None:
-    """Raises SettingsError for one that others may use: who can swap a file in it can steal."""
+    """Raise SettingsError for a folder that others may use: who swaps a file in it can steal."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -221,7 +225,7 @@ def _make_data_dir(path: Path) -> None:
 
 
 async def _require_own(settings: Settings, database: Tables) -> None:
-    """Raises SettingsError when the orders on the data directory are another engine's."""
+    """Raise SettingsError when the orders on the data directory are another engine's."""
     claim = await engine_conflict(database, settings.engine)
     if claim is not None:
         other, why = claim
@@ -235,7 +239,7 @@ async def _require_own(settings: Settings, database: Tables) -> None:
 
 
 def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSigner | None:
-    """What signs, by the real clock: a sandbox's time machine must not make answers look old."""
+    """Sign answers by the real clock: a sandbox's time machine must not make them look old."""
     if not settings.signing.enabled:
         return None
     ring = KeyRing.load_or_create(settings.data_dir / KEYS_DIR, clock, random)
@@ -243,7 +247,7 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 
 
 def _targets(settings: Settings) -> Targets:
-    """Whom webhooks may call."""
+    """Return the addresses that webhooks may call."""
     found = settings.webhooks
     return Targets(found.allowed_networks, onion=bool(found.onion_proxy))
 
@@ -251,7 +255,7 @@ def _targets(settings: Settings) -> Targets:
 def _sender(
     settings: Settings, clock: Clock, signer: ResponseSigner | None
 ) -> AbstractAsyncContextManager[WebhookSender]:
-    """What sends webhooks, by the real clock: receivers compare it with theirs."""
+    """Send webhooks by the real clock: receivers compare it with theirs."""
     sign = None if signer is None else signer.sign_message
     return webhook_sender(
         _targets(settings), sign, clock, onion_proxy=settings.webhooks.onion_proxy
@@ -265,12 +269,11 @@ def _orders(
     clock: Clock,
     counting: Counting,
 ) -> Orders:
-    """The orders of a connected engine."""
+    """Make the store, the processor and the terms of an engine's orders."""
     settings, tables, random = context.settings, context.tables, context.random
     views = _views(context, signer, profile)
     store = OrderStore(tables, _view_key(views, context.chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), counting)
-    secret = client_secret(settings.data_dir, random)
     kept, history = settings.orders, settings.orders.history_keep_days
     retention = Retention(
         store,
@@ -281,25 +284,24 @@ def _orders(
         keep_history_ms=None if history is None else history * _DAY_MS,
         unpaid_bytes=kept.unpaid_bytes,
     )
-    policy = _policy(settings)
     return Orders(
-        profile,
-        tables,
-        store,
-        processor,
-        policy,
-        retention,
-        clock,
-        random,
-        secret,
-        context.lease,
+        profile=profile,
+        tables=tables,
+        store=store,
+        processor=processor,
+        policy=_policy(settings),
+        retention=retention,
+        clock=clock,
+        random=random,
+        secret=client_secret(settings.data_dir, random),
+        lease=context.lease,
     )
 
 
 def _views(
     context: EngineContext, signer: ResponseSigner | None, profile: VenueProfile
 ) -> ViewContext:
-    """How orders are shown: on which network, and with attested terms where there are keys."""
+    """Show orders under the venue's names, with attested terms where there are keys."""
     issuer = context.settings.effective_site_url
     if signer is None:
         return ViewContext(profile, issuer)
@@ -367,24 +369,24 @@ def _compose(
     if settlement.controls is not None:
         service = with_sandbox(service, SANDBOX_OPERATIONS, settlement.controls)
     return Running(
-        settings,
-        service,
-        agent_dispatcher(service),
-        admin,
-        worker,
-        settlement.engine,
-        settlement.readings,
-        database,
-        signer,
-        context.lease,
-        settlement.watch,
+        settings=settings,
+        service=service,
+        dispatcher=agent_dispatcher(service),
+        admin=admin,
+        worker=worker,
+        engine=settlement.engine,
+        readings=settlement.readings,
+        database=database,
+        signer=signer,
+        lease=context.lease,
+        watch=settlement.watch,
     )
 
 
 def _view_key(
     views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
 ) -> Callable[[], str]:
-    """Under which key status answers hold now: after a rotation they are attested anew."""
+    """Return the key of status answers: after a rotation, stored ones are attested again."""
 
     @cache
     def rendering() -> str:
@@ -427,7 +429,7 @@ def _policy(settings: Settings) -> Policy:
 
 @asynccontextmanager
 async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
-    """The service for calls from within this process. Raises DataDirInUse."""
+    """Run the service for calls from within this process. Raises DatabaseInUse."""
     async with running(settings) as up:
         await up.worker.recover()
         yield LocalService(up.dispatcher, up.service.venue, up.worker)
@@ -435,7 +437,7 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
 
 
 def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
-    """The key that client addresses of unfunded orders are hashed with, made when there is none.
+    """Return the key that hashes client addresses of unfunded orders, made when there is none.
 
     It is in ``data_dir`` and not in the database, so a copy of the database reveals no addresses.
     Without the old one clients are counted anew, which costs nothing else. Raises OSError.

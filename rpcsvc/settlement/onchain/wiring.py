@@ -125,7 +125,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
         _withdraw_to(context.settings, served),
         {asset: each.per_transfer for asset, each in caps(settings).items()},
     )
-    # One for all: a pause that can't be written holds in this object alone.
+    # Engine and auditor share it: a pause that can't be written holds in this object alone.
     switch = PauseSwitch(context.settings.data_dir)
     row = None if lease.is_alone else PauseRow(context.tables)
     shared = None if row is None else SharedPause(row, switch, clock)
@@ -182,7 +182,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
 
 
 async def _journal(context: EngineContext, switch: PauseSwitch) -> PaymentJournal:
-    """The payment journal, open where its lines may be written: under the lease."""
+    """Make the payment journal, opened under the lease, which its lines are written under."""
     options = journal_options(context.settings.onchain, context.settings.data_dir)
     lease, watched, clock = context.lease, context.watched, context.clock
     journal = PaymentJournal(options, clock, system_random, lease=lease.on_record)
@@ -225,7 +225,7 @@ async def _engine(
     clients, ledger = monero_clients(settings), MoneroLedger(tables, journal, row)
     xmr = MoneroAdapter(*clients, ledger, clock, monero_options(settings))
     reconciliations = {}
-    # None where the operator wants no audits, or no pause for what they find.
+    # An operator who wants no audits, or no pause for their findings, wants no reconciliation.
     if settings.audit_seconds and settings.pause_on_difference:
         unrecorded = UnrecordedLedger(tables)
         outgoing = MoneroOutgoing(*clients, ledger, unrecorded)
@@ -256,7 +256,7 @@ def check(settings: Settings, chains: ChainRegistry) -> None:
 
 
 def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegistry:
-    """The chains that have a node. Raises SettingsError."""
+    """Return the chains that have a node. Raises SettingsError."""
     nodes = _pairs(settings.nodes)
     known = {chain.name: chain for chain in chains.all()}
     unknown = sorted(set(nodes) - set(known))
@@ -307,7 +307,7 @@ def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
 
 
 def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClient]:
-    """Clients of monerod and monero-wallet-rpc, not opened. Raises SettingsError."""
+    """Build unopened clients of monerod and monero-wallet-rpc. Raises SettingsError."""
     node = _endpoint(
         "monerod", settings.monerod_url, settings.monerod_username, settings.monerod_password
     )
@@ -368,7 +368,7 @@ def _count(text: str) -> int:
 
 
 def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]:
-    """One for each chain with a node, clients not opened. Raises SettingsError."""
+    """Build one node, with an unopened client, for each of ``chains``. Raises SettingsError."""
     urls, prices = _pairs(settings.nodes), _pairs(settings.gas_prices)
     nodes = []
     for chain in chains.all():
@@ -432,7 +432,7 @@ def _withdraw_to(settings: Settings, served: ChainRegistry) -> dict[str, tuple[s
 
 
 def caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
-    """The most that goes out, by asset. Raises errors.InputError."""
+    """Return the caps on outgoing money, by asset. Raises errors.InputError."""
 
     def units(text: str, asset: Asset) -> int:
         return parse_amount(text, asset).units
@@ -449,7 +449,7 @@ def pool_size(settings: OnchainSettings) -> int:
 
 
 def floors(settings: OnchainSettings) -> Mapping[Asset, int]:
-    """The least that the wallets should hold, by asset. Raises errors.InputError."""
+    """Return the lowest wanted balance of the wallets, by asset. Raises errors.InputError."""
     given = {XMR: settings.xmr_floor, USDC: settings.usdc_floor}
     return {
         asset: parse_amount(text, asset).units if text.strip("0.") else 0
