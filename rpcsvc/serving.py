@@ -1,4 +1,4 @@
-"""Serving: a running service (app.py) on the network, until SIGTERM.
+"""Serving: a running service (bootstrap.py) on the network, until SIGTERM.
 
 serve(settings)     the process from its start to SIGTERM or SIGINT
 listening(running)  takes requests over TCP and the UNIX socket
@@ -26,7 +26,7 @@ import structlog
 from aiohttp import web
 
 from rpcsvc import __version__, ids
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
@@ -129,7 +129,7 @@ def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
 
 def _greeting(up: Running, program: str) -> str:
     """What runs, what to try and where the page is; ``program`` is what was started."""
-    settings, is_simulated = up.settings, up.backend.profile.is_simulated
+    settings, is_simulated = up.settings, up.service.venue.profile.is_simulated
     what = "simulated chains, no real money" if is_simulated else settings.database
     command = "demo" if is_simulated else "top"
     name = program if program.endswith("/rpcsvc") else "rpcsvc"
@@ -355,7 +355,7 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     books, clock = OperatorBooks(up.database), up.service.clock
     messages, waits = WebhookStore(up.database), up.service.waits
     readout = Readout(
-        up.backend, up.readings, books, messages, health.checks, waits, up.lease, clock
+        settings.engine, up.readings, books, messages, health.checks, waits, up.lease, clock
     )
     routes.add_routes(MetricsHttp(gate, metrics, readout).routes())
     return Edge(

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.cli.agent.operations import COMMANDS_FILE
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -41,22 +41,13 @@ log = structlog.get_logger(__name__)
 OUTCOME_SECONDS: Final = 12
 
 
-class ClientLimit(NamedTuple):
-    """How many authorizations a network address may send on a day of UTC: each may cost gas.
-
-    ``secret`` keys the hashes of addresses.
-    """
-
-    most: int
-    secret: bytes
-
-
 class GaslessFunding:
     """Takes signed authorizations for orders, and carries on with them beside the worker.
 
     Nodes are asked ``poll_ms`` apart. A slow one holds up neither the worker's passes nor the
     authorizations of other networks. Only a holder of the ``lease`` with time left sends; another
-    replica records an authorization, which the holder finds.
+    replica records an authorization, which the holder finds. A network address may send
+    ``most_a_day`` (UTC), because each may cost gas; ``secret`` keys the hashes of addresses.
     """
 
     def __init__(
@@ -65,17 +56,19 @@ class GaslessFunding:
         store: FundingStore,
         wallets: GaslessWallets,
         clock: Clock,
-        limit: ClientLimit,
         poll_ms: int,
         lease: Lease,
+        most_a_day: int,
+        secret: bytes,
     ) -> None:
         self._orders = orders
         self._store = store
         self._wallets = wallets
         self._clock = clock
-        self._limit = limit
         self._poll_ms = poll_ms
         self._lease = lease
+        self._most_a_day = most_a_day
+        self._secret = secret
         self._in_hand: set[AuthorizationKey] = set()
         self._observers: list[Callable[[str], None]] = []
 
@@ -171,10 +164,10 @@ class GaslessFunding:
 
         Raises RateLimited for an address that has sent as many as it may today.
         """
-        stored, now = client.stored(self._limit.secret), self._clock.now_ms()
+        stored, now = client.stored(self._secret), self._clock.now_ms()
         if is_known(stored):
             return None
-        counted = ClientDay(stored, day_of(now), self._limit.most)
+        counted = ClientDay(stored, day_of(now), self._most_a_day)
         if await self._store.sent_on(stored, counted.day) < counted.most:
             return counted
         seconds = -(-ms_to_next_day(now) // 1000)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from rpcsvc.audit.auditor import audit_loop
+from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.engines import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.orders.ports.venue import RateSource
+from rpcsvc.orders.settlement import Settlement
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -40,7 +46,7 @@ from rpcsvc.store.database import Tables
 from rpcsvc.store.operator_books import OperatorBooks, Owed, UnsweptTotal, owed, reserved
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
-from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view, read_targets
+from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view
 
 Json = dict[str, Any]
 
@@ -182,7 +188,9 @@ class OnchainTreasury:
             self._settings, recorded.monero, recorded.hot_wallet, alone=False
         )
         chains = read_chains(self._settings.chains_file)
-        targets = read_targets(settings, wiring.served_chains(self._settings.onchain, chains))
+        targets = wiring.read_targets(
+            settings, wiring.served_chains(self._settings.onchain, chains)
+        )
         inventory = PositionBuilder(settings, targets, orders, flows)
         positions = [] if found.monero.held is None else [inventory.xmr(found.monero.held)]
         positions += [
@@ -271,3 +279,26 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
         "waitingForAddress": format_units(due.waiting, asset),
         "ordersWaitingForAddress": due.waiting_orders,
     }
+
+
+# --- beside the service ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def overseen(context: EngineContext, settlement: Settlement) -> AsyncIterator[Settlement]:
+    """Have the engine onchain audited on the replica that settles, with a treasury on each.
+
+    An audit that finds a difference throws the engine's own switch. Raises SettingsError.
+    """
+    settings, tables, switch = context.settings, context.tables, settlement.engine.switch
+    chains = settlement.orders.profile.chains
+    rates = cast("RateSource", settlement.rates)  # where there are wallets, there is one
+    treasury = OnchainTreasury(settings, tables, context.clock, switch.reason, rates)
+    if not context.lease.is_held:
+        yield replace(settlement, treasury=treasury)
+        return
+    books = reader_of(settings.data_dir, tables if settings.postgresql_url else None)
+    async with audit_loop(settings.onchain, chains, books, switch) as audits:
+        settlement.worker.beside(audits.run)
+        readings = replace(settlement.readings, last_audit=lambda: audits.last)
+        yield replace(settlement, treasury=treasury, readings=readings)

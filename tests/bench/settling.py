@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import Statement
 from rpcsvc.store.leases import Fenced

@@ -72,7 +72,7 @@ async def test_check_that_stops_no_order_degrades_health_not_readiness(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Health(False, "USDC: ord_1/payout/1 waits")
-    monkeypatch.setattr(type(served.up.backend.engine), "health", AsyncMock(return_value=stuck))
+    monkeypatch.setattr(type(served.up.engine), "health", AsyncMock(return_value=stuck))
     assert (await served.client.get("/health")).status == 503
     for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
         response = await served.client.get(path)

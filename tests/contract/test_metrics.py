@@ -16,9 +16,9 @@ from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
-from rpcsvc.orders.backend import LastAudit, Readings
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import NetworkState, NonceGap
+from rpcsvc.orders.settlement import LastAudit, Readings
 from rpcsvc.serving import web_app
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.operator_books import OperatorBooks
@@ -150,11 +150,15 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     states["arbitrum"] = NetworkState(
         1_000, sweeps={"sent": 2, "done": 1}, nonces=NonceGap(-3, 0, 1)
     )
-    backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
     held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
-    readings = Readings(networks=frozenset(held), holdings=held.__getitem__)
+    readings = Readings(
+        networks=frozenset(held),
+        holdings=held.__getitem__,
+        states=lambda: states,
+        rate_spread_bps=lambda: 150,
+    )
     lease = Lease("settler", 1, ends_at=9_000, now_ms=lambda: 1_000)
-    up = replace(served.up, backend=backend, readings=readings, lease=lease)
+    up = replace(served.up, readings=readings, lease=lease)
     client: TestClient[Any, Any]
     async with TestClient(EdgeServer(web_app(up))) as client:
         series = await scraped(Served(up, client))
@@ -186,9 +190,9 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
 async def test_metrics_show_lag_rate_age_and_the_pause(served: Served) -> None:
     now = served.up.service.clock.now_ms()
     readings = Readings(scan_lags=lambda: {"base": 90_000},
-                        rate=lambda: Rate(164_500_000, now - 30_000, "test"))  # fmt: skip
-    backend = replace(served.up.backend, paused=lambda: "by hand")
-    up = replace(served.up, backend=backend, readings=readings)
+                        rate=lambda: Rate(164_500_000, now - 30_000, "test"),
+                        paused=lambda: "by hand")  # fmt: skip
+    up = replace(served.up, readings=readings)
     client: TestClient[Any, Any]
     async with TestClient(EdgeServer(web_app(up))) as client:
         series = await scraped(Served(up, client))
@@ -240,10 +244,8 @@ async def test_metrics_show_fees_and_withdrawals_of_the_books(
 
 async def test_metrics_show_the_last_audit_and_gas_for_authorizations(served: Served) -> None:
     async def shown(audit: LastAudit | None) -> Series:
-        backend = replace(
-            served.up.backend, last_audit=lambda: audit, authorization_gas=lambda: 0.25
-        )
-        up = replace(served.up, backend=backend)
+        readings = Readings(last_audit=lambda: audit, authorization_gas=lambda: 0.25)
+        up = replace(served.up, readings=readings)
         client: TestClient[Any, Any]
         async with TestClient(EdgeServer(web_app(up))) as client:
             return await scraped(Served(up, client))

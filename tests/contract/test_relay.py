@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from monero.address import Address
 
-from rpcsvc.app import local_service
+from rpcsvc.bootstrap import local_service
 from rpcsvc.cli.main import run
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS

@@ -280,7 +280,7 @@ async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
-        assert (await sidecar.up.backend.engine.health()).ok
+        assert (await sidecar.up.engine.health()).ok
         made = served_order(sidecar)
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"
@@ -296,7 +296,7 @@ async def test_sidecar_out_of_tickets_goes_on(tmp_path: Path) -> None:
     ):
         params = {**X2U, "amount": "1"}
         assert (await sidecar.post("/agent/swap/execute", params)).status == 200
-        engine: Any = sidecar.up.backend.engine
+        engine: Any = sidecar.up.engine
         ticket = Ticket("tkt_1", 0, "agent", "Where is it?", None, None, None)
         order_id = served_order(central)["orderId"]
         await engine.pass_on(order_id, ticket)

@@ -62,7 +62,7 @@ async def poll(served: Served) -> tuple[int, str]:
 
 
 def engine_of(served: Served) -> UpstreamEngine:
-    engine = served.up.backend.engine
+    engine = served.up.engine
     assert isinstance(engine, UpstreamEngine)
     return engine
 

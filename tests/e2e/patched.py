@@ -14,7 +14,7 @@ VARIABLE: Final = "PATCHED_CONSTANTS"
 # An upstream is polled often.
 POLLING: Final = {
     "rpcsvc.orders.upstream.follower.ASK_EVERY_MS": 100,
-    "rpcsvc.orders.backend.POLL_MS": 100,
+    "rpcsvc.settlement.upstream.wiring.POLL_MS": 100,
 }
 # The lease is short, and renewed often.
 LEASING: Final = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc import app, serving
+from rpcsvc import bootstrap, serving
 from rpcsvc.http import http_server
 from rpcsvc.settings import load_settings
 from tests.e2e.processes import TIMEOUT_SECONDS, Server, free_port, until
@@ -84,7 +84,7 @@ async def test_client_that_reads_nothing_is_cut_off(
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port, "rate_limit.enabled": False}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
-    async with app.running(settings) as up, serving.listening(up):
+    async with bootstrap.running(settings) as up, serving.listening(up):
         connection = await asyncio.to_thread(connect, port, "127.0.0.1")
         connection.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ async def test_2000_long_polls_leave_room_for_others(
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port, "trusted_proxies": "127.0.0.1/32"}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
-    async with app.running(settings) as up, serving.listening(up):
+    async with bootstrap.running(settings) as up, serving.listening(up):
         swap = json.dumps(SWAPS["x2u"]).encode()
         _, made = await answered(await asked(port, STRANGER, "/agent/swap/execute", swap))
         events = f"/agent/swap/events/{made['data']['order']['orderId']}?after=1"

@@ -19,7 +19,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
 from tests.contract.paying import signed

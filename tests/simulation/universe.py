@@ -25,7 +25,7 @@ import orjson
 import structlog
 
 from rpcsvc import clock as product_clock
-from rpcsvc.app import Running, running_on
+from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Reply

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.app import Running
+from rpcsvc.bootstrap import Running
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import bound

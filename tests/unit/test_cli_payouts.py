@@ -254,7 +254,7 @@ async def _executing(box: Sandbox) -> Placed:
     await placed.fund()
     for _ in range(20):
         box.clock.now += 500
-        await box.up.backend.engine.observe()
+        await box.up.engine.observe()
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         if order.transfers:

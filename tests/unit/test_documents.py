@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc import verify
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline

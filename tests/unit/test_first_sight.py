@@ -93,7 +93,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         reader = Reader(ledger, name=order.terms.deposit_network)
         reader.scanner._clock = reader.scanner._pool._clock = box.clock
         reader.chain.mine(count=5)
-        engine = box.up.backend.engine
+        engine = box.up.engine
         Eyes(engine, reader.scanner)
         engine.confirmations = reader.scanner.confirmations
         await box.catch_up()

@@ -9,7 +9,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.gasless import ClientLimit, GaslessFunding
+from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
@@ -63,10 +63,10 @@ class Wallets:
 
 
 def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> GaslessFunding:
-    limit, nothing = ClientLimit(1, b""), cast("Any", None)
+    nothing = cast("Any", None)
     lease = lease or Lease(SETTLER, 1)
     return GaslessFunding(
-        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), limit, 1, lease
+        nothing, cast("Any", store), cast("Any", wallets), ManualClock(), 1, lease, 1, b""
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.domain.events import DeadlinePassed, UpstreamReported
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,12 +28,13 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.orders.processor import KeyedLocks
 from rpcsvc.orders.withdrawals import (
     RETRY_MS,
-    Wallet,
+    WithdrawalLimits,
     WithdrawalRefused,
     WithdrawalRequest,
     Withdrawals,
     read_request,
 )
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.leases import SETTLER, Lease
 from rpcsvc.store.orders import OrderStore
@@ -135,12 +137,14 @@ class Service:
         self.wallets = ScriptedWallets(chain, die)
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
         wallets = cast("Any", self.wallets)
-        wallet = Wallet(
-            wallets, wallets, names, lambda _: Holdings(free, 0, 0), "arbitrum", KeyedLocks(),
-            {} if cap is None else {USDC: cap},
-        )  # fmt: skip
+        wallets.holdings = lambda _: Holdings(free, 0, 0)
+        limits = WithdrawalLimits(names, {} if cap is None else {USDC: cap})
         self.lease = Lease(SETTLER, 1, lease_ends)
-        self.made = Withdrawals(self.store, self.orders, wallet, clock, self.lease)
+        orders: Any = SimpleNamespace(
+            profile=SimpleNamespace(chains=read_chains(None)),
+            store=self.orders, clock=clock, lease=self.lease,
+        )  # fmt: skip
+        self.made = Withdrawals(self.store, orders, wallets, wallets, limits, KeyedLocks())
 
     def restarted(self, **changed: Any) -> Service:
         return Service(self.database, self.clock, self.chain, **changed)

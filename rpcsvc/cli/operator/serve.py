@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rpcsvc import engines
 from rpcsvc.cli.context import (
     FAILED,
     OK,
@@ -20,7 +21,6 @@ from rpcsvc.cli.context import (
 from rpcsvc.cli.operator.service import refuse
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.transport import ServiceRequest, endpoint_of, headers_of
-from rpcsvc.engine_parts import engine_of
 from rpcsvc.errors import Unavailable
 from rpcsvc.health_probe import PATHS, ask
 from rpcsvc.logs import configure_logging
@@ -84,7 +84,7 @@ def check_config(context: Context) -> int:
     say(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings
     check_bind(settings)
-    engine_of(settings.engine).check(settings, read_chains(settings.chains_file))
+    engines.check(settings, read_chains(settings.chains_file))
     return OK
 
 

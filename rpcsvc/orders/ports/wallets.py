@@ -15,7 +15,9 @@ from msgspec import Struct, field
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.health import Health
+from rpcsvc.store.changes import PooledOrder
 from rpcsvc.store.database import Commit
 
 
@@ -163,6 +165,20 @@ class OrderingWallets(Protocol):
         """Network fees: of the payout in payout units, of a refund in deposit units.
 
         ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
+        """
+        ...
+
+    @property
+    def holdings(self) -> Callable[[str], Holdings] | None:
+        """Gives the spendable balance on a network, or raises errors.Unavailable.
+
+        None for wallets without a limit, of which nothing is reserved.
+        """
+        ...
+
+    def pooled(self, address: str, network: str) -> PooledOrder | None:
+        """The conditions of an order with this deposit address that ``network`` pays; None where
+        the addresses are these wallets' own.
         """
         ...
 

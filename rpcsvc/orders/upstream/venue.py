@@ -20,7 +20,7 @@ from rpcsvc.health import Health
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
-from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
+from rpcsvc.orders.policy import OrderIds, Orders, TermsMaker
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     ExchangeRates,
@@ -29,7 +29,6 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     QuoteRequest,
     Rate,
-    VenueProfile,
     VenueQuote,
 )
 from rpcsvc.orders.ports.wallets import Fees
@@ -50,23 +49,22 @@ class UpstreamVenue:
 
     def __init__(
         self,
-        core: Core,
-        profile: VenueProfile,
+        orders: Orders,
         upstream: UpstreamPort,
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
         gasless: GaslessFunding,
     ) -> None:
-        self.profile = profile
+        self.profile = orders.profile
         self.price_lock: int | None = None
         self.gasless = gasless
         self._upstream = upstream
         self._relay = relay
         self._follower = follower
         self._limits = limits
-        self._maker = TermsMaker(core.policy, core.clock, core.random)
-        self._clock = core.clock
+        self._maker = TermsMaker(orders.policy, orders.clock, orders.random)
+        self._clock = orders.clock
 
     # --- prices ---
 

@@ -28,7 +28,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
-from rpcsvc.settlement.onchain.guard import PayoutGuard
+from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
 
@@ -113,6 +113,11 @@ class OnchainEngine:
         except Exception:
             log.exception("upkeep_failed", asset=adapter.asset.symbol)
 
+    @property
+    def switch(self) -> PauseSwitch:
+        """The switch that stops all outgoing money."""
+        return self._guard.switch
+
     def is_paused(self) -> bool:
         """Whether the operator has stopped all outgoing money."""
         return self._guard.paused() is not None
@@ -151,6 +156,9 @@ class OnchainEngine:
                 " Try again later."
             )
         return held
+
+    def pooled(self, _address: str, _network: str) -> None:
+        """None: the addresses are this wallet's own."""
 
     def states(self) -> dict[str, NetworkState]:
         """What the last look at each network found. One whose deposits are not seen is not up."""

@@ -316,7 +316,7 @@ class PayoutGuard:
         clock: Clock,
         shared: SharedPause | None = None,
     ) -> None:
-        self._switch = switch
+        self.switch = switch
         self._shared = shared
         self._caps = caps
         self._signed = signed
@@ -329,7 +329,7 @@ class PayoutGuard:
 
     def paused(self) -> str | None:
         """Why payouts are paused; None when they are not."""
-        return self._switch.reason()
+        return self.switch.reason()
 
     async def look(self) -> None:
         """Read what other replicas may have said. Raises errors.Unavailable."""
@@ -397,7 +397,7 @@ class PayoutGuard:
         """Whether money may go out, and if not, what holds it."""
         reason = self.paused()
         if reason is not None:
-            lost = "" if self._switch.is_written else f" ({_IN_MEMORY})"
+            lost = "" if self.switch.is_written else f" ({_IN_MEMORY})"
             return Health(False, f"paused: {reason}{lost}")
         self._forget_silent()
         if self._held:

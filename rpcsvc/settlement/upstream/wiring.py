@@ -1,4 +1,4 @@
-"""Builds an upstream engine from the settings: client, budgets, breaker, and one of two dialects.
+"""Connects the engine upstream: client, budgets, breaker, and one of two dialects.
 
 The BFF of another rpcsvc has error codes and idempotency keys, and reports its network in the agent
 API's capabilities. The public API (``/v1/...``) has neither: a creation of unknown outcome is never
@@ -18,9 +18,21 @@ from yarl import URL
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engine_parts import EngineParts
-from rpcsvc.orders.backend import Backend, upstream_backend
+from rpcsvc.domain.reservations import counted
+from rpcsvc.engines import EngineContext
+from rpcsvc.orders.deposits import ScanProgress
+from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.inventory import ClientLimits
+from rpcsvc.orders.policy import MakeOrders, Orders
 from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.processor import Quarantine
+from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations
+from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.settlement import Settlement, authorization_funding
+from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
+from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.orders.upstream.relay import Relay
+from rpcsvc.orders.upstream.venue import UpstreamVenue
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect, Upstream
@@ -36,7 +48,6 @@ from rpcsvc.settlement.upstream.limits import (
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
 from rpcsvc.settlement.upstream.transport import ClientOptions, base_url
-from rpcsvc.store.gasless import FundingStore
 
 _MOST_DETAILS: Final = 16
 _MOST_ALLOWED: Final = 50
@@ -207,11 +218,11 @@ BFF_CREATIONS_PER_MINUTE = 24
 
 
 @asynccontextmanager
-async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIterator[Backend]:
-    """The upstream as a venue, with settings that passed ``check``."""
-    settings = parts.settings.upstream
+async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncIterator[Settlement]:
+    """Have the upstream settle orders, with settings that passed ``check``."""
+    settings = context.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
-    async with upstream_engine(settings, parts.chains) as engine:
+    async with upstream_engine(settings, context.chains) as engine:
         profile = VenueProfile(
             engine="upstream",
             network=monero.value,
@@ -221,7 +232,48 @@ async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIt
             bridges=frozenset({PERPS}),
             takes_signatures=lambda: engine.is_gasless,
         )
-        yield upstream_backend(profile, engine, parts.clock, authorizations)
+        await engine.start()
+        yield await _settlement(make_orders(profile, context.clock, counted), engine)
+
+
+async def _settlement(orders: Orders, engine: UpstreamEngine) -> Settlement:
+    """The venue over the upstream; its orders are followed by the replica with the lease."""
+    store, clock, policy, lease = orders.store, orders.clock, orders.policy, orders.lease
+    authorizations = RelayedAuthorizations(store, engine)
+    funding = authorization_funding(orders, authorizations, POLL_MS)
+    follower = Follower(store, orders.processor, engine, clock)
+    relay = Relay(store, engine, clock, follower.follow if lease.is_held else _followed_elsewhere)
+    await relay.recover(is_alone=lease.is_alone)
+    if lease.is_held:
+        await follower.recover()
+        worker = _settler(orders, relay, follower, funding)
+    else:
+        worker = Worker((), Quarantine(), loops=(relay.run,))
+    limits = ClientLimits(
+        store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, orders.secret
+    )
+    venue = UpstreamVenue(orders, engine, relay, follower, limits, funding)
+    return Settlement(orders, engine, venue, worker)
+
+
+def _settler(orders: Orders, relay: Relay, follower: Follower, funding: GaslessFunding) -> Worker:
+    store, clock, quarantine = orders.store, orders.clock, Quarantine()
+    unwatched = ScanProgress((), clock)
+    return Worker(
+        (
+            *(() if orders.lease.is_alone else (follower.find,)),
+            relay.find,
+            ExpiredReservations(store, unwatched, clock).end,
+            orders.retention.clean,
+            Deadlines(store, orders.processor, unwatched, quarantine, clock).keep,
+        ),
+        quarantine,
+        loops=(relay.run, follower.run, funding.run),
+    )
+
+
+def _followed_elsewhere(_order_id: str) -> None:
+    """The replica that settles finds new orders by itself."""
 
 
 def check(settings: Settings, _chains: ChainRegistry) -> None:

@@ -73,6 +73,9 @@ class Settling:
 
     # What taking orders needs besides, and publishing doesn't.
 
+    def pooled(self, address: str, network: str) -> None:
+        raise AssertionError((address, network))
+
     def is_paused(self) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""The composition root: connects the parts of the service.
+"""The composition root: puts the parts of the service together around a connected engine.
 
 running(settings)         everything but the network: store, engine, worker, operations
 local_service(settings)   the same, for calls from within this process
@@ -13,19 +13,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rpcsvc import engines
 from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.domain.reservations import Counting
 from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.engine_parts import EngineParts, engine_of
+from rpcsvc.engines import EngineContext
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.local_secret import local_secret
 from rpcsvc.operations.admin import RECORDS, bound
@@ -44,13 +46,14 @@ from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
 from rpcsvc.operations.transfers import TRANSFERS, Transfers
 from rpcsvc.operations.treasury import TREASURY, WITHDRAWALS
 from rpcsvc.operations.webhooks import WEBHOOKS, event_body
-from rpcsvc.orders.backend import Backend, Readings
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.policy import Core, Kept, Policy, Retention
+from rpcsvc.orders.policy import Orders, Policy, Retention
+from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.settlement import Readings, Settlement
 from rpcsvc.orders.waits import Waits
 from rpcsvc.orders.webhooks import Deliverer
 from rpcsvc.settings import Settings, SettingsError
@@ -61,7 +64,16 @@ from rpcsvc.store.backends import open_database
 from rpcsvc.store.backends.sqlite.database import OwnerLock
 from rpcsvc.store.checks import engine_conflict
 from rpcsvc.store.database import Database, DatabaseInUse, Tables
-from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseKeeper, Leases, LeaseTaken, holder_name
+from rpcsvc.store.leases import (
+    SETTLER,
+    Fenced,
+    Lease,
+    LeaseKeeper,
+    Leases,
+    LeaseTaken,
+    Watch,
+    holder_name,
+)
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
@@ -74,18 +86,23 @@ _DAY_MS = 86_400_000
 
 
 class Running(Struct, frozen=True):
-    """A service that is up, without its network side."""
+    """A service that is up, without its network side.
+
+    ``engine`` and ``watch`` are those of the Settlement. Without the ``lease`` held, the service
+    takes orders that another process settles.
+    """
 
     settings: Settings
     service: Service
     dispatcher: Dispatcher
     admin: tuple[Operation, ...]
     worker: Worker
-    backend: Backend
+    engine: Any
+    readings: Readings
     database: Database
     signer: ResponseSigner | None
-    readings: Readings
     lease: Lease
+    watch: Watch | None
 
 
 # What a replica serves while another one settles, and it waits for the lease.
@@ -101,15 +118,15 @@ async def running(
     stop: asyncio.Event | None = None,
     standby: Standby | None = None,
 ) -> AsyncIterator[Running]:
-    """The service on its data directory, owned exclusively, until the block ends.
+    """Run the service on its data directory, owned exclusively, until the block ends.
 
     While another process holds the lease, this one waits until it may, or until ``stop`` is set,
     and runs ``standby`` meanwhile; without ``stop`` it does not wait. The worker is made, not
     started. Raises DatabaseInUse, DatabaseUnusable, UnknownSchema, SigningKeyError and
     SettingsError.
     """
-    engine, chains = engine_of(settings.engine), read_chains(settings.chains_file)
-    engine.check(settings, chains)
+    chains = read_chains(settings.chains_file)
+    engines.check(settings, chains)
     _make_data_dir(settings.data_dir)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
@@ -138,24 +155,24 @@ async def running_on(
 ) -> AsyncIterator[Running]:
     """Run the service on an open database, under its lease, until the block ends.
 
-    Raises as ``running``, of which this is the part above the files of the data directory.
+    Raises as ``running``, which opens the database and owns the data directory.
     """
     signer = _signer(settings, clock, random)
 
-    def parts(tables: Tables, lease: Lease) -> EngineParts:
-        return EngineParts(settings, chains, clock, random, tables, lease, watch)
+    def context(tables: Tables, lease: Lease) -> EngineContext:
+        return EngineContext(settings, chains, clock, random, tables, lease, watch)
 
     keeper, watch = LeaseKeeper(Leases(database), holder_name(random), database.lease_ms), None
     try:
         async with AsyncExitStack() as meanwhile:
             if (lease := await _free_lease(keeper, stop)) is None:
-                waiting = parts(database, Lease(SETTLER, 0, 0))
+                waiting = context(database, Lease(SETTLER, 0, 0))
                 up = await meanwhile.enter_async_context(_connected(waiting, database, signer))
                 if standby is not None:
                     await meanwhile.enter_async_context(standby(up))
-                watch = up.backend.watch
+                watch = up.watch
                 lease = await keeper.take(stop, watch)
-            leading = parts(Fenced(database, lease), lease)
+            leading = context(Fenced(database, lease), lease)
             async with keeper.kept(lease), _connected(leading, database, signer) as up:
                 await meanwhile.aclose()
                 yield up
@@ -166,7 +183,7 @@ async def running_on(
 
 
 async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease | None:
-    """The lease if it is free now; None where it is not, and may be waited for."""
+    """Return the lease if it is free now, or None if the caller may wait for it."""
     try:
         return await keeper.take()
     except LeaseTaken:
@@ -177,20 +194,23 @@ async def _free_lease(keeper: LeaseKeeper, stop: asyncio.Event | None) -> Lease 
 
 @asynccontextmanager
 async def _connected(
-    parts: EngineParts, database: Database, signer: ResponseSigner | None
+    context: EngineContext, database: Database, signer: ResponseSigner | None
 ) -> AsyncIterator[Running]:
-    """The parts put together around the connected engine, as long as the block lasts."""
-    settings = parts.settings
-    await _require_own(settings, parts.database)
-    async with (
-        engine_of(settings.engine).connected(parts) as backend,
-        _sender(settings, parts.clock, signer) as sender,
-    ):
-        yield await _compose(parts, database, backend, signer, sender)
+    """Put the service together around its engine, connected until the block ends."""
+    await _require_own(context.settings, context.tables)
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
+        make_orders = partial(_orders, context, signer)
+        settlement = await stack.enter_async_context(engines.connect(context, make_orders))
+        if engines.ENGINES[context.settings.engine].signs:
+            from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
+
+            settlement = await stack.enter_async_context(overseen(context, settlement))
+        yield _compose(context, database, settlement, signer, sender)
 
 
 def _make_data_dir(path: Path) -> None:
-    """Raises SettingsError for one that others may use: who can swap a file in it can steal."""
+    """Raise SettingsError for a folder that others may use: who swaps a file in it can steal."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -203,7 +223,7 @@ def _make_data_dir(path: Path) -> None:
 
 
 async def _require_own(settings: Settings, database: Tables) -> None:
-    """Raises SettingsError when the orders on the data directory are another engine's."""
+    """Raise SettingsError when the orders on the data directory are another engine's."""
     claim = await engine_conflict(database, settings.engine)
     if claim is not None:
         other, why = claim
@@ -217,7 +237,7 @@ async def _require_own(settings: Settings, database: Tables) -> None:
 
 
 def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSigner | None:
-    """What signs, by the real clock: a sandbox's time machine must not make answers look old."""
+    """Sign answers by the real clock: a sandbox's time machine must not make them look old."""
     if not settings.signing.enabled:
         return None
     ring = KeyRing.load_or_create(settings.data_dir / KEYS_DIR, clock, random)
@@ -225,7 +245,7 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 
 
 def _targets(settings: Settings) -> Targets:
-    """Whom webhooks may call."""
+    """Return the addresses that webhooks may call."""
     found = settings.webhooks
     return Targets(found.allowed_networks, bool(found.onion_proxy), found.allowed_ports)
 
@@ -233,51 +253,85 @@ def _targets(settings: Settings) -> Targets:
 def _sender(
     settings: Settings, clock: Clock, signer: ResponseSigner | None
 ) -> AbstractAsyncContextManager[WebhookSender]:
-    """What sends webhooks, by the real clock: receivers compare it with theirs."""
+    """Send webhooks by the real clock: receivers compare it with theirs."""
     sign = None if signer is None else signer.sign_message
     return webhook_sender(
         _targets(settings), sign, clock, onion_proxy=settings.webhooks.onion_proxy
     )
 
 
-async def _compose(
-    parts: EngineParts,
+def _orders(
+    context: EngineContext,
+    signer: ResponseSigner | None,
+    profile: VenueProfile,
+    clock: Clock,
+    counting: Counting,
+) -> Orders:
+    """Make the store, the processor and the terms of an engine's orders."""
+    settings, tables, random = context.settings, context.tables, context.random
+    views = _views(context, signer, profile)
+    store = OrderStore(tables, _view_key(views, context.chains, signer))
+    processor = OrderProcessor(store, clock, partial(project, views), counting)
+    kept, history = settings.orders, settings.orders.history_keep_days
+    retention = Retention(
+        store,
+        clock,
+        keep_responses_ms=kept.idempotency_days * _DAY_MS,
+        keep_tickets_ms=settings.support.keep_days * _DAY_MS,
+        keep_unpaid_ms=kept.unpaid_keep_days * _DAY_MS,
+        keep_history_ms=None if history is None else history * _DAY_MS,
+        unpaid_bytes=kept.unpaid_bytes,
+    )
+    return Orders(
+        profile=profile,
+        tables=tables,
+        store=store,
+        processor=processor,
+        policy=_policy(settings),
+        retention=retention,
+        clock=clock,
+        random=random,
+        secret=local_secret(settings.data_dir, random),
+        lease=context.lease,
+    )
+
+
+def _views(
+    context: EngineContext, signer: ResponseSigner | None, profile: VenueProfile
+) -> ViewContext:
+    """Show orders under the venue's names, with attested terms where there are keys."""
+    issuer = context.settings.effective_site_url
+    if signer is None:
+        return ViewContext(profile, issuer)
+    attest = attester(signer.attest, context.chains, network=profile.network, issuer=issuer)
+    return ViewContext(profile, issuer, attest=attest)
+
+
+def _compose(
+    context: EngineContext,
     database: Database,
-    backend: Backend,
+    settlement: Settlement,
     signer: ResponseSigner | None,
     sender: WebhookSender,
 ) -> Running:
-    settings, chains, random, tables = parts.settings, parts.chains, parts.random, parts.database
-    clock, views = backend.clock, ViewContext(backend.profile, settings.effective_site_url)
-    if signer is not None:
-        issuer = settings.effective_site_url
-        attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
-        views = replace(views, attest=attest)
-    store = OrderStore(tables, _view_key(views, chains, signer))
-    processor = OrderProcessor(store, clock, partial(project, views), backend.counting)
-    secret = local_secret(settings.data_dir, random)
-    retention = Retention(store, clock, _kept(settings))
-    policy = _policy(settings)
-    core = Core(
-        store, processor, policy, retention, clock, random, secret, parts.lease, RateRows(tables)
-    )
-    settles = parts.lease.is_held
-    settlement = await (backend.open(core) if settles else backend.join(core))
-    venue, worker = settlement.venue, settlement.worker
+    settings, tables, settles = context.settings, context.tables, context.lease.is_held
+    orders, venue, worker = settlement.orders, settlement.venue, settlement.worker
+    store, processor = orders.store, orders.processor
+    views = _views(context, signer, orders.profile)
     hurry = worker.hurry if settles else store.hurry
     retry = partial(retry_transfer, hurry=hurry, processor=processor)
     messages = WebhookStore(tables)
     deliverer = Deliverer(
-        messages, partial(event_body, store, views, venue.gasless), sender.send, parts.clock
+        messages, partial(event_body, store, views, venue.gasless), sender.send, context.clock
     )
     processor.on_commit(deliverer.observe)
     if settles:
         worker.beside(deliverer.run)
     books = OperatorBooks(tables)
-    admin = bound(TRANSFERS, Transfers(books, retry, backend.paused))
+    admin = bound(TRANSFERS, Transfers(books, retry, settlement.readings.paused))
     admin += bound(RECORDS, books) + WEBHOOKS
-    if backend.treasury is not None:
-        admin += bound(TREASURY, backend.treasury)
+    if settlement.treasury is not None:
+        admin += bound(TREASURY, settlement.treasury)
     if settlement.withdrawals is not None:
         admin += bound(WITHDRAWALS, settlement.withdrawals)
     support = settings.support
@@ -291,15 +345,15 @@ async def _compose(
         venue=venue,
         views=views,
         store=store,
-        rates=core.rates,
+        rates=RateRows(tables),
         processor=processor,
         idempotency=Idempotency(store),
-        policy=policy,
-        clock=clock,
-        random=random,
+        policy=orders.policy,
+        clock=orders.clock,
+        random=orders.random,
         wake=worker.wake,
         ticket_budget=budget,
-        client_secret=secret,
+        client_secret=orders.secret,
         waits=waits,
         webhooks=Webhooks(
             _targets(settings),
@@ -308,39 +362,27 @@ async def _compose(
             deliverer.wake,
         ),
     )
-    if backend.controls is not None:
-        service = with_sandbox(service, SANDBOX_OPERATIONS, backend.controls)
-    dispatcher = agent_dispatcher(service)
+    if settlement.controls is not None:
+        service = with_sandbox(service, SANDBOX_OPERATIONS, settlement.controls)
     return Running(
-        settings,
-        service,
-        dispatcher,
-        admin,
-        worker,
-        backend,
-        database,
-        signer,
-        settlement.readings,
-        parts.lease,
-    )
-
-
-def _kept(settings: Settings) -> Kept:
-    orders = settings.orders
-    history = orders.history_keep_days
-    return Kept(
-        responses=orders.idempotency_days * _DAY_MS,
-        tickets=settings.support.keep_days * _DAY_MS,
-        unpaid=orders.unpaid_keep_days * _DAY_MS,
-        unpaid_bytes=orders.unpaid_bytes,
-        history=None if history is None else history * _DAY_MS,
+        settings=settings,
+        service=service,
+        dispatcher=agent_dispatcher(service),
+        admin=admin,
+        worker=worker,
+        engine=settlement.engine,
+        readings=settlement.readings,
+        database=database,
+        signer=signer,
+        lease=context.lease,
+        watch=settlement.watch,
     )
 
 
 def _view_key(
     views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
 ) -> Callable[[], str]:
-    """Under which key status answers hold now: after a rotation they are attested anew."""
+    """Return the key of status answers: after a rotation, stored ones are attested again."""
 
     @cache
     def rendering() -> str:
@@ -383,7 +425,7 @@ def _policy(settings: Settings) -> Policy:
 
 @asynccontextmanager
 async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
-    """The service for calls from within this process. Raises DataDirInUse."""
+    """Run the service for calls from within this process. Raises DatabaseInUse."""
     async with running(settings) as up:
         await up.worker.recover()
         yield LocalService(up.dispatcher, up.service.venue, up.worker)

@@ -1,4 +1,4 @@
-"""The composition root's part for the engine sandbox: simulated chains in the store."""
+"""Connects the engine sandbox: simulated chains in the store, and the settings that it reads."""
 
 from __future__ import annotations
 
@@ -12,55 +12,48 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engine_parts import EngineParts
-from rpcsvc.orders.backend import (
-    Backend,
-    Gasless,
-    Joined,
-    Outlet,
-    Settler,
-    unlimited,
-    wallets_backend,
-)
+from rpcsvc.domain.reservations import counted, uncounted
+from rpcsvc.engines import EngineContext
+from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
-from rpcsvc.orders.withdrawals import read_allow_list
+from rpcsvc.orders.settlement import Settlement, replica, settling_service
+from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
-from rpcsvc.store.gasless import FundingStore
-from rpcsvc.store.withdrawals import WithdrawalStore
 
 
 @asynccontextmanager
-async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
-    """The simulated chains, with a clock that can be moved and the controls of a developer."""
-    clock = OffsetClock(parts.clock)
-    ledger = SandboxLedger(parts.database)
-    options = _options(parts.settings.sandbox)
-    engine = SandboxEngine(ledger, parts.chains, clock, parts.random, options)
+async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncIterator[Settlement]:
+    """Settle on simulated chains, with a clock that can be moved and a developer's controls."""
+    settings, tables = context.settings, context.tables
+    clock, ledger = OffsetClock(context.clock), SandboxLedger(tables)
+    options = _options(settings.sandbox)
+    engine = SandboxEngine(ledger, context.chains, clock, context.random, options)
     profile = VenueProfile(
         engine="sandbox",
         network="sandbox",
-        chains=parts.chains,
+        chains=context.chains,
         monero_networks=frozenset(MoneroNetwork),
         names=engine.names,
         bridges=frozenset({PERPS}),
         is_simulated=True,
+        takes_signatures=lambda: True,
     )
-    gasless = Gasless(FundingStore(parts.database), SimulatedAuthorizations(ledger, engine, clock))
-    outlet = Outlet(WithdrawalStore(parts.database), _withdraw_to(parts.settings, parts.chains))
-    backend = wallets_backend(
-        profile,
-        Settler(engine, unlimited(), engine.refresh),
-        Joined(engine, unlimited(), engine.refresh),
-        engine,
-        clock,
-        outlet,
-        gasless,
-    )
-    yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
+    orders = make_orders(profile, clock, uncounted if engine.holdings is None else counted)
+    limits = WithdrawalLimits(_withdraw_to(settings, context.chains))
+    authorizations = SimulatedAuthorizations(ledger, engine, clock)
+    if context.lease.is_held:
+        settlement = await settling_service(
+            orders, engine, engine, limits, authorizations, engine.refresh
+        )
+    else:
+        settlement = await replica(
+            orders, engine, engine, engine, limits, authorizations, engine.refresh
+        )
+    yield replace(settlement, controls=SimulatedChains(ledger, engine, clock, context.random))
 
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
