@@ -19,7 +19,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rpcsvc import engines
+from rpcsvc import engine_context
 from rpcsvc.clock import Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
@@ -27,7 +27,8 @@ from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.domain.reservations import Counting
 from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
+from rpcsvc.engines import ENGINES
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.local_secret import local_secret
 from rpcsvc.operations.admin import RECORDS, bound
@@ -126,7 +127,7 @@ async def running(
     SettingsError.
     """
     chains = read_chains(settings.chains_file)
-    engines.check(settings, chains)
+    engine_context.check(settings, chains)
     _make_data_dir(settings.data_dir)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
@@ -201,8 +202,8 @@ async def _connected(
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_sender(context.settings, context.clock, signer))
         make_orders = partial(_orders, context, signer)
-        settlement = await stack.enter_async_context(engines.connect(context, make_orders))
-        if engines.ENGINES[context.settings.engine].signs:
+        settlement = await stack.enter_async_context(engine_context.connect(context, make_orders))
+        if ENGINES[context.settings.engine].signs:
             from rpcsvc.treasury.wallets import overseen  # noqa: PLC0415 - loads the auditor
 
             settlement = await stack.enter_async_context(overseen(context, settlement))

@@ -19,7 +19,7 @@ from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.orders.ports.venue import RateSource

@@ -13,7 +13,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.reservations import uncounted
 from rpcsvc.domain.unfunded import Client
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim

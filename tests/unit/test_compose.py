@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from rpcsvc import engines
+from rpcsvc import engine_context
 from rpcsvc.orders.scheduler.effects import STOP_SECONDS
 from rpcsvc.settings import Settings, check_bind, load_settings
 from rpcsvc.settings_onchain import read_chains
@@ -52,7 +52,7 @@ def test_compose_settings_would_start_the_engine_onchain(
     settings: Settings, tmp_path: Path
 ) -> None:
     check_bind(settings)
-    engines.check(settings, read_chains(settings.chains_file))
+    engine_context.check(settings, read_chains(settings.chains_file))
     assert settings.engine == "onchain"
     assert settings.onchain.wallet_password is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rpcsvc import engines
+from rpcsvc import engine_context
 from rpcsvc.cli.context import (
     FAILED,
     OK,
@@ -84,7 +84,7 @@ def check_config(context: Context) -> int:
     say(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings
     check_bind(settings)
-    engines.check(settings, read_chains(settings.chains_file))
+    engine_context.check(settings, read_chains(settings.chains_file))
     return OK
 
 

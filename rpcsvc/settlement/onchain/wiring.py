@@ -19,7 +19,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, as_units, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.reservations import counted
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import ServiceError
 from rpcsvc.ids import system_random
 from rpcsvc.orders.policy import MakeOrders

@@ -13,7 +13,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.reservations import counted, uncounted
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.settlement import Settlement, replica, settling_service

@@ -19,7 +19,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.reservations import counted
-from rpcsvc.engines import EngineContext
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits
