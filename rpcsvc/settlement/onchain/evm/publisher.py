@@ -347,13 +347,15 @@ class EvmUpkeep:
         A sweep goes out again at once, though the token refuses it while its deposit is away: the
         nonces after it wait for its own. Then it has failed, and took nothing but gas.
 
-        Blocks below one that is still there are still there: only younger ones are compared.
+        Blocks below one that is still there are still there: only younger ones are compared. A
+        node that lags says nothing about the blocks that it lacks.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._connection.has(self._compared):
             above = max(above, self._compared.number)
         for payment in await self._ledger.settled_above(self._network.name, above):
-            await self._compare(payment)
+            if payment.inclusion is None or payment.inclusion.block.number <= top.number:
+                await self._compare(payment)
         self._compared = BlockPoint(top.number, top.hash)
 
     async def _compare(self, payment: EvmPayment) -> None:
