@@ -1089,7 +1089,7 @@ _Reply = tuple[int, list[tuple[str, str]], bytes]
 
 
 def _get(url: str, headers: Mapping[str, str], trouble: str, seconds: float) -> _Reply:
-    """What is at ``url``. Redirects are not followed: they would lead to somebody else.
+    """Return what is at ``url``. Redirects are not followed: they would lead to somebody else.
 
     A thread asks, because neither a look-up of names nor an answer that comes byte by byte ends by
     the timeout of a socket.

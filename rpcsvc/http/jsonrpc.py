@@ -1,8 +1,7 @@
 """JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
-jsonrpcserver looks up the methods (method_table.py); this wrapper parses, validates and writes the
-messages, splits batches and awaits the methods. So the library makes no task per call, and sees
-neither an exception (whose text it would send) nor a batch (which it would run unbounded).
+jsonrpcserver finds and runs the methods (method_dispatch.py), one request at a time. This wrapper
+parses, validates and writes the messages and splits batches, which the library would run unbounded.
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
@@ -21,7 +20,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
@@ -39,7 +38,7 @@ from rpcsvc.errors import (
 from rpcsvc.strict_json import shown
 
 if TYPE_CHECKING:
-    from rpcsvc.http.method_table import MethodTable
+    from rpcsvc.http.method_dispatch import Method, Result
 
 C = TypeVar("C")
 
@@ -83,6 +82,14 @@ class RpcMethod(Struct, Generic[C], frozen=True):
     call: Callable[[C, str | None, dict[str, Any]], Awaitable[Any]]
     runs_as_notification: bool
     waits: Callable[[dict[str, Any]], bool] = _never_waits
+
+
+class _Context(NamedTuple, Generic[C]):
+    """The caller of a method, the JSON-RPC id if it is a string, and whether no answer is due."""
+
+    caller: C
+    hint: str | None
+    is_notification: bool
 
 
 def error_object(error: ServiceError, request_id: str | None) -> dict[str, Any]:
@@ -142,7 +149,6 @@ class JsonRpcServer(Generic[C]):
     ) -> None:
         self._methods = methods
         self._waits = {name: each.waits for name, each in methods.items()}
-        self._known: dict[str, RpcMethod[C]] = {}  # once jsonrpcserver has found them
         self._max_batch = max_batch
         self._max_depth = max_depth
         self._describe_error = describe_error
@@ -239,39 +245,50 @@ class JsonRpcServer(Generic[C]):
             known_id = None if is_notification else call_id
             request_id = self._request_id(caller, hint)
             return self._refusal(caller, known_id, problem, request_id)
+        context = _Context(caller, hint, is_notification)
         try:
-            method, params = self._find(element, call_id)
-            if is_notification and not method.runs_as_notification:
-                return None
-            result = await method.call(caller, hint, params)
+            outcome = await self._dispatch(element, call_id, context)
             if is_notification:
                 return None
-            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": call_id})
-        except (ProtocolError, InternalError) as error:
-            failure: ServiceError = error
-            request_id = self._request_id(caller, hint)
-        except Exception:
-            name, request_id = shown(element["method"]), self._request_id(caller, hint)
-            _logger.exception("rpc_method_failed", method=name, request_id=request_id)
-            failure = InternalError(request_id)
-        return None if is_notification else self._refusal(caller, call_id, failure, request_id)
+            return strict_json.dumps({"jsonrpc": "2.0", **outcome, "id": call_id})
+        except Exception as error:  # noqa: BLE001 - answered, and logged unless it is the caller's
+            described = self._described(element["method"], context, error)
+            return None if is_notification else _error_response(call_id, described)
 
-    def _find(self, element: dict[str, Any], call_id: Any) -> tuple[RpcMethod[C], dict[str, Any]]:
-        """The method that an element calls, and its params. Raises UnknownMethod, InvalidParams."""
+    async def _dispatch(
+        self, element: dict[str, Any], call_id: Any, context: _Context[C]
+    ) -> dict[str, Any]:
+        """Have jsonrpcserver run the method. Raises UnknownMethod and InvalidParams."""
+        from rpcsvc.http.method_dispatch import dispatch  # noqa: PLC0415 - brings jsonschema: 20 ms
+
         name, params = element["method"], element.get("params")
-        params = {} if params is None else params
-        known = self._known.get(name)
-        if known is not None and type(params) is dict:
-            return known, params
-        method, params = self._table.find(name, params, call_id)
-        self._known[name] = method
-        return method, params
+        return await dispatch(self._callables, name, params, call_id, context)
 
     @cached_property
-    def _table(self) -> MethodTable[RpcMethod[C]]:
-        from rpcsvc.http.method_table import MethodTable  # noqa: PLC0415 - brings jsonschema: 20 ms
+    def _callables(self) -> dict[str, Method]:
+        """The methods as jsonrpcserver calls them."""
+        return {name: partial(self._run, name, method) for name, method in self._methods.items()}
 
-        return MethodTable(self._methods)
+    async def _run(
+        self, name: str, method: RpcMethod[C], context: _Context[C], /, **params: Any
+    ) -> Result:
+        """Run a method; its failure is an Error."""
+        from rpcsvc.http.method_dispatch import Error, Success  # noqa: PLC0415 - as above
+
+        if context.is_notification and not method.runs_as_notification:
+            return Success(None)
+        try:
+            return Success(await method.call(context.caller, context.hint, params))
+        except Exception as error:  # noqa: BLE001 - the library would log it and send its text
+            return Error(**self._described(name, context, error))
+
+    def _described(self, name: str, context: _Context[C], error: Exception) -> dict[str, Any]:
+        """The error object of a failed call. Logs a failure that is not a caller's fault."""
+        request_id = self._request_id(context.caller, context.hint)
+        if isinstance(error, ProtocolError | InternalError):
+            return self._describe_error(context.caller, error, request_id)
+        _logger.exception("rpc_method_failed", method=shown(name), request_id=request_id)
+        return self._describe_error(context.caller, InternalError(request_id), request_id)
 
     def _refusal(self, caller: C, call_id: Any, error: ServiceError, request_id: str) -> bytes:
         return _error_response(call_id, self._describe_error(caller, error, request_id))

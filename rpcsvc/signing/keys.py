@@ -74,7 +74,7 @@ class Keys(Struct, frozen=True):
     next: NextSigningKey | None = None
 
     def at(self, second: int) -> Keys:
-        """Return the ring as it is used at a moment: the next key takes over when its time is."""
+        """Return the ring as it is used at a moment: the next key takes over at its time."""
         if self.next is None or second < self.next.signs_from:
             return self
         old = retire(self.current, self.next.signs_from)
@@ -393,7 +393,7 @@ class KeyRing:
         return {"keys": keys + [{**jwk(key), "retiredAt": key.retired_at} for key in self.retired]}
 
     def prepare(self, minutes: int = PUBLISHED_MINUTES) -> NextSigningKey:
-        """Make the next key: it is published now, and signs once every server published it so long.
+        """Make the next key. It signs ``minutes`` after every server has noticed and published it.
 
         The switch needs no further call. Raises SigningKeyError, also while a next key is there.
         """
@@ -412,7 +412,7 @@ class KeyRing:
         return prepared
 
     def rotate(self, *, revoke: bool = False) -> SigningKey:
-        """Make a new key the current one at once; returns it.
+        """Make a new key the current one at once, and return it.
 
         Verifiers that fetched the JWKS just before refuse its signatures until they fetch it again.
         The old public key stays in the JWKS with the time from which it is not believed; with

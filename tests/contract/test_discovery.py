@@ -471,6 +471,7 @@ async def test_a_rotated_key_is_in_the_jwks_at_once(tmp_path: Path) -> None:
         after = await get(served, links.JWKS, if_none_match=before.headers["etag"])
         assert after.status == 200
         assert json.loads(await after.read()) == {"keys": ["second", "first"]}
+        assert "max-age=0" in after.headers["cache-control"], "no cache may keep a revoked key"
 
 
 async def test_the_request_id_is_echoed_or_made(site: Served) -> None:

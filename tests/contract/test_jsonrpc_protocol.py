@@ -10,7 +10,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonrpcserver import Error as LibraryError
 
 from rpcsvc.errors import (
     InternalError,
@@ -675,8 +674,11 @@ async def test_library_failure_is_logged_and_its_text_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, caller = JsonRpcServer(METHODS), Caller()
-    refusal = LibraryError(-32000, "Server error", "secret")
-    monkeypatch.setattr("rpcsvc.http.method_table.get_method", lambda *_: refusal)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("rpcsvc.http.method_dispatch.call", failing)
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         _, sent = await server.answer(json.dumps(request("echo", id="r-1")).encode(), caller)
 

@@ -86,7 +86,7 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
 
 
-async def test_settled_payout_that_the_node_refuses_rests_between_tries(
+async def test_settled_payout_that_is_refused_rests_between_tries(
     payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))

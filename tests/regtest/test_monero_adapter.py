@@ -372,9 +372,7 @@ async def test_many_small_outputs_are_put_together(adapter: Treasury, miner: Min
         assert later.adapter.available().outputs <= 2
 
 
-async def test_outputs_that_cost_too_much_to_join_take_no_time_of_the_wallet(
-    adapter: Treasury, miner: Miner
-) -> None:
+async def test_outputs_too_dear_to_join_are_not_signed_for(adapter: Treasury, miner: Miner) -> None:
     await miner.fund(await adapter.wallet.primary_address(), *([XMR // 5] * 12))
     adapter.use(replace(OPTIONS, outputs_target=1, dusty_outputs=10))
     async with adapter.again() as later:

@@ -195,7 +195,7 @@ async def test_one_missing_receipt_removes_no_deposit(
     assert await reader.scanner.confirmations(key("a")) == 3
 
 
-async def test_unacknowledged_confirmation_survives_one_missing_receipt(reader: Reader) -> None:
+async def test_unacknowledged_confirmation_survives_a_late_receipt(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=2)
     assert await reader.poll(acknowledge=False) == {key("a"): CONFIRMED}

@@ -330,7 +330,7 @@ async def test_unknown_spend_in_the_pool_is_waited_for(rig: Rig, daemons: Daemon
     assert await outgoing.unknown() == ["ab"]
 
 
-async def test_outputs_are_listed_again_after_a_block_or_a_growing_pause(
+async def test_outputs_are_listed_again_after_a_block_or_a_pause(
     rig: Rig, daemons: Daemons
 ) -> None:
     """A wallet may have thousands, and a spend waits in the pool for a block."""

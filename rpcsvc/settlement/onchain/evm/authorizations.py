@@ -30,6 +30,7 @@ from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.gasless import Carried
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
@@ -42,7 +43,6 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPurpose,
     GasUse,
 )
-from rpcsvc.settlement.onchain.refusals import Refusals
 from rpcsvc.store.gasless import AuthorizationKey, FundingRecord
 
 log = structlog.get_logger(__name__)
@@ -196,7 +196,7 @@ class EvmAuthorizations:
         self._budget = budget
         self._clock = clock
         self._is_paused = is_paused
-        self._refusals = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._conditions = Conditions(connection.network.name)
 
     def conditions(self) -> list[str]:
@@ -263,10 +263,10 @@ class EvmAuthorizations:
         if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
             return Carried(Outcome.SETTLED, record.txid)
         if await self._is_used(record.key, top):
-            self._refusals.forget(payment_id(record))
+            self._backoff.forget(payment_id(record))
             return self._judged(record, await self._use(record, top), top)
         if await self._ran_out(record, top):
-            self._refusals.forget(payment_id(record))
+            self._backoff.forget(payment_id(record))
             return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
         if await self._ledger.payment(payment_id(record)) is None:
             await self._send(record)
@@ -362,10 +362,10 @@ class EvmAuthorizations:
         if left < _LEAST_TO_SEND or self._is_paused():
             return
         name = payment_id(record)
-        if not self._refusals.is_due(name):
+        if not self._backoff.is_due(name):
             return
         # Forgotten once it is sent: whatever ends this otherwise, the next second changes little.
-        self._refusals.note(name)
+        self._backoff.note(name)
         try:
             order = await self._simulated(record)
         except NodeError as refusal:
@@ -374,7 +374,7 @@ class EvmAuthorizations:
         cost, is_paid = await self._cost(order), record.is_gas_paid
         async with self._budget.spending(self._network.name, cost, is_paid=is_paid):
             verdict = await self._payments.send(order)
-        self._refusals.forget(name)
+        self._backoff.forget(name)
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice
@@ -30,7 +31,6 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPaymentOrder,
     EvmPaymentState,
 )
-from rpcsvc.settlement.onchain.refusals import Refusals
 
 log = structlog.get_logger(__name__)
 
@@ -209,8 +209,8 @@ class EvmUpkeep:
         # Payments that were mined and moved nothing that the token tells of.
         self._without_event: set[str] = set()
         # Lost payments that the node does not take: published ones, and those that were settled.
-        self._lost = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        self._lost_settled = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
     # --- published -----------------------------------------------------------------------------
 

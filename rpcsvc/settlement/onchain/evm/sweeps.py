@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
@@ -34,7 +35,6 @@ from rpcsvc.settlement.onchain.evm.records import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.refusals import Refusals
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class EvmSweeps:
         self._clock = clock
         self._conditions = Conditions(connection.network.name)
         self._not_before: dict[str, int] = {}
-        self._refusals = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         # Since the start: sent, done, void.
         self.counts: Counter[str] = Counter()
 
@@ -134,7 +134,7 @@ class EvmSweeps:
         problem = self._payments.sweep_problem()
         if problem is not None:
             self._report_gas(problem)
-        return problem is None and self._refusals.is_due(_GAS)
+        return problem is None and self._backoff.is_due(_GAS)
 
     def _report_gas(self, problem: str) -> None:
         self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {problem}")
@@ -153,10 +153,10 @@ class EvmSweeps:
         try:
             verdict = await self._payments.send(order, sweep)
         except Unavailable as error:
-            self._refusals.note(_GAS)
+            self._backoff.note(_GAS)
             self._report_gas(error.message)
             return False
-        self._refusals.forget(_GAS)
+        self._backoff.forget(_GAS)
         self._conditions.set(_GAS, None)
         self._forget(due.address)
         self.counts["sent"] += 1

@@ -20,12 +20,12 @@ import structlog
 from rpcsvc.clock import steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
-from rpcsvc.settlement.onchain.refusals import Refusals
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ class AddressPool:
         self._reserving: asyncio.Task[None] | None = None
         self._making: asyncio.Task[None] | None = None
         self._rescan: asyncio.Task[None] | None = None
-        self._failed_rescans = Refusals(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._failed_rescans = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._rescan_problem = ""
         self._loaded = False
         # Batches are committed and handed out in the order of their indices.

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
@@ -32,7 +33,6 @@ from rpcsvc.settlement.onchain.monero.wallet import (
     read_held,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Output
-from rpcsvc.settlement.onchain.refusals import Refusals
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +109,7 @@ class MoneroInventory:
         self._spendable = 0
         self._seen: tuple[str, Hashable] | None = None
         self._seen_at = 0
-        self._refusals = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self.problem: str | None = None
         self.postponed: str | None = None
 
@@ -212,7 +212,7 @@ class MoneroInventory:
             return False
         upkeep = self._consolidation() or self._split()
         if upkeep is None:
-            self._refusals.forget(_UPKEEP)
+            self._backoff.forget(_UPKEEP)
             self.postponed = None
             return False
         if not self._is_due(upkeep):
@@ -235,14 +235,14 @@ class MoneroInventory:
                 " network's fee has fallen"
             )
             return False
-        return self._refusals.is_due(_UPKEEP, self._decided_by(upkeep))
+        return self._backoff.is_due(_UPKEEP, self._decided_by(upkeep))
 
     async def _signed(self, upkeep: _Upkeep) -> MoneroPayment:
         """Have it signed and recorded. Raises as ``keep_up`` does, and rests after that."""
         try:
             payment = await self._payments.prepare_upkeep(upkeep.order)
         except (RpcFailure, Unavailable) as error:
-            pause = self._refusals.note(_UPKEEP, self._decided_by(upkeep))
+            pause = self._backoff.note(_UPKEEP, self._decided_by(upkeep))
             again = iso8601(self._clock.now_ms() + pause)
             reason = error.message if isinstance(error, Unavailable) else str(error)
             self._postpone(
@@ -250,7 +250,7 @@ class MoneroInventory:
                 " if it goes on, read the log of monero-wallet-rpc"
             )
             raise
-        self._refusals.forget(_UPKEEP)
+        self._backoff.forget(_UPKEEP)
         self.postponed = None
         return payment
 

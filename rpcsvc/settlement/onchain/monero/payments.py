@@ -20,6 +20,7 @@ from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
@@ -40,7 +41,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
-from rpcsvc.settlement.onchain.refusals import Refusals
 from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ class MoneroPayments:
         self._clock = clock
         self._options = options
         self._presence = MoneroPresence(connection, ledger, clock, options)
-        self._refusals = Refusals(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
@@ -313,20 +313,20 @@ class MoneroPayments:
             live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
             own = [item for item in live if item.purpose is MoneroPurpose.UPKEEP]
             due = [*own, *await self._ledger.without_order()]
-            self._refusals.forget_all_but({item.payment_id for item in due})
+            self._backoff.forget_all_but({item.payment_id for item in due})
             outcomes = [await self._finish(item) for item in due]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 
     async def _finish(self, payment: MoneroPayment) -> Outcome:
         """Look the payment up; hand it over, unless the node has just refused it."""
         name = payment.payment_id
-        if not self._refusals.is_due(name):
+        if not self._backoff.is_due(name):
             return (await self._presence.verdict(payment)).outcome
         outcome = (await self.advance(name)).outcome
         if outcome is Outcome.UNKNOWN:
-            self._refusals.note(name)
+            self._backoff.note(name)
         else:
-            self._refusals.forget(name)
+            self._backoff.forget(name)
         return outcome
 
     async def stuck(self) -> str | None:

@@ -23,6 +23,7 @@ from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -41,7 +42,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
-from rpcsvc.settlement.onchain.refusals import Refusals
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
@@ -96,7 +96,7 @@ class MoneroOutgoing:
         self._wallet = wallet
         self._ledger = ledger
         self._unrecorded = unrecorded
-        self._waits = Refusals(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._waiting = 0
 
     async def unknown(self) -> list[str]:
@@ -115,7 +115,7 @@ class MoneroOutgoing:
 
     async def _require_no_spend(self, top: str) -> None:
         """Raise SpendWaits while one waits in the pool; ``top``: the hash of the newest block."""
-        if not self._waits.is_due(_SPEND, top):
+        if not self._backoff.is_due(_SPEND, top):
             raise SpendWaits(self._waiting)
         listed, _ = await list_unspent(self._wallet)
         seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
@@ -123,9 +123,9 @@ class MoneroOutgoing:
         unknown = len(waiting) - len(await self._ledger.live_key_images(waiting))
         if unknown:
             self._waiting = unknown
-            self._waits.note(_SPEND, top)
+            self._backoff.note(_SPEND, top)
             raise SpendWaits(unknown)
-        self._waits.forget(_SPEND)
+        self._backoff.forget(_SPEND)
 
     async def _require_ready(self) -> str:
         """The hash of the node's newest block, which the wallet has scanned."""

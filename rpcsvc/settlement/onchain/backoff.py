@@ -13,7 +13,7 @@ class _Refusal(Struct, frozen=True):
     pause_ms: int
 
 
-class Refusals:
+class Backoff:
     """Tells when refused work may be tried again; times are those of ``now_ms``.
 
     A pause is twice as long as the one before it, from ``first_ms`` to ``longest_ms``. Work may be
