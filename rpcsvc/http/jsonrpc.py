@@ -65,6 +65,10 @@ class RpcAnswer(NamedTuple):
     body: bytes | None
 
 
+async def _now() -> None:
+    """Take no turn."""
+
+
 def _never_waits(_params: dict[str, Any]) -> bool:
     return False
 
@@ -155,12 +159,16 @@ class JsonRpcServer(Generic[C]):
         self._request_id = request_id
 
     async def answer(
-        self, body: bytes, caller: C, only_waits: Callable[[], None] = lambda: None
+        self,
+        body: bytes,
+        caller: C,
+        only_waits: Callable[[], None] = lambda: None,
+        turn: Callable[[], Awaitable[None]] = _now,
     ) -> RpcAnswer:
         """Answer one body: a request, a notification or a batch of them.
 
         ``only_waits`` is called once only calls that wait are left: from then on the call may be
-        cancelled.
+        cancelled. ``turn`` is awaited before each element of a batch.
 
         The status is 200, for faults too, but 413 for a batch that is too long and 204 where
         JSON-RPC requires no answer. Exceptions of methods become answers, except
@@ -171,14 +179,18 @@ class JsonRpcServer(Generic[C]):
         except InvalidJson as error:
             return self._full_error(caller, error)
         if type(message) is list:
-            return await self._answer_batch(message, caller, only_waits)
+            return await self._answer_batch(message, caller, only_waits, turn)
         if self._is_wait(message):
             only_waits()
         answer = await self._answer_one(message, caller)
         return RpcAnswer(204 if answer is None else 200, answer)
 
     async def _answer_batch(
-        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+        self,
+        elements: list[Any],
+        caller: C,
+        only_waits: Callable[[], None],
+        turn: Callable[[], Awaitable[None]],
     ) -> RpcAnswer:
         if not elements:
             empty = InvalidRequest("The batch is empty. Send at least one request in it.")
@@ -189,12 +201,16 @@ class JsonRpcServer(Generic[C]):
                 details={"received": len(elements), "allowed": self._max_batch},
             )
             return self._full_error(caller, too_long, too_long.http_status)
-        found = await self._answer_all(elements, caller, only_waits)
+        found = await self._answer_all(elements, caller, only_waits, turn)
         answers = [answer for answer in found if answer]
         return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
 
     async def _answer_all(
-        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+        self,
+        elements: list[Any],
+        caller: C,
+        only_waits: Callable[[], None],
+        turn: Callable[[], Awaitable[None]],
     ) -> list[bytes | None]:
         """Answer the elements concurrently; answers keep their order.
 
@@ -207,6 +223,7 @@ class JsonRpcServer(Generic[C]):
         rest, unanswered = iter(others), len(others)
 
         async def work(index: int, element: Any) -> None:
+            await turn()
             answers[index] = await self._answer_one(element, caller)
 
         async def work_on_rest() -> None:

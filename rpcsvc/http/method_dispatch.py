@@ -29,7 +29,7 @@ __all__ = ["Error", "Method", "Result", "Success", "dispatch"]
 # Called with a context by position, and with the params of the call as keywords.
 Method: TypeAlias = Callable[..., Awaitable[Result]]
 
-_LONGEST_GUESSED_NAME: Final = 80
+_LONGEST_GUESSED_NAME: Final = 48
 _LIKENESS: Final = 0.4
 
 

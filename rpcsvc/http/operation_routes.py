@@ -44,6 +44,7 @@ from rpcsvc.http.messages import (
     ENDS_WITH_CALLER,
     JSON,
     OPERATION,
+    TURNS,
     Handler,
     error_headers,
     read_body,
@@ -449,7 +450,8 @@ class RpcHttp:
         who = Client("token", client) if by_token and client else context.client
         caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
         server = self._of_operator if self._is_operator(request) else self._public
-        answer = await server.answer(body, caller, partial(end_with_caller, request))
+        turn = request[TURNS].take
+        answer = await server.answer(body, caller, partial(end_with_caller, request), turn)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
         return respond(answer.body, request_id, status=answer.status, headers=context.headers)
 

@@ -370,7 +370,7 @@ class McpHttp:
         name, arguments = params.get("name"), params.get("arguments", {})
         operation = self._tools.get(name) if isinstance(name, str) else None
         if operation is None:
-            near = get_close_matches(str(name)[:80], self._tools, n=1, cutoff=0.4)
+            near = get_close_matches(str(name)[:48], self._tools, n=1, cutoff=0.4)
             hint = f" The nearest is {near[0]}." if near else ""
             raise InvalidParams(
                 f"There is no such tool.{hint} tools/list names all.",
