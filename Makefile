@@ -10,7 +10,7 @@ PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-ve
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster simulate container spectral alerts conformance clean
+.PHONY: cluster simulate container spectral alerts conformance clients clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ alerts: install ## test the alert rules (needs promtool)
 
 conformance: install ## run the official MCP conformance suite (needs Node)
 	tools/conformance/run.sh
+
+clients: install ## generate foreign clients, and swap with each; load the MCP tools as models do (needs Node)
+	tools/clients/run.sh
 
 check: install ## lint, types, import direction, generated files
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.narrowing import cases_of
 from rpcsvc.operations.service import Example, Operation
 
 OPENRPC: Final = "1.3.2"
@@ -145,12 +146,14 @@ def _params(site: Site, operation: Operation) -> list[Json]:
 def _alone(described: Json, name: str) -> Json:
     """A param's schema by itself: what any case allows, as OpenRPC can't say what goes together."""
     schema: Json = described["properties"][name]
-    cases = [case["properties"].get(name, {}) for case in described.get("anyOf", ())]
-    forms = [form for case in cases for form in case.get("anyOf", [case])]
-    if not all("pattern" in form and "type" not in form for form in forms):
+    cases = [case["properties"].get(name, {}) for case in cases_of(described)]
+    branches = [branch for case in cases for branch in case.get("anyOf", [case])]
+    forms = [schemas.without_null(branch) for branch in branches if branch != schemas.NULL]
+    if not forms or not all("pattern" in form for form in forms):
         return schema  # which says the same, or as much as holds in every case
     different = [form for at, form in enumerate(forms) if form not in forms[:at]]
-    return {**schema, "anyOf": different} if different else schema
+    null = [schemas.NULL] if isinstance(schema["type"], list) else []
+    return {**schema, "anyOf": [*different, *null]}
 
 
 def _content(name: str, schema: Json, *, required: bool = False) -> Json:

@@ -25,6 +25,7 @@ from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import Result
 from rpcsvc.operations.service import Example, Operation
 
+NULL: Final[Json] = {"type": "null"}
 _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
@@ -280,16 +281,18 @@ _DROPPED: Final = frozenset({"title", "$defs"})
 def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
     match key, value:
         case "$ref", _:
-            return {key: value.replace("#/$defs/", _ROOT)}
+            value = value.replace("#/$defs/", _ROOT)
         case "description", _:
-            return {key: _INTERNAL_NOTE.sub("", value).replace("``", "`")}
+            value = _INTERNAL_NOTE.sub("", value).replace("``", "`")
         case "properties", _:
             named = {n: _tidy(v, is_answer=is_answer) for n, v in value.items()}
-            return {key: {n: v for n, v in named.items() if n != _KEY_PROPERTY}}
+            value = {n: v for n, v in named.items() if n != _KEY_PROPERTY}
         case "anyOf", _:
             return _choice([_tidy(branch, is_answer=is_answer) for branch in value])
-        case (("items" | "additionalProperties"), dict()):
-            return {key: _tidy(value, is_answer=is_answer)}
+        case "allOf", _:
+            value = [_tidy(part, is_answer=is_answer) for part in value]
+        case (("items" | "additionalProperties" | "if" | "then" | "else"), dict()):
+            value = _tidy(value, is_answer=is_answer)
     return {key: value}
 
 
@@ -298,11 +301,17 @@ _OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
 def _choice(branches: list[Json]) -> Json:
-    """``anyOf`` of plain types as one schema with a list of types; nullable is one of them."""
-    null = {"type": "null"}
-    others = [branch for branch in branches if branch != null]
+    """``anyOf`` of plain types as one schema with a list of types; nullable is one of them.
+
+    An enum stays a branch beside null: all of its values are of one type.
+    """
+    others = [branch for branch in branches if branch != NULL]
+    if len(others) == 1 and NULL in branches and others[0].keys() & {"enum", "const"}:
+        described = {k: v for k, v in others[0].items() if k == "description"}
+        chosen = {k: v for k, v in others[0].items() if k not in described}
+        return {**described, "anyOf": [chosen, NULL]}
     if len(others) == 1 and "type" in others[0]:
-        return _nullable(others[0]) if null in branches else others[0]
+        return _nullable(others[0]) if NULL in branches else others[0]
     if all(branch.keys() <= _OF_ONE_TYPE for branch in others):
         merged = {key: value for branch in others for key, value in branch.items()}
         return {**merged, "type": [branch["type"] for branch in branches]}
@@ -311,12 +320,17 @@ def _choice(branches: list[Json]) -> Json:
 
 def _nullable(schema: Json) -> Json:
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    nullable = {**schema, "type": [*types, "null"]}
-    if "const" in nullable:
-        nullable["enum"] = [nullable.pop("const")]
-    if "enum" in nullable:
-        nullable["enum"] = [*nullable["enum"], None]
-    return nullable
+    return {**schema, "type": [*types, "null"]}
+
+
+def without_null(schema: Json) -> Json:
+    """A param's schema in a path or a query, which can't say null."""
+    others = [branch for branch in schema.get("anyOf", ()) if branch != NULL]
+    if len(others) == 1:
+        return {**{k: v for k, v in schema.items() if k != "anyOf"}, **others[0]}
+    if isinstance(schema.get("type"), list):
+        return {**schema, "type": next(kind for kind in schema["type"] if kind != "null")}
+    return schema
 
 
 # --- errors ---

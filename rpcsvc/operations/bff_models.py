@@ -98,7 +98,7 @@ def _pair_case(direction: Direction, networks: Networks) -> Json:
             "toAddress": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
         },
-        "anyOf": [_usdc_side(usdc, chain) for chain in networks.chains],
+        "allOf": [narrowing.chained([_usdc_side(usdc, chain) for chain in networks.chains])],
     }
 
 

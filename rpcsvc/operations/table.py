@@ -58,7 +58,7 @@ def _monero(network: str) -> str:
 
 
 _X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
-_U2X: Json = {"direction": "u2x", "chain": 42161, "amount": "150"}
+_U2X: Json = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
 _SWAP_ERRORS = (
     "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
     "amount_below_minimum", "amount_above_maximum", "unavailable",

@@ -34,12 +34,16 @@ async def read(stream: ClientResponse) -> list[Json]:
     """The events of a stream up to its end; the id of each is checked against its data."""
     assert stream.status == 200
     found: list[Json] = []
-    for block in (await stream.text()).split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
-        if "data" in lines:
-            found.append(json.loads(lines["data"]))
-            assert found[-1]["cursor"] == int(lines["id"])
+    for block in blocks(await stream.text()):
+        lines = dict(line.split(": ", 1) for line in block if ": " in line)
+        found.append(json.loads(lines["data"]))
+        assert found[-1]["cursor"] == int(lines["id"])
     return found
+
+
+def blocks(text: str) -> list[list[str]]:
+    """The lines of each block that a blank line ends, each of which a client delivers."""
+    return [block.splitlines() for block in text.split("\n\n")[:-1]]
 
 
 async def until(served: Served, count: int) -> None:
@@ -86,9 +90,13 @@ async def test_stream_begins_with_retry_and_stays_alive(
 ) -> None:
     monkeypatch.setattr(events_module, "HEARTBEAT_SECONDS", 0.01)
     order_id = await ordered(served)
-    async with asyncio.timeout(10), await opened(served, order_id, "?after=1") as stream:
+    async with asyncio.timeout(60), await opened(served, order_id, "?after=1") as stream:
         assert await stream.content.readline() == b"retry: 3000\n"
-        assert await stream.content.readuntil(b":\n\n:\n\n")
+        assert await stream.content.readexactly(4) == b":\n:\n"
+        await served.post("/sandbox/fund", {"orderId": order_id})
+        text = (await stream.read()).decode()
+    assert all(any(line.startswith("data: ") for line in block) for block in blocks(text))
+    assert "\n:\n" in text
 
 
 @pytest.mark.parametrize(

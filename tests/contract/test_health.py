@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from rpcsvc.health import Health
+from rpcsvc.http.documents import links
 from tests.contract.described import check_response, openapi_of
 from tests.contract.serving import Served, serving
 
@@ -53,10 +54,10 @@ async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served
         assert (answer.body["state"], answer.body["requestId"]) == ("unavailable", "mine")
         assert int(answer.headers["retry-after"]) > 0
         document = openapi_of(served)
-        check_response(document, "/health", "get", 503, answer.headers, answer.body)
+        check_response(document, links.HEALTH, "get", 503, answer.headers, answer.body)
         await served.post("/sandbox/fault", {"fault": f"{fault}_up"})
     well = await served.http("GET", "/health")
-    check_response(document, "/health", "get", 200, well.headers, well.body)
+    check_response(document, links.HEALTH, "get", 200, well.headers, well.body)
     assert "error" not in well.body
 
 

@@ -100,7 +100,6 @@ def _accepted(what: str, answer: dict[str, Any]) -> None:
 
 def _bodies(openapi: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """The examples of all request bodies whose path names no order."""
-    root = "/api/v1"
     for path, item in openapi["paths"].items():
         for method, described in item.items():
             content = described.get("requestBody", {}).get("content", {})
@@ -109,7 +108,7 @@ def _bodies(openapi: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
             found += [media["example"]] if "example" in media else []
             for body in found:
                 if "{" not in path:
-                    yield method.upper(), path if path.startswith("/bff") else root + path, body
+                    yield method.upper(), path, body
 
 
 def _http_blocks(page: str) -> Iterator[tuple[str, str, Any]]:

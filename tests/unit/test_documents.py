@@ -407,7 +407,16 @@ def test_recording_has_the_steps_that_it_is_shown_for() -> None:
     assert states["plan-nothing-known"] == "needs_input"
     assert states["plan-no-destination"] == "needs_destination"
     assert states["plan-ready"] == "ready"
-    assert states["error-conflict"] == "idempotency_conflict"
+    refused = {
+        name: exchange.answer["error"]["code"]
+        for name, exchange in recordings.load().items()
+        if name.startswith("error-")
+    }
+    assert refused == {
+        "error-conflict": "idempotency_conflict",
+        "error-amount": "amount_below_minimum",
+        "error-destination": "invalid_destination",
+    }
     ends = {n: recordings.load()[n].answer["data"] for n in states}
     assert ends["status-completed"]["outcome"] == "completed"
     assert ends["unfunded-end"]["outcome"] == "expired"

@@ -168,7 +168,9 @@ async def _succeed(stage: _Stage, swap: Json) -> None:
 async def _meet_errors(stage: _Stage, swap: Json, ordered: Json) -> None:
     await stage.play("error-conflict", "swap.execute", {**ordered, "amount": "0.9"}, EXAMPLE_KEY)
     await stage.play("error-amount", "swap.quote", {**_priced(swap), "amount": "0.01"})
-    await stage.play("error-destination", "swap.plan", {**swap, "to": swap["to"].swapcase()})
+    # The form of the address is right, and its checksum is not.
+    mistyped = swap["to"][:-2] + swap["to"][-2:].lower()
+    await stage.play("error-destination", "swap.plan", {**swap, "to": mistyped})
 
 
 def _priced(swap: Json) -> Json:

@@ -1,7 +1,4 @@
-"""The BFF's half of the OpenAPI document, generated from its operation table.
-
-Its paths start at the site root, since the document's server is the agent API's.
-"""
+"""The BFF's half of the OpenAPI document, generated from its operation table."""
 
 from __future__ import annotations
 
@@ -100,7 +97,6 @@ def _operation(site: Site, operation: Operation) -> Json:
         "tags": ["bff"],
         "summary": operation.summary,
         "description": operation.summary + (" Changes nothing." if _only_reads(operation) else ""),
-        "servers": [{"url": site.url, "description": "The site's root."}],
         "parameters": _parameters(site, operation),
         "responses": _responses(site, operation),
     }
@@ -156,9 +152,7 @@ def _parameters(site: Site, operation: Operation) -> list[Json]:
 
 
 def _parameter(operation: Operation, name: str, described: Json, *, required: bool) -> Json:
-    schema = {k: v for k, v in described.items() if k != "description"}
-    if isinstance(schema.get("type"), list):
-        schema["type"] = next(kind for kind in schema["type"] if kind != "null")
+    schema = {k: v for k, v in schemas.without_null(described).items() if k != "description"}
     return {
         "name": name,
         "in": "path" if schemas.in_path(name, operation.path) else "query",
@@ -201,7 +195,6 @@ def _health(site: Site) -> Json:
         "tags": ["bff"],
         "summary": "Whether the service is well.",
         "description": "Whether the service is well and may take orders. Changes nothing.",
-        "servers": [{"url": site.url, "description": "The site's root."}],
         "parameters": [parameter_ref("RequestId")],
         "responses": {
             "200": response("It is well.", ref("BffHealth"), headers, ()),

@@ -131,9 +131,8 @@ def _call_parameters(site: Site, operation: Operation) -> list[Json]:
 
 
 def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Json:
-    schema = {k: v for k, v in params["properties"][name].items() if k != "description"}
-    if isinstance(schema.get("type"), list):
-        schema["type"] = next(kind for kind in schema["type"] if kind != "null")
+    described = schemas.without_null(params["properties"][name])
+    schema = {key: value for key, value in described.items() if key != "description"}
     examples = {
         _slug(example.name): _with_note(
             {"value": schemas.params_of(site, example)[name]}, needed=name == schemas.ORDER_ID
@@ -145,7 +144,7 @@ def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Jso
         "name": name,
         "in": "path" if schemas.in_path(name, operation.path) else "query",
         "required": name in params.get("required", ()),
-        "description": params["properties"][name]["description"],
+        "description": described["description"],
         "schema": schema,
         **({"examples": examples} if examples else {}),
     }
@@ -178,24 +177,25 @@ def _slug(name: str) -> str:
 
 
 def _links(site: Site, operation: Operation) -> Json:
-    """The calls that need no more than the order's id, which this answer contains."""
+    """The calls that need no more than the order's id in their path, which this answer contains.
+
+    A link can give a body by one expression only, so calls with a body have none.
+    """
     if "order" not in operation.result.model_fields or not operation.creates:
         return {}
-    order_id = "$response.body#/data/order/orderId"
     found: Json = {}
     for other in site.operations:
-        params = schemas_of(other, site.networks)["params"]
-        if other.payable or not other.path or "anyOf" in params:
-            continue
-        if params.get("required") != ["orderId"]:
-            continue
-        given = {"orderId": order_id}
-        sent = {"parameters": given} if other.method == "GET" else {"requestBody": given}
-        found[operation_id(other)] = {
-            "operationId": operation_id(other),
-            "description": other.summary,
-            **sent,
-        }
+        needed = schemas_of(other, site.networks)["params"].get("required")
+        if (
+            other.method == "GET"
+            and schemas.in_path(schemas.ORDER_ID, other.path)
+            and needed == [schemas.ORDER_ID]
+        ):
+            found[operation_id(other)] = {
+                "operationId": operation_id(other),
+                "description": other.summary,
+                "parameters": {schemas.ORDER_ID: "$response.body#/data/order/orderId"},
+            }
     return found
 
 
@@ -230,7 +230,7 @@ def quickstart_item(site: Site) -> Json:
     charged = site.rate_limit.enabled
     headers = header_refs(site, charged=charged)
     headers |= {name: header_ref(name) for name in ("ETag", "Cache-Control")}
-    good = response("The quickstart.", ref("Quickstart"), headers, ())
+    good = response("The quickstart.", ref("QuickstartDocument"), headers, ())
     example = {
         "summary": "As this installation answers",
         "value": quickstart(site, START_MS, _OWN_KEY),
@@ -262,7 +262,7 @@ def site_schemas(site: Site) -> Json:
     return {
         "HealthEnvelope": _health_schema("ok", {}),
         "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),
-        "Quickstart": _quickstart_schema(site),
+        "QuickstartDocument": _quickstart_schema(site),
     }
 
 
@@ -348,19 +348,20 @@ def openapi_document(site: Site) -> Json:
     """OpenAPI 3.1 of the agent API and the BFF. It depends on nothing but the site."""
     offered = [op for op in site.operations if op.path]
     paths = {
-        "/health": {"get": health_item(site)},
-        links.QUICKSTART.removeprefix(API_ROOT): {"get": quickstart_item(site)},
+        links.HEALTH: {"get": health_item(site)},
+        links.QUICKSTART: {"get": quickstart_item(site)},
     }
     for operation in offered:
-        paths[operation.path or ""] = {operation.method.lower(): operation_item(site, operation)}
-    for path, calls in bff_paths(site).items():
-        paths[path] = calls
+        item = {operation.method.lower(): operation_item(site, operation)}
+        paths[f"{API_ROOT}{operation.path}"] = item
+    paths |= bff_paths(site)
     responses = shared_responses(site, offered)
     named = schemas.component_schemas(site) | site_schemas(site) | bff_schemas(site)
     document = {
         "openapi": "3.1.0",
         "info": _info(site),
-        "servers": [{"url": site.absolute(API_ROOT), "description": "The agent API."}],
+        "servers": [{"url": site.url, "description": "The site."}],
+        "security": [],
         "externalDocs": {
             "description": "The whole flow on one page, with real requests and answers.",
             "url": site.absolute(links.LLMS_FULL),
