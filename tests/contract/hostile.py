@@ -22,9 +22,9 @@ LARGEST = 65_536
 LINE_BYTES, HEAD_BYTES = 8_000, 60_000
 # What the product reads only by a method of aiohttp, or must not read at all.
 OF_AIOHTTP = {
-    "accept", "authorization", "connection", "content-length", "cookie", "expect", "forwarded",
-    "from", "host", "if-modified-since", "if-range", "origin", "range", "te", "trailer", "upgrade",
-    "via",
+    "accept", "authorization", "connection", "content-length", "content-type", "cookie", "expect",
+    "forwarded", "from", "host", "if-modified-since", "if-range", "origin", "range", "te",
+    "trailer", "upgrade", "via",
 }  # fmt: skip
 # What may come on several lines, which are read as one list.
 LISTS = ("accept", "accept-language", "content-encoding", "if-none-match", "x-forwarded-for")

@@ -39,6 +39,13 @@ async def settled(box: Sandbox, direction: str = "x2u") -> Placed:
     return placed
 
 
+async def test_command_that_may_not_read_the_secret_says_so(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path):
+        (tmp_path / "client-hash.key").unlink()
+        assert await cli.ask("payouts", "list") == 3
+    assert "Run the command as the service's user" in cli.err.replace("\n", " ")
+
+
 # --- list and show -----------------------------------------------------------------------------
 
 
