@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from rpcsvc.logs import Occasional, _renderer, mask
+from rpcsvc.logs import Occasional, _renderers, mask
 
 
 def test_text_that_is_not_utf_8_keeps_its_line() -> None:
     event = mask(None, "info", {"event": "x", "path": "/\udcff", "long": "\udcff" * 50})
 
-    line = _renderer(as_json=True)(None, "info", event)
+    line = _renderers(as_json=True)[-1](None, "info", event)
 
     assert json.loads(line)["path"] == "/\\udcff"
 
