@@ -24,6 +24,7 @@ from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.changes import StatusView
+from tests.e2e.processes import until
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.orders import terms
@@ -54,11 +55,13 @@ async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Runnin
 
 async def test_real_wallets_are_audited_and_have_a_treasury(up: Running) -> None:
     assert "admin.treasury.plan" in {operation.name for operation in up.admin}
-    assert up.readings.last_audit() is None
+
+    async def audited() -> bool:
+        return up.readings.last_audit() is not None
+
+    assert not await audited()
     working = asyncio.create_task(up.worker.run())
-    async with asyncio.timeout(10):
-        while up.readings.last_audit() is None:  # noqa: ASYNC110 - nothing tells of an audit's end
-            await asyncio.sleep(0.01)
+    await until(audited)
     await up.worker.stop()
     await working
 
