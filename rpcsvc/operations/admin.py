@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.errors import InvalidInput
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
@@ -25,7 +25,6 @@ from rpcsvc.store.operator_books import OperatorBooks
 
 PREFIX: Final = "admin."
 MOST_LISTED: Final = 10_000
-ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 def admin_row(

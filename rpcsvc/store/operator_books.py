@@ -20,9 +20,10 @@ from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.changes import RelayState
 from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.rows import from_row
 
 
-class BookedTransfer(NamedTuple):
+class BookedTransfer(Struct, frozen=True):
     """A payout or refund with what its order says about it.
 
     ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
@@ -528,13 +529,5 @@ def _owed(order: Order) -> Owed:
 
 
 def _booked(row: Row, since: int, reason: str | None) -> BookedTransfer:
-    on_deadline = row["on_deadline"]
-    return BookedTransfer(
-        transfer_id=row["transfer_id"], order_id=row["order_id"], kind=row["kind"],
-        state=TransferState(row["state"]), asset=row["asset"], network=row["network"],
-        address=row["address"], units=row["units"], txid=row["txid"],
-        reason=row["reason"] if row["reason"] is not None else reason, since=since,
-        order_status=OrderStatus(row["order_status"]), deadline_at=row["deadline_at"],
-        on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
-        action_required=row["action_required"], receipt=row["receipt"],
-    )  # fmt: skip
+    given = row["reason"] if row["reason"] is not None else reason
+    return from_row(BookedTransfer, row, since=since, reason=given)
