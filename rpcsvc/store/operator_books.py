@@ -48,7 +48,7 @@ class BookedTransfer(Struct, frozen=True):
     receipt: str | None
 
 
-class Signed(NamedTuple):
+class Signed(Struct, frozen=True):
     """A transaction that was signed for a transfer. ``block`` is where it was mined."""
 
     txid: str
@@ -57,7 +57,7 @@ class Signed(NamedTuple):
     block: int | None
 
 
-class IntegratorFees(NamedTuple):
+class IntegratorFees(Struct, frozen=True):
     """What an integrator has earned in one asset, by so many settled payouts."""
 
     integrator: str
@@ -66,7 +66,7 @@ class IntegratorFees(NamedTuple):
     payouts: int
 
 
-class Doubt(NamedTuple):
+class Doubt(Struct, frozen=True):
     """A call to the upstream whose outcome is not known.
 
     ``note``: what the operator noted when closing it, of one that came into doubt again.
@@ -79,7 +79,7 @@ class Doubt(NamedTuple):
     created_at: int
 
 
-class StoredTicket(NamedTuple):
+class StoredTicket(Struct, frozen=True):
     """A support ticket."""
 
     ticket_id: str
@@ -218,7 +218,7 @@ class OperatorBooks:
         """All transactions that a wallet signed for a transfer, oldest first."""
         rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
-        return [Signed(**row) for row in rows]
+        return [from_row(Signed, row) for row in rows]
 
     async def _booked(self, sql: str, **values: Any) -> list[BookedTransfer]:
         rows = await self._db.fetch(sql, **values)
@@ -319,13 +319,13 @@ class OperatorBooks:
     async def integrator_fees(self) -> list[IntegratorFees]:
         """Fees that integrators have earned."""
         return [
-            IntegratorFees(row["integrator"], row["asset"], int(row["units"]), row["payouts"])
+            from_row(IntegratorFees, row, units=int(row["units"]))
             for row in await self._db.fetch(_INTEGRATOR_FEES)
         ]
 
     async def doubts(self) -> list[Doubt]:
         """The upstream orders in doubt, oldest first."""
-        return [Doubt(**row) for row in await self._db.fetch(_DOUBTS)]
+        return [from_row(Doubt, row) for row in await self._db.fetch(_DOUBTS)]
 
     async def close_claim(self, order_id: str, reason: str) -> bool:
         """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
@@ -345,7 +345,7 @@ class OperatorBooks:
 
     async def tickets(self) -> list[StoredTicket]:
         """The tickets, oldest first."""
-        return [StoredTicket(**row) for row in await self._db.fetch(_TICKETS)]
+        return [from_row(StoredTicket, row) for row in await self._db.fetch(_TICKETS)]
 
     async def close_ticket(self, ticket_id: str) -> bool:
         """Delete a ticket that was dealt with; False when there is none."""
