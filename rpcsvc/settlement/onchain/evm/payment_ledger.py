@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
@@ -92,8 +93,8 @@ class EvmEntry(JournalEntry, frozen=True):
         """Voids the payment before it is committed."""
         return VoidEntry(self.payment.payment_id, self.payment.attempts[0].txid)
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         item, order, sweep = self.payment, self.payment.order, self.sweep
         return {
             "kind": EVM_PAYMENT, "payment": item.payment_id, "purpose": order.purpose.value,
@@ -126,8 +127,8 @@ class AttemptEntry(JournalEntry, frozen=True):
     payment_id: str
     attempt: Attempt
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         attempt = _attempt_list(self.attempt)
         return {"kind": EVM_ATTEMPT, "payment": self.payment_id, "attempt": attempt}
 
@@ -146,8 +147,8 @@ class SweptEntry(JournalEntry, frozen=True):
     state: SweepState
     taken: int
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         return {
             "kind": SWEPT, "network": self.network, "index": self.address_index,
             "serial": self.serial, "state": self.state.value, "taken": self.taken,

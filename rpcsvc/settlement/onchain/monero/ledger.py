@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from typing_extensions import override
+
 from rpcsvc.domain.order import DepositState
 from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
@@ -100,8 +102,8 @@ class MoneroEntry(JournalEntry, frozen=True):
         """Voids the payment while it is not published."""
         return VoidEntry(self.payment.payment_id, self.payment.txid)
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         item = self.payment
         return {
             "kind": MONERO_PAYMENT, "payment": item.payment_id, "purpose": item.purpose.value,
