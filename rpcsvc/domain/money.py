@@ -32,6 +32,7 @@ class Asset(Struct, frozen=True):
 
 XMR = Asset("XMR", 12)
 USDC = Asset("USDC", 6)
+ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 class Money(Struct, frozen=True):

@@ -132,10 +132,3 @@ def upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
 def update(table: str, columns: Iterable[str], where: str) -> str:
     """SQL that updates these columns of the rows that ``where`` finds."""
     return f"UPDATE {table} SET {', '.join(f'{name} = :{name}' for name in columns)} WHERE {where}"
-
-
-def fields_of(row: Row) -> dict[str, Any]:
-    """A row as a dictionary: faster than reading many columns one by one."""
-    if type(row) is dict:
-        return row.copy()
-    return dict(zip(row.keys(), row, strict=True))

@@ -13,6 +13,7 @@ from msgspec import Struct
 from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 
 class AuthorizationKey(NamedTuple):
@@ -139,50 +140,22 @@ class FundingStore:
 
         Raises StaleWrite for one that is resolved.
         """
-        values = {
-            **record.key._asdict(),
-            "state": record.state.value,
-            "txid": record.txid,
-            "reason": record.reason,
-        }
-        await self._db.write([Statement(_RESOLVE, values, finds=True)])
+        await self._db.write([Statement(_RESOLVE, _values(record), finds=True)])
 
 
 def _values(record: FundingRecord) -> dict[str, Any]:
-    given = record.signed.authorization
+    signed = record.signed
     return {
+        **to_row(record),
+        **to_row(signed.authorization, recipient=signed.authorization.to),
         **record.key._asdict(),
-        "order_id": record.order_id,
-        "recipient": given.to,
-        "units": given.units,
-        "valid_after": given.valid_after,
-        "valid_before": given.valid_before,
-        "signature": record.signed.signature,
-        "is_gas_paid": int(record.is_gas_paid),
-        "created_at": record.created_at,
-        "state": record.state.value,
-        "txid": record.txid,
-        "reason": record.reason,
+        "signature": signed.signature,
     }
 
 
 def _record(row: Row) -> FundingRecord:
     key = AuthorizationKey(*(row[name] for name in _KEY))
-    authorization = Authorization(
-        key.payer,
-        row["recipient"],
-        row["units"],
-        row["valid_after"],
-        row["valid_before"],
-        bytes.fromhex(key.nonce),
-    )
-    return FundingRecord(
-        key,
-        row["order_id"],
-        SignedAuthorization(authorization, bytes(row["signature"])),
-        row["created_at"],
-        FundingState(row["state"]),
-        row["txid"],
-        row["reason"],
-        bool(row["is_gas_paid"]),
-    )
+    nonce = bytes.fromhex(key.nonce)
+    given = from_row(Authorization, row, source=key.payer, to=row["recipient"], nonce=nonce)
+    signed = SignedAuthorization(given, bytes(row["signature"]))
+    return from_row(FundingRecord, row, key=key, signed=signed)

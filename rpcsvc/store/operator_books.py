@@ -20,9 +20,10 @@ from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.changes import RelayState
 from rpcsvc.store.database import Row, Statement, Tables
 from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.rows import from_row
 
 
-class BookedTransfer(NamedTuple):
+class BookedTransfer(Struct, frozen=True):
     """A payout or refund with what its order says about it.
 
     ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
@@ -47,7 +48,7 @@ class BookedTransfer(NamedTuple):
     receipt: str | None
 
 
-class Signed(NamedTuple):
+class Signed(Struct, frozen=True):
     """A transaction that was signed for a transfer. ``block`` is where it was mined."""
 
     txid: str
@@ -56,7 +57,7 @@ class Signed(NamedTuple):
     block: int | None
 
 
-class IntegratorFees(NamedTuple):
+class IntegratorFees(Struct, frozen=True):
     """What an integrator has earned in one asset, by so many settled payouts."""
 
     integrator: str
@@ -65,7 +66,7 @@ class IntegratorFees(NamedTuple):
     payouts: int
 
 
-class Doubt(NamedTuple):
+class Doubt(Struct, frozen=True):
     """A call to the upstream whose outcome is not known.
 
     ``note``: what the operator noted when closing it, of one that came into doubt again.
@@ -78,7 +79,7 @@ class Doubt(NamedTuple):
     created_at: int
 
 
-class StoredTicket(NamedTuple):
+class StoredTicket(Struct, frozen=True):
     """A support ticket."""
 
     ticket_id: str
@@ -217,7 +218,7 @@ class OperatorBooks:
         """All transactions that a wallet signed for a transfer, oldest first."""
         rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
-        return [Signed(**row) for row in rows]
+        return [from_row(Signed, row) for row in rows]
 
     async def _booked(self, sql: str, **values: Any) -> list[BookedTransfer]:
         rows = await self._db.fetch(sql, **values)
@@ -318,13 +319,13 @@ class OperatorBooks:
     async def integrator_fees(self) -> list[IntegratorFees]:
         """Fees that integrators have earned."""
         return [
-            IntegratorFees(row["integrator"], row["asset"], int(row["units"]), row["payouts"])
+            from_row(IntegratorFees, row, units=int(row["units"]))
             for row in await self._db.fetch(_INTEGRATOR_FEES)
         ]
 
     async def doubts(self) -> list[Doubt]:
         """The upstream orders in doubt, oldest first."""
-        return [Doubt(**row) for row in await self._db.fetch(_DOUBTS)]
+        return [from_row(Doubt, row) for row in await self._db.fetch(_DOUBTS)]
 
     async def close_claim(self, order_id: str, reason: str) -> bool:
         """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
@@ -344,7 +345,7 @@ class OperatorBooks:
 
     async def tickets(self) -> list[StoredTicket]:
         """The tickets, oldest first."""
-        return [StoredTicket(**row) for row in await self._db.fetch(_TICKETS)]
+        return [from_row(StoredTicket, row) for row in await self._db.fetch(_TICKETS)]
 
     async def close_ticket(self, ticket_id: str) -> bool:
         """Delete a ticket that was dealt with; False when there is none."""
@@ -528,13 +529,5 @@ def _owed(order: Order) -> Owed:
 
 
 def _booked(row: Row, since: int, reason: str | None) -> BookedTransfer:
-    on_deadline = row["on_deadline"]
-    return BookedTransfer(
-        transfer_id=row["transfer_id"], order_id=row["order_id"], kind=row["kind"],
-        state=TransferState(row["state"]), asset=row["asset"], network=row["network"],
-        address=row["address"], units=row["units"], txid=row["txid"],
-        reason=row["reason"] if row["reason"] is not None else reason, since=since,
-        order_status=OrderStatus(row["order_status"]), deadline_at=row["deadline_at"],
-        on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
-        action_required=row["action_required"], receipt=row["receipt"],
-    )  # fmt: skip
+    given = row["reason"] if row["reason"] is not None else reason
+    return from_row(BookedTransfer, row, since=since, reason=given)

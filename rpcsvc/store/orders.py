@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 import orjson
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.events import AdvanceTransfer, order_of
@@ -71,6 +71,7 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
+from rpcsvc.store.rows import from_row
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
@@ -305,12 +306,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
     async def history(self, order_id: str, after: int, limit: int) -> list[HistoryEntry]:
         """The order's history after a version, oldest first."""
         rows = await self._db.fetch(_SELECT_HISTORY, order_id=order_id, after=after, limit=limit)
-        return [
-            HistoryEntry(
-                row["version"], row["at"], row["event"], row["status"], orjson.loads(row["details"])
-            )
-            for row in rows
-        ]
+        return [from_row(HistoryEntry, row, details=orjson.loads(row["details"])) for row in rows]
 
     async def versions(self, order_ids: Sequence[str]) -> dict[str, int]:
         """The version of each of these orders."""
@@ -530,13 +526,9 @@ def _fill_statements(order: Order) -> list[Statement]:
 
 
 def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
-    return Statement(
-        _INSERT_EVENT,
-        {
-            "order_id": order_id, "version": entry.version, "at": entry.at, "event": entry.event,
-            "status": entry.status, "details": orjson.dumps(entry.details).decode(),
-        },
-    )  # fmt: skip
+    details = orjson.dumps(entry.details).decode()
+    values = {**asdict(entry), "order_id": order_id, "details": details}
+    return Statement(_INSERT_EVENT, values)
 
 
 def _webhook_statements(change: Change, order: Order, version: int) -> list[Statement]:

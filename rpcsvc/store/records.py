@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from msgspec.structs import asdict
@@ -17,7 +17,8 @@ from rpcsvc.store.changes import (
     TicketCharge,
     TicketsTaken,
 )
-from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update
+from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 _RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
 _SELECT_RESPONSE: Final = (
@@ -54,14 +55,8 @@ class IdempotencyRows:
         row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
         if row is None:
             return None
-        return StoredResponse(
-            namespace=row["namespace"],
-            key=row["idempotency_key"],
-            operation=row["operation"],
-            params=orjson.loads(row["params"]),
-            body=row["body"],
-            created_at=row["created_at"],
-        )
+        params = orjson.loads(row["params"])
+        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params)
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before a time, at most two hours' worth from the oldest on, a
@@ -87,12 +82,8 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
     return Statement(
         _INSERT_RESPONSE,
         {
-            "namespace": response.namespace,
-            "key": response.key,
-            "operation": response.operation,
+            **asdict(response),
             "params": orjson.dumps(response.params).decode(),
-            "body": response.body,
-            "created_at": response.created_at,
             "order_id": order_id,
         },
     )
@@ -196,7 +187,7 @@ class RelayRows:
 
 def report_from(rows: Sequence[Row]) -> Report | None:
     """The upstream's last report on an order; None before the first."""
-    return Report(**rows[0]) if rows else None
+    return from_row(Report, rows[0]) if rows else None
 
 
 def relay_statements(record: RelayRecord) -> list[Statement]:
@@ -204,10 +195,8 @@ def relay_statements(record: RelayRecord) -> list[Statement]:
 
     The transaction fails if another process makes the call, or has answered its key.
     """
-    values: dict[str, Any] = asdict(record)
-    values["idempotency_key"] = values.pop("key")
-    values["state"] = record.state.value
-    values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
+    params = None if record.params is None else orjson.dumps(record.params).decode()
+    values = to_row(record, idempotency_key=record.key, params=params)
     stored = Statement(_UPSERT_RELAY, values, finds=record.state is RelayState.CLAIMED)
     if record.state is RelayState.CLAIMED and record.key is not None:
         return [stored, Statement(_IS_UNANSWERED, values, finds=True)]
@@ -222,12 +211,8 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 
 
 def _relay_from(row: Row) -> RelayRecord:
-    values = fields_of(row)
-    values["key"] = values.pop("idempotency_key")
-    values["state"] = RelayState(values["state"])
-    if values["params"] is not None:
-        values["params"] = orjson.loads(values["params"])
-    return RelayRecord(**values)
+    params = None if row["params"] is None else orjson.loads(row["params"])
+    return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
 
 
 _INSERT_TICKET: Final = insert("tickets", Ticket.__struct_fields__)

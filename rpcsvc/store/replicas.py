@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.store.changes import PooledOrder, RateBounds
 from rpcsvc.store.database import Row, StaleWrite, Statement, Tables
+from rpcsvc.store.rows import from_row, to_row
 
 
 class RateRow(NamedTuple):
@@ -83,7 +86,7 @@ def _rate_row(row: Row) -> RateRow:
     return RateRow(row["usdc_per_xmr"], row["published_at"], row["age_ms"], row["token"])
 
 
-class WalletState(NamedTuple):
+class WalletState(Struct, frozen=True):
     """The wallet of a network, as the replica that settles from it sees it.
 
     ``fee``: of a transfer; None while it is not known. ``holdings``: None while they are not known,
@@ -100,7 +103,7 @@ class WalletState(NamedTuple):
     refusal: str | None
 
 
-class PublishedState(NamedTuple):
+class PublishedState(Struct, frozen=True):
     """A state with the time when it was published, and how long ago that was (ms)."""
 
     state: WalletState
@@ -184,31 +187,12 @@ def pooled_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
         yield Statement(_CAN_PAY, pooled._asdict(), finds=True)
 
 
-def _values(state: WalletState) -> dict[str, object]:
+def _values(state: WalletState) -> dict[str, Any]:
     held = state.holdings
-    return {
-        "network": state.network,
-        "is_up": int(state.is_up),
-        "height": state.height,
-        "fee": state.fee,
-        "free": held and held.free,
-        "locked": held and held.locked,
-        "seconds_to_unlock": held and held.seconds_to_unlock,
-        "shortage": state.shortage,
-        "refusal": state.refusal,
-    }
+    none = dict.fromkeys(Holdings.__struct_fields__)
+    return {**to_row(state), **(none if held is None else to_row(held))}
 
 
 def _published(row: Row) -> PublishedState:
-    known = row["free"] is not None
-    held = Holdings(row["free"], row["locked"], row["seconds_to_unlock"]) if known else None
-    state = WalletState(
-        row["network"],
-        bool(row["is_up"]),
-        row["height"],
-        row["fee"],
-        held,
-        row["shortage"],
-        row["refusal"],
-    )
-    return PublishedState(state, row["published_at"], row["age_ms"])
+    held = None if row["free"] is None else from_row(Holdings, row)
+    return from_row(PublishedState, row, state=from_row(WalletState, row, holdings=held))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.domain.order import FINAL_TRANSFERS, TransferState
+from rpcsvc.domain.money import ASSETS
+from rpcsvc.domain.order import FINAL_TRANSFERS
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.unfunded import TOTAL
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.store.database import Commit, Row, Rows, StaleWrite, Statement, Tables, insert, update
 from rpcsvc.store.reservations import reservation_statements, within_statement
+from rpcsvc.store.rows import from_row, to_row
 
 _TABLE: Final = "withdrawals"
 _PROGRESS: Final = ("state", "txid", "raw", "reason", "receipt", "changed_at")
@@ -34,7 +35,6 @@ _SIGNED: Final = (
     "SELECT 'monero' AS network, address, units FROM monero_payments WHERE payment_id = :name"
     " UNION ALL SELECT network, recipient, units FROM evm_payments WHERE payment_id = :name"
 )
-_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 class WithdrawalStore:
@@ -104,9 +104,7 @@ class WithdrawalStore:
 
 
 def _changing(sql: str, before: Withdrawal, after: Withdrawal) -> Rows:
-    values = {**_values(after), "was": before.state.value}
-    names = ("withdrawal_id", "was", *_PROGRESS)
-    changed = Statement(sql, {name: values[name] for name in names}, finds=True)
+    changed = Statement(sql, {**_values(after), "was": before.state.value}, finds=True)
     return [changed, *_reserving(after)] if after.state in FINAL_TRANSFERS else [changed]
 
 
@@ -118,12 +116,8 @@ def _reserving(item: Withdrawal) -> list[Statement]:
 
 
 def _values(item: Withdrawal) -> dict[str, Any]:
-    values = {name: getattr(item, name) for name in _COLUMNS}
-    return {**values, "asset": item.asset.symbol, "state": item.state.value}
+    return to_row(item, asset=item.asset.symbol)
 
 
 def _withdrawal(row: Row) -> Withdrawal:
-    values = {name: row[name] for name in _COLUMNS}
-    return Withdrawal(
-        **{**values, "asset": _ASSETS[row["asset"]], "state": TransferState(row["state"])}
-    )
+    return from_row(Withdrawal, row, asset=ASSETS[row["asset"]])

@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.money import format_units
-from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.operator_books import IntegratorFees, OperatorBooks
 from tests.contract.bff import (
     ORDER,
     ORDER_BACK,
@@ -268,7 +268,7 @@ async def test_the_integrators_fee_is_quoted_taken_and_accounted(tmp_path: Path)
         done = await until(served, made["orderId"], "completed")
         assert done["actualOutput"] == keyed["toAmount"]
         books = OperatorBooks(served.up.database)
-        assert await books.integrator_fees() == [("acme", "USDC", 990_000, 1)]
+        assert await books.integrator_fees() == [IntegratorFees("acme", "USDC", 990_000, 1)]
 
 
 async def test_keys_of_integrators_do_not_meet(tmp_path: Path) -> None:

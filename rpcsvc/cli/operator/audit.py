@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -21,14 +21,12 @@ from rpcsvc.cli.operator.service import (
     show_progress,
 )
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.store.database import BooksUnreadable
-
-_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 def add_commands(commands: Any) -> None:
@@ -112,8 +110,8 @@ def _print(report: AuditReport) -> None:
 
 def _moved(reported: Annotated) -> str:
     parts = (("sent", reported.sent), ("received", reported.received))
-    if reported.unit not in _ASSETS:  # wei: the coin's name is the network's
+    if reported.unit not in ASSETS:  # wei: the coin's name is the network's
         return ", ".join(f"{word} {units} {reported.unit}" for word, units in parts if units)
-    asset = _ASSETS[reported.unit]
+    asset = ASSETS[reported.unit]
     said = [f"{word} {format_units(units, asset)} {asset.symbol}" for word, units in parts if units]
     return ", ".join(said) or f"moved no {asset.symbol}"

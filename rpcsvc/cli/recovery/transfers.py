@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, say
 from rpcsvc.cli.operator.service import onchain_settings
@@ -366,7 +366,7 @@ def annotate(settings: Settings, action: str, params: Json) -> Json:
             return await annotations.remove(network, txid)
         return await annotations.add(network, txid, params["note"], params["internalWei"])
 
-    return with_database(settings, alone)._asdict()
+    return asdict(with_database(settings, alone))
 
 
 def _line(opened: OpenTransfer) -> str:

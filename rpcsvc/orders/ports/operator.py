@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 
-class Noted(NamedTuple):
+class Noted(Struct, frozen=True):
     """The outcome of a note on a transaction.
 
     ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record

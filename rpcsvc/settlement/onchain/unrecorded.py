@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -17,11 +17,12 @@ from msgspec import Struct
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 from rpcsvc.store.database import Statement, Tables, insert
+from rpcsvc.store.rows import from_row
 
 log = structlog.get_logger(__name__)
 
 
-class UnattributedDeposit(NamedTuple):
+class UnattributedDeposit(Struct, frozen=True):
     """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
 
     network: str
@@ -113,7 +114,7 @@ async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
 
     Raises errors.Unavailable.
     """
-    return [UnattributedDeposit(**row) for row in await database.fetch(_UNATTRIBUTED)]
+    return [from_row(UnattributedDeposit, row) for row in await database.fetch(_UNATTRIBUTED)]
 
 
 def reason_of(wallet: str) -> str:

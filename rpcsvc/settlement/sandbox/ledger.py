@@ -14,7 +14,8 @@ from rpcsvc.settlement.sandbox.chain import (
     TxKind,
     TxState,
 )
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.database import Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 _CHAIN: Final = (
     "network", "base_height", "base_at", "block_ms", "paused", "inventory", "balance",
@@ -72,18 +73,12 @@ class SandboxLedger:
     async def chains(self) -> list[SimulatedChain]:
         """All chains."""
         rows = await self._db.fetch(f"SELECT {', '.join(_CHAIN)} FROM sandbox_chains")
-        return [
-            SimulatedChain(
-                row["network"], row["base_height"], row["base_at"], row["block_ms"],
-                bool(row["paused"]), row["inventory"], row["balance"],
-            )
-            for row in rows
-        ]  # fmt: skip
+        return [from_row(SimulatedChain, row) for row in rows]
 
     async def transaction(self, network: str, txid: str) -> Tx | None:
         """One transaction."""
         row = await self._db.fetch_one(f"{_SELECT_TX} WHERE {_IS_TX}", network=network, txid=txid)
-        return _tx_from(row) if row else None
+        return from_row(Tx, row) if row else None
 
     async def watched(self) -> list[Tx]:
         """All transactions that the service still watches, oldest first."""
@@ -122,19 +117,19 @@ class SandboxLedger:
 
     async def add_chains(self, chains: Sequence[SimulatedChain]) -> None:
         """Add the chains that are not there yet."""
-        await self._db.write([Statement(_ADD_CHAIN, _chain_values(chain)) for chain in chains])
+        await self._db.write([Statement(_ADD_CHAIN, to_row(chain)) for chain in chains])
 
     async def put_chain(self, chain: SimulatedChain) -> None:
         """Change a chain's timing (not its balance)."""
-        await self._db.write([Statement(_PUT_CHAIN, _chain_values(chain))])
+        await self._db.write([Statement(_PUT_CHAIN, to_row(chain))])
 
     async def broadcast(self, tx: Tx) -> None:
         """Add a transaction to the pool (or, REVERTED, to the chain); known ones stay unchanged."""
-        await self._db.write([Statement(_INSERT_TX, _tx_values(tx))])
+        await self._db.write([Statement(_INSERT_TX, to_row(tx))])
 
     async def broadcast_new(self, tx: Tx) -> None:
         """The same, but stale if its txid is known."""
-        await self._db.write([Statement(_INSERT_TX, _tx_values(tx), finds=True)])
+        await self._db.write([Statement(_INSERT_TX, to_row(tx), finds=True)])
 
     async def mine(self, mined: Sequence[Mined]) -> None:
         """Mine transactions and add their amounts to the balance."""
@@ -196,7 +191,7 @@ class SandboxLedger:
 
     async def _txs(self, where: str, **values: Any) -> list[Tx]:
         rows = await self._db.fetch(f"{_SELECT_TX} {where}", **values)
-        return [_tx_from(row) for row in rows]
+        return [from_row(Tx, row) for row in rows]
 
 
 def _move(network: str, units: int) -> Statement:
@@ -213,28 +208,3 @@ def _as_read(tx: Tx) -> dict[str, Any]:
     return {
         "network": tx.network, "txid": tx.txid, "was": tx.state.value, "height": tx.block_height,
     }  # fmt: skip
-
-
-def _chain_values(chain: SimulatedChain) -> dict[str, Any]:
-    return {
-        "network": chain.network, "base_height": chain.base_height, "base_at": chain.base_at,
-        "block_ms": chain.block_ms, "paused": int(chain.paused), "inventory": chain.inventory,
-        "balance": chain.balance,
-    }  # fmt: skip
-
-
-def _tx_values(tx: Tx) -> dict[str, Any]:
-    return {
-        "network": tx.network, "txid": tx.txid, "kind": tx.kind.value, "recipient": tx.recipient,
-        "sender": tx.sender, "units": tx.units, "fee": tx.fee, "broadcast_at": tx.broadcast_at,
-        "block_height": tx.block_height, "state": tx.state.value, "watched": int(tx.watched),
-    }  # fmt: skip
-
-
-def _tx_from(row: Row) -> Tx:
-    return Tx(
-        network=row["network"], txid=row["txid"], kind=TxKind(row["kind"]),
-        recipient=row["recipient"], sender=row["sender"], units=row["units"], fee=row["fee"],
-        broadcast_at=row["broadcast_at"], block_height=row["block_height"],
-        state=TxState(row["state"]), watched=bool(row["watched"]),
-    )  # fmt: skip

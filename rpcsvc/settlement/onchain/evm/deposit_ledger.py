@@ -18,6 +18,7 @@ from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntr
 from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+from rpcsvc.store.rows import from_row, to_row
 
 _ADD_WALLET: Final = (
     "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, :hot_address, 0)"
@@ -100,7 +101,7 @@ class EvmDepositLedger:
     async def wallet(self) -> EvmWallet | None:
         """The mnemonic of the first start."""
         row = await self._db.fetch_one("SELECT hot_address, reserved_to FROM evm_wallet")
-        return EvmWallet(**row) if row else None
+        return from_row(EvmWallet, row) if row else None
 
     async def adopt_wallet(self, hot_address: str) -> None:
         """Record the mnemonic. Raises StoreConflict when there is one already."""
@@ -155,7 +156,7 @@ class EvmDepositLedger:
     async def cursors(self, network: str) -> list[EvmCursor]:
         """Blocks up to which deposits are committed, newest first."""
         sql = "SELECT number, hash FROM evm_cursor WHERE network = :network ORDER BY number DESC"
-        return [EvmCursor(**row) for row in await self._db.fetch(sql, network=network)]
+        return [from_row(EvmCursor, row) for row in await self._db.fetch(sql, network=network)]
 
     async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
         """Record the block from which a network is scanned: no deposit is in it or before."""
@@ -168,24 +169,27 @@ class EvmDepositLedger:
             " AND d.position = :position"
         )
         row = await self._db.fetch_one(sql, **_key_values(key))
-        return _deposit(row) if row else None
+        return from_row(EvmDeposit, row) if row else None
 
     async def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
         """The deposits made by these transactions, by one query."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.network = :network AND d.txid IN :txids"
-        return [_deposit(row) for row in await self._db.fetch(sql, network=network, txids=txids)]
+        return [
+            from_row(EvmDeposit, row)
+            for row in await self._db.fetch(sql, network=network, txids=txids)
+        ]
 
     async def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
         """Deposits that are watched, and all in blocks above a number."""
         rows = await self._db.fetch(_TO_WATCH, network=network, above=above)
-        return [_deposit(row) for row in rows]
+        return [from_row(EvmDeposit, row) for row in rows]
 
     async def put_deposits(self, deposits: Sequence[EvmDeposit]) -> None:
         """Add deposits, or change block, acknowledged state and watch of known ones.
 
         Raises StoreConflict when anything else of a known one differs.
         """
-        await self._db.write([Statement(_PUT_DEPOSIT, _deposit_values(item)) for item in deposits])
+        await self._db.write([Statement(_PUT_DEPOSIT, to_row(item)) for item in deposits])
 
     async def acknowledge(
         self,
@@ -230,7 +234,7 @@ class EvmDepositLedger:
         row = await self._db.fetch_one(
             f"{_SELECT_SIGHTING} AND txid = :txid", network=network, txid=txid
         )
-        return PoolSighting(**row) if row else None
+        return from_row(PoolSighting, row) if row else None
 
     async def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
         """The recorded ones among these transactions, by one query."""
@@ -248,18 +252,7 @@ class EvmDepositLedger:
 
     async def put_pool_sightings(self, found: Sequence[PoolSighting]) -> None:
         """Record when transactions were first seen; earlier records stay."""
-        await self._db.write(
-            [
-                Statement(
-                    _PUT_SIGHTING,
-                    {
-                        "network": item.network, "txid": item.txid,
-                        "address_index": item.address_index, "first_seen_at": item.first_seen_at,
-                    },
-                )
-                for item in found
-            ]
-        )  # fmt: skip
+        await self._db.write([Statement(_PUT_SIGHTING, to_row(item)) for item in found])
 
     async def forget_pool_sightings(self, network: str, before_ms: int) -> None:
         """Drop old sightings whose order does not wait, and those of long mined transactions."""
@@ -277,31 +270,8 @@ def _address(row: Row) -> EvmAddress:
 
 
 def _put_cursor(network: str, cursor: EvmCursor) -> Statement:
-    values = {"network": network, "number": cursor.number, "hash": cursor.hash}
-    return Statement(_PUT_CURSOR, values)
+    return Statement(_PUT_CURSOR, to_row(cursor, network=network))
 
 
 def _key_values(key: DepositKey) -> dict[str, Any]:
     return {"network": key.network, "txid": key.txid, "position": key.output_index}
-
-
-def _deposit(row: Row) -> EvmDeposit:
-    state = row["acknowledged"]
-    return EvmDeposit(
-        network=row["network"], txid=row["txid"], position=row["position"],
-        address_index=row["address_index"], address=row["address"], units=row["units"],
-        sender=row["sender"], first_seen_at=row["first_seen_at"],
-        block_number=row["block_number"], block_hash=row["block_hash"],
-        acknowledged=None if state is None else DepositState(state), watched=bool(row["watched"]),
-    )  # fmt: skip
-
-
-def _deposit_values(item: EvmDeposit) -> dict[str, Any]:
-    return {
-        "network": item.network, "txid": item.txid, "position": item.position,
-        "address_index": item.address_index, "units": item.units, "sender": item.sender,
-        "first_seen_at": item.first_seen_at, "block_number": item.block_number,
-        "block_hash": item.block_hash,
-        "acknowledged": item.acknowledged and item.acknowledged.value,
-        "watched": int(item.watched),
-    }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
@@ -26,6 +27,7 @@ from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",
@@ -91,8 +93,8 @@ class EvmEntry(JournalEntry, frozen=True):
         """Voids the payment before it is committed."""
         return VoidEntry(self.payment.payment_id, self.payment.attempts[0].txid)
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         item, order, sweep = self.payment, self.payment.order, self.sweep
         return {
             "kind": EVM_PAYMENT, "payment": item.payment_id, "purpose": order.purpose.value,
@@ -125,8 +127,8 @@ class AttemptEntry(JournalEntry, frozen=True):
     payment_id: str
     attempt: Attempt
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         attempt = _attempt_list(self.attempt)
         return {"kind": EVM_ATTEMPT, "payment": self.payment_id, "attempt": attempt}
 
@@ -145,8 +147,8 @@ class SweptEntry(JournalEntry, frozen=True):
     state: SweepState
     taken: int
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         return {
             "kind": SWEPT, "network": self.network, "index": self.address_index,
             "serial": self.serial, "state": self.state.value, "taken": self.taken,
@@ -273,7 +275,7 @@ class EvmPaymentLedger:
 
     async def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
         rows = await self._db.fetch(_SELECT_ATTEMPTS, payment_id=payment_id)
-        return tuple(Attempt(**row) for row in rows)
+        return tuple(from_row(Attempt, row) for row in rows)
 
     # --- sweeps --------------------------------------------------------------------------------
 
@@ -282,7 +284,7 @@ class EvmPaymentLedger:
         first.
         """
         return [
-            UnsweptAddress(**row)
+            from_row(UnsweptAddress, row)
             for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
         ]
 
@@ -326,79 +328,45 @@ class EvmPaymentLedger:
 
 def _payment_values(item: EvmPayment) -> dict[str, Any]:
     order, mined, conflict = item.order, item.inclusion, item.conflict
+    none = dict.fromkeys(("block", *Inclusion.__struct_fields__))
     return {
-        "payment_id": order.payment_id, "network": item.network, "sender": item.sender,
-        "nonce": item.nonce, "purpose": order.purpose.value, "recipient": order.recipient,
-        "units": order.units, "contract": order.contract, "data": order.data.hex(),
-        "gas": order.gas, "prepared_at": item.prepared_at, "state": item.state.value,
-        "published_at": item.published_at,
+        **(none if mined is None else to_row(mined)),
+        **to_row(order, data=order.data.hex()),
+        **to_row(item),
         "mined_txid": mined and mined.txid,
         "block_number": mined and mined.block.number,
         "block_hash": mined and mined.block.hash,
-        "gas_used": mined and mined.gas_used,
-        "gas_price": mined and mined.gas_price,
-        "l1_fee": mined and mined.l1_fee,
-        "log_position": mined and mined.log_position,
-        "log_index": mined and mined.log_index,
         "conflict_number": conflict and conflict.number,
         "conflict_hash": conflict and conflict.hash,
-    }  # fmt: skip
+    }
 
 
 def _add_attempt(payment_id: str, number: int, item: Attempt) -> Statement:
-    return Statement(
-        _ADD_ATTEMPT,
-        {
-            "payment_id": payment_id, "number": number, "txid": item.txid, "raw": item.raw,
-            "max_fee": item.max_fee, "tip": item.tip, "made_at": item.made_at,
-        },
-    )  # fmt: skip
+    return Statement(_ADD_ATTEMPT, to_row(item, payment_id=payment_id, number=number))
 
 
 def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
-    order = EvmPaymentOrder(
-        payment_id=row["payment_id"], purpose=EvmPurpose(row["purpose"]),
-        recipient=row["recipient"], units=row["units"], contract=row["contract"],
-        data=bytes.fromhex(row["data"]), gas=row["gas"],
-    )  # fmt: skip
-    conflict = row["conflict_number"]
-    return EvmPayment(
-        network=row["network"], sender=row["sender"], nonce=row["nonce"], order=order,
-        attempts=attempts, prepared_at=row["prepared_at"], state=EvmPaymentState(row["state"]),
-        published_at=row["published_at"], inclusion=_inclusion(row),
+    mined, conflict = row["mined_txid"], row["conflict_number"]
+    block = BlockPoint(row["block_number"], row["block_hash"])
+    return from_row(
+        EvmPayment,
+        row,
+        order=from_row(EvmPaymentOrder, row, data=bytes.fromhex(row["data"])),
+        attempts=attempts,
+        inclusion=None if mined is None else from_row(Inclusion, row, txid=mined, block=block),
         conflict=None if conflict is None else BlockPoint(conflict, row["conflict_hash"]),
-    )  # fmt: skip
+    )
 
 
 def _gas_use(row: Row) -> GasUse:
     used, most = row["gas_used"], row["gas"] * row["max_fee"]
     wei = most if used is None else used * row["gas_price"]
-    return GasUse(wei, bool(row["is_paid"]), EvmPaymentState(row["state"]), row["l1_fee"])
-
-
-def _inclusion(row: Row) -> Inclusion | None:
-    if row["mined_txid"] is None:
-        return None
-    return Inclusion(
-        txid=row["mined_txid"], block=BlockPoint(row["block_number"], row["block_hash"]),
-        gas_used=row["gas_used"], gas_price=row["gas_price"],
-        log_position=row["log_position"], log_index=row["log_index"], l1_fee=row["l1_fee"],
-    )  # fmt: skip
+    return from_row(GasUse, row, wei=wei)
 
 
 def _sweep(row: Row) -> Sweep:
-    return Sweep(
-        network=row["network"], address_index=row["address_index"], serial=row["serial"],
-        address=row["address"], method=SweepMethod(row["method"]), units=row["units"],
-        authorization=row["authorization_hash"], payment_id=row["payment_id"],
-        state=SweepState(row["state"]), taken=row["taken"],
-    )  # fmt: skip
+    return from_row(Sweep, row, authorization=row["authorization_hash"])
 
 
 def _sweep_values(item: Sweep) -> dict[str, Any]:
-    return {
-        "network": item.network, "address_index": item.address_index, "serial": item.serial,
-        "address": item.address, "method": item.method.value, "units": item.units,
-        "authorization_hash": item.authorization, "payment_id": item.payment_id,
-        "state": item.state.value, "taken": item.taken,
-    }  # fmt: skip
+    return to_row(item, authorization_hash=item.authorization)

@@ -8,7 +8,7 @@ product (gas times fee) need not, and is never stored.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
@@ -183,7 +183,7 @@ class EvmPaymentOrder(Struct, frozen=True):
     gas: int
 
 
-class GasUse(NamedTuple):
+class GasUse(Struct, frozen=True):
     """Gas of one payment: the wei that it cost, or may while it is not mined.
 
     ``is_paid``: its order bears it. ``l1_fee``: what it cost besides for data on L1; None where

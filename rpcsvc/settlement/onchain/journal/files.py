@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import orjson
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.durable_files import sync_directory
 from rpcsvc.store.leases import HeldLease
@@ -72,7 +73,7 @@ class JournalEntry(Struct, frozen=True):
     """The content of a line."""
 
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
+        """Return the body of the entry's line."""
         raise NotImplementedError
 
 
@@ -82,8 +83,8 @@ class VoidEntry(JournalEntry, frozen=True):
     payment_id: str
     txid: str
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         return {"kind": VOID, "payment": self.payment_id, "txid": self.txid}
 
 
@@ -93,8 +94,8 @@ class AddressesEntry(JournalEntry, frozen=True):
     network: str
     to: int
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         return {"kind": ADDRESSES, "network": self.network, "to": self.to}
 
 

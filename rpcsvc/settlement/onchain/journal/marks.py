@@ -12,6 +12,7 @@ from rpcsvc.settlement.onchain.journal.files import JournalEntry, JournalPositio
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.database import Rows, Statement, Tables
 from rpcsvc.store.leases import HeldLease
+from rpcsvc.store.rows import from_row, to_row
 
 log = structlog.get_logger(__name__)
 
@@ -27,21 +28,14 @@ _MARKS: Final = "SELECT journal, line, sum, token, holder FROM payment_journal O
 async def marks_of(database: Tables) -> list[Mark]:
     """Each journal, and its last line, that the database has everything of; the newest last."""
     return [
-        Mark(
-            row["journal"],
-            JournalPosition(row["line"], row["sum"]),
-            HeldLease(row["holder"], row["token"]),
-        )
+        Mark(row["journal"], from_row(JournalPosition, row), HeldLease(row["holder"], row["token"]))
         for row in await database.fetch(_MARKS)
     ]
 
 
 def put_mark(mark: Mark) -> Statement:
     """The statement that records a mark."""
-    values = {
-        "journal": mark.journal, "line": mark.at.line, "sum": mark.at.sum,
-        "token": mark.lease.token, "holder": mark.lease.holder,
-    }  # fmt: skip
+    values = to_row(mark.at, journal=mark.journal, **mark.lease._asdict())
     return Statement(_PUT_MARK, values)
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
@@ -409,6 +410,7 @@ class _Folder(_Further):
         self._writer = PlaceWriter(place)
         self._is_behind = True
 
+    @override
     def take(self, data: bytes) -> None:
         newest = segments(self._source)[-1].name
         is_next = self._writer.is_open and self._writer.name == newest
@@ -420,9 +422,11 @@ class _Folder(_Further):
         mirror(self._source, self._place)  # with this line
         self._writer.open(newest)
 
-    def missed(self, data: bytes) -> None:  # noqa: ARG002 - it is copied with all others
-        self._is_behind = True
+    @override
+    def missed(self, data: bytes) -> None:
+        self._is_behind = True  # it is copied with all others
 
+    @override
     def close(self) -> None:
         self._writer.close()
 
@@ -436,6 +440,7 @@ class _Command(_Further):
         self._argv = list(argv)
         self._waiting: list[bytes] = []
 
+    @override
     def take(self, data: bytes) -> None:
         import subprocess  # noqa: PLC0415 - few services have one
 
@@ -452,5 +457,6 @@ class _Command(_Further):
             raise JournalDamaged(f"exit status {done.returncode}")
         del self._waiting[:count]
 
+    @override
     def missed(self, data: bytes) -> None:
         self._waiting.append(data)

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from typing_extensions import override
+
 from rpcsvc.domain.order import DepositState
 from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
@@ -24,6 +26,7 @@ from rpcsvc.settlement.onchain.monero.records import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 _KEPT_CURSORS: Final = 1000
 
@@ -99,8 +102,8 @@ class MoneroEntry(JournalEntry, frozen=True):
         """Voids the payment while it is not published."""
         return VoidEntry(self.payment.payment_id, self.payment.txid)
 
+    @override
     def body(self) -> dict[str, Any]:
-        """The body of the entry's line."""
         item = self.payment
         return {
             "kind": MONERO_PAYMENT, "payment": item.payment_id, "purpose": item.purpose.value,
@@ -158,15 +161,11 @@ class MoneroLedger:
         row = await self._db.fetch_one(
             "SELECT nettype, primary_address, reserved_to FROM monero_wallet"
         )
-        return WalletRecord(**row) if row else None
+        return from_row(WalletRecord, row) if row else None
 
     async def adopt_wallet(self, record: WalletRecord) -> None:
         """Record the wallet. Raises StoreConflict when there is one already."""
-        values = {
-            "nettype": record.nettype, "primary_address": record.primary_address,
-            "reserved_to": record.reserved_to,
-        }  # fmt: skip
-        await self._db.write([Statement(_ADD_WALLET, values)])
+        await self._db.write([Statement(_ADD_WALLET, to_row(record))])
 
     async def addresses_above(self, minor: int) -> list[Subaddress]:
         """The addresses with a higher index, in order."""
@@ -216,18 +215,18 @@ class MoneroLedger:
     async def cursors(self) -> list[Cursor]:
         """Blocks up to which deposits are committed, newest first."""
         sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
-        return [Cursor(**row) for row in await self._db.fetch(sql)]
+        return [from_row(Cursor, row) for row in await self._db.fetch(sql)]
 
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.txid = :txid AND d.minor = :minor"
         row = await self._db.fetch_one(sql, txid=txid, minor=minor)
-        return _deposit(row) if row else None
+        return from_row(DepositRecord, row) if row else None
 
     async def deposits_to(self, minor: int) -> list[DepositRecord]:
         """All deposits to one address."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.minor = :minor ORDER BY d.first_seen_at, d.txid"
-        return [_deposit(row) for row in await self._db.fetch(sql, minor=minor)]
+        return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, minor=minor)]
 
     async def deposits_to_watch(self, above: int) -> list[DepositRecord]:
         """Deposits that are watched, and all in blocks above a height."""
@@ -235,11 +234,11 @@ class MoneroLedger:
             f"{_SELECT_DEPOSIT} WHERE d.watched = 1 OR d.height > :above"
             " ORDER BY d.first_seen_at, d.txid, d.minor"
         )
-        return [_deposit(row) for row in await self._db.fetch(sql, above=above)]
+        return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, above=above)]
 
     async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
         """Add deposits, or change height, watch and acknowledgement of known ones."""
-        await self._db.write([Statement(_PUT_DEPOSIT, _deposit_values(item)) for item in records])
+        await self._db.write([Statement(_PUT_DEPOSIT, to_row(item)) for item in records])
 
     async def acknowledge(
         self,
@@ -258,7 +257,7 @@ class MoneroLedger:
             oldest = cursor.height - _KEPT_CURSORS
             statements += [
                 Statement(_VOID_CURSORS, {"fork": fork, "oldest": oldest}),
-                Statement(_PUT_CURSOR, {"height": cursor.height, "hash": cursor.hash}),
+                Statement(_PUT_CURSOR, to_row(cursor)),
             ]
         if statements:
             await self._db.write(statements)
@@ -303,17 +302,10 @@ class MoneroLedger:
         of its transfers, and errors.Unavailable when it is a payout and payouts are paused.
         """
         name, wallet = payment.payment_id, await self.wallet()
-        payees = [
-            {
-                "payment_id": name, "transfer_id": item.transfer_id, "address": item.address,
-                "units": item.units,
-            }
-            for item in payment.batch
-        ]  # fmt: skip
         images = [{"payment_id": name, "key_image": image} for image in payment.key_images]
         statements = [
             Statement(_ADD_PAYMENT, _payment_values(payment)),
-            *(Statement(_ADD_PAYEE, values) for values in payees),
+            *(Statement(_ADD_PAYEE, to_row(item, payment_id=name)) for item in payment.batch),
             *(Statement(_ADD_IMAGE, values) for values in images),
         ]
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
@@ -343,10 +335,7 @@ class MoneroLedger:
     async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
         """Store the proof of what a payment paid for one transfer."""
         sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
-        values = {
-            "proof": payee.proof, "payment_id": payment.payment_id,
-            "transfer_id": payee.transfer_id,
-        }  # fmt: skip
+        values = to_row(payee, payment_id=payment.payment_id)
         await self._db.write([Statement(sql, values)])
 
     async def _payments(self, where: str, **values: Any) -> list[MoneroPayment]:
@@ -363,7 +352,9 @@ class MoneroLedger:
             "SELECT transfer_id, address, units, proof FROM monero_payees"
             " WHERE payment_id = :payment_id ORDER BY transfer_id"
         )
-        return tuple(Payee(**row) for row in await self._db.fetch(sql, payment_id=payment_id))
+        return tuple(
+            from_row(Payee, row) for row in await self._db.fetch(sql, payment_id=payment_id)
+        )
 
     async def _images(self, payment_id: str) -> tuple[str, ...]:
         sql = (
@@ -378,44 +369,16 @@ def _subaddress(row: Row) -> Subaddress:
     return Subaddress(SubaddressIndex(0, row["minor"]), row["address"])
 
 
-def _deposit(row: Row) -> DepositRecord:
-    state = row["acknowledged"]
-    return DepositRecord(
-        txid=row["txid"], minor=row["minor"], address=row["address"], units=row["units"],
-        unlock_time=row["unlock_time"], first_seen_at=row["first_seen_at"], height=row["height"],
-        acknowledged=None if state is None else DepositState(state), watched=bool(row["watched"]),
-    )  # fmt: skip
-
-
-def _deposit_values(item: DepositRecord) -> dict[str, Any]:
-    return {
-        "txid": item.txid, "minor": item.minor, "units": item.units,
-        "unlock_time": item.unlock_time, "first_seen_at": item.first_seen_at,
-        "height": item.height, "acknowledged": item.acknowledged and item.acknowledged.value,
-        "watched": int(item.watched),
-    }  # fmt: skip
-
-
 def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> MoneroPayment:
     height = row["conflict_height"]
-    return MoneroPayment(
-        payment_id=row["payment_id"], purpose=MoneroPurpose(row["purpose"]), address=row["address"],
-        units=row["units"], fee=row["fee"], txid=row["txid"], raw=row["raw"],
-        metadata=row["metadata"], tx_key=row["tx_key"], key_images=images,
-        prepared_at=row["prepared_at"], state=MoneroPaymentState(row["state"]),
-        relayed_at=row["relayed_at"], height=row["height"],
-        conflict=None if height is None else Cursor(height, row["conflict_hash"]),
-        proof=row["proof"], batch=batch,
-    )  # fmt: skip
+    conflict = None if height is None else Cursor(height, row["conflict_hash"])
+    return from_row(MoneroPayment, row, key_images=images, conflict=conflict, batch=batch)
 
 
 def _payment_values(item: MoneroPayment) -> dict[str, Any]:
     conflict = item.conflict
-    return {
-        "payment_id": item.payment_id, "purpose": item.purpose.value, "address": item.address,
-        "units": item.units, "fee": item.fee, "txid": item.txid, "raw": item.raw,
-        "metadata": item.metadata, "tx_key": item.tx_key, "prepared_at": item.prepared_at,
-        "proof": item.proof, "state": item.state.value, "relayed_at": item.relayed_at,
-        "height": item.height, "conflict_height": conflict.height if conflict else None,
-        "conflict_hash": conflict.hash if conflict else None,
-    }  # fmt: skip
+    return to_row(
+        item,
+        conflict_height=conflict and conflict.height,
+        conflict_hash=conflict and conflict.hash,
+    )
