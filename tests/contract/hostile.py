@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract import bff
-from tests.contract.serving import SWAP, TOKEN, Served
+from tests.contract.serving import BACK, SWAP, TOKEN, Served
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 65_536
@@ -169,24 +169,26 @@ def of_path(target: str, unit: str) -> Sent:
     return Sent(f"GET {target} {escaped!r}", make)
 
 
-def of_field(how: str, operation: Operation, params: dict[str, Any], field: str, unit: str) -> Sent:
-    """A call with a unit repeated in a field: its value, a name in it, or the field's own name."""
+# Where a text stands in the params of a call; None is a place for a name, and not a value.
+Place = tuple[str | None, ...]
+
+
+def of_field(
+    how: str, operation: Operation, params: dict[str, Any], path: Place, unit: str
+) -> Sent:
+    """A call with a unit repeated in its params, as a value or as a name."""
 
     def make(less: int) -> bytes:
         text = repeated(unit, LARGEST - 1_200, less) + "\n"
-        filled = {**params, **_filled(field, text)}
-        return _call(how, operation, filled)
+        return _call(how, operation, {**params, **_filled(path, text)})
 
-    return Sent(f"{how} {operation.name} {field} {unit!r}", make)
+    return Sent(f"{how} {operation.name} {path} {unit!r}", make)
 
 
-def _filled(field: str, text: str) -> dict[str, Any]:
-    name, _, within = field.partition(".")
-    if within == "name":
-        return {name: {text: 1}}
-    if within == "value":
-        return {name: {"url": text, "data": text[:9] + "0x"}}
-    return {text: 1} if name == "(any)" else {name: text}
+def _filled(path: Place, text: str) -> Any:
+    if not path:
+        return text
+    return {text if path[0] is None else path[0]: _filled(path[1:], text) if path[0] else 1}
 
 
 def _call(how: str, operation: Operation, params: dict[str, Any]) -> bytes:
@@ -203,15 +205,25 @@ def _call(how: str, operation: Operation, params: dict[str, Any]) -> bytes:
     return Target("POST", path, json.dumps(rest).encode()).raw()
 
 
-def fields_of(operation: Operation) -> list[str]:
-    """The fields of an operation, places within its objects, and a field of any name."""
-    names = [info.alias or name for name, info in operation.params.model_fields.items()]
-    kinds = {
-        info.alias or n: str(info.annotation) for n, info in operation.params.model_fields.items()
-    }
-    objects = [name for name in names if "dict" in kinds[name] or "Params" in kinds[name]]
-    inner = [f"{name}.{place}" for name in objects for place in ("name", "value")]
-    return [*names, *inner, "(any)"]
+def paths_of(operation: Operation) -> list[Place]:
+    """Every field of an operation, a name of its own, and every string and name within objects."""
+    schema = operation.params.model_json_schema(by_alias=True)
+    within = [path for path in _strings(schema, schema.get("$defs", {})) if len(path) > 1]
+    return [*((name,) for name in schema.get("properties", {})), (None,), *within]
+
+
+def _strings(schema: Any, named: dict[str, Any], path: Place = ()) -> Iterator[Place]:
+    if "$ref" in schema:
+        schema = named[schema["$ref"].rpartition("/")[2]]
+    for branch in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        yield from _strings(branch, named, path)
+    properties = schema.get("properties", {})
+    for name, inner in properties.items():
+        yield from _strings(inner, named, (*path, name))
+    if schema.get("type") == "object" or properties:
+        yield (*path, None)
+    elif schema.get("type", "string") == "string" and "anyOf" not in schema:
+        yield path
 
 
 def of_fields(known: dict[str, str]) -> Iterator[Sent]:
@@ -232,11 +244,11 @@ def of_fields(known: dict[str, str]) -> Iterator[Sent]:
         example = _with(operation.examples[0].params, known)
         least = {name: value for name, value in example.items() if name in needed}
         for how in (how for how, is_there in surfaces.items() if is_there):
-            for field in fields_of(operation):
-                if how in ("http", "bff") and f"{{{field}}}" in operation.path:
-                    continue
-                for unit in FIELD_UNITS:
-                    yield of_field(how, operation, least, field, unit)
+            for path in paths_of(operation):
+                is_in_path = how in ("http", "bff") and f"{{{path[0]}}}" in operation.path
+                is_read_alike = how != "rpc" and len(path) > 1
+                for unit in () if is_in_path or is_read_alike else FIELD_UNITS:
+                    yield of_field(how, operation, least, path, unit)
 
 
 def _with(value: Any, known: dict[str, str]) -> Any:
@@ -345,7 +357,7 @@ class Stranger:
 
 async def known_order(served: Served) -> dict[str, str]:
     """An order, as placeholders in examples name it."""
-    answer = await served.post("/agent/swap/create", SWAP, x_forwarded_proto="https")
+    answer = await served.post("/agent/swap/create", BACK, x_forwarded_proto="https")
     data = answer.body["data"]
     return {
         "$orderId": data["order"]["orderId"],
