@@ -323,7 +323,10 @@ def _compose(
     retry = partial(retry_transfer, hurry=hurry, processor=processor)
     messages = WebhookStore(tables)
     deliverer = Deliverer(
-        messages, partial(event_body, store, views, venue.gasless), sender.send, context.clock
+        messages,
+        partial(event_body, store, views, venue.authorizations),
+        sender.send,
+        context.clock,
     )
     processor.on_commit(deliverer.observe)
     if settles:
@@ -340,7 +343,7 @@ def _compose(
     # A wait is never idle, so its connection makes no room: other requests keep half of them.
     waits = Waits(store, settings.limits.connections // 2)
     processor.on_commit(waits.observe)
-    venue.gasless.on_outcome(waits.wake)
+    venue.authorizations.on_outcome(waits.wake)
     service = Service(
         operations=AGENT_OPERATIONS,
         venue=venue,

@@ -29,8 +29,8 @@ from rpcsvc.errors import (
     Unavailable,
 )
 from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.deposits import ScanProgress
-from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Orders, TermsMaker
@@ -75,11 +75,11 @@ class LocalVenue:
         scan: ScanProgress,
         rates: PublishedRates,
         wake: Callable[[], None],
-        gasless: GaslessFunding,
+        authorizations: Authorizations,
     ) -> None:
         self.profile = orders.profile
         self.price_lock: int | None = orders.policy.price_lock
-        self.gasless = gasless
+        self.authorizations = authorizations
         self._wallets = wallets
         self._inventory = inventory
         self._scan = scan
@@ -227,7 +227,7 @@ class LocalVenue:
             return 0
         if request.amount.asset is not USDC:
             raise ValueError("only USDC is paid by signing")
-        return self.gasless.fee(network_of(USDC, request.chain))
+        return self.authorizations.fee(network_of(USDC, request.chain))
 
     # --- orders ---
 
@@ -266,7 +266,7 @@ class LocalVenue:
 
     async def cancel(self, order: Order) -> Order:
         """End an order that waits for its first deposit. One that expired meanwhile stays so."""
-        await self.gasless.require_none_under_way(order)
+        await self.authorizations.require_none_under_way(order)
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:

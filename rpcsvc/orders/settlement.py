@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.unfunded import Reserved
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
-from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Orders
-from rpcsvc.orders.ports.gasless import GaslessWallets
+from rpcsvc.orders.ports.authorizations import AuthorizationWallets
 from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue
 from rpcsvc.orders.ports.wallets import NetworkState, OrderingWallets, Wallets
@@ -29,7 +29,7 @@ from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, Pr
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import Step, Worker
 from rpcsvc.orders.withdrawals import WithdrawalLimits, Withdrawals
-from rpcsvc.store.gasless import FundingStore
+from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.leases import Watch
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.withdrawals import WithdrawalStore
@@ -92,7 +92,7 @@ async def settling_service(
     wallets: Wallets,
     rates: RateSource,
     limits: WithdrawalLimits,
-    authorizations: GaslessWallets,
+    authorizations: AuthorizationWallets,
     exchange: Step,
 ) -> Settlement:
     """Start the wallets, and settle orders with them.
@@ -161,7 +161,7 @@ async def replica(
     wallets: OrderingWallets,
     rates: RateSource,
     limits: WithdrawalLimits,
-    authorizations: GaslessWallets,
+    authorizations: AuthorizationWallets,
     refresh: Step,
 ) -> Settlement:
     """Take orders by ``wallets`` while another replica settles them; ``engine`` is not started.
@@ -185,11 +185,13 @@ async def replica(
     return Settlement(orders, engine, venue, worker, rates=rates, withdrawals=withdrawals)
 
 
-def authorization_funding(orders: Orders, wallets: GaslessWallets, poll_ms: int) -> GaslessFunding:
+def authorization_funding(
+    orders: Orders, wallets: AuthorizationWallets, poll_ms: int
+) -> Authorizations:
     """Fund orders by signed authorizations, which ``wallets`` carry out."""
-    return GaslessFunding(
+    return Authorizations(
         orders.store,
-        FundingStore(orders.tables),
+        AuthorizationStore(orders.tables),
         wallets,
         orders.clock,
         poll_ms,

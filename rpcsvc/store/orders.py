@@ -18,6 +18,7 @@ from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.authorizations import IS_UNRESOLVED
 from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
     Query,
@@ -30,7 +31,6 @@ from rpcsvc.store.database import (
     update,
     upsert,
 )
-from rpcsvc.store.gasless import IS_UNRESOLVED
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,

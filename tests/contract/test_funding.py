@@ -24,12 +24,12 @@ from x402.schemas.errors import NoMatchingRequirementsError
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
-from rpcsvc.orders import gasless
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders import authorizations
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
-from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.gasless import FundingRecord, FundingStore
+from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationStore
 from tests.contract.following import count_waiting
 from tests.contract.paying import (
     PAYER,
@@ -381,7 +381,7 @@ class SlowNetwork:
         self.pooled = asyncio.Event()
         really = SimulatedAuthorizations.carry_out
 
-        async def carry_out(own: SimulatedAuthorizations, record: FundingRecord) -> Carried:
+        async def carry_out(own: SimulatedAuthorizations, record: AuthorizationRecord) -> Carried:
             self.pooled.set()
             return await really(own, record) if self.mined.is_set() else Carried(Outcome.PENDING)
 
@@ -420,7 +420,7 @@ async def test_payment_on_record_is_202_when_its_wait_fails(
     with monkeypatch.context() as patch:
         paying = asyncio.create_task(fund(served, order_id, **payment))
         await network.pooled.wait()
-        patch.setattr(FundingStore, "find", away)
+        patch.setattr(AuthorizationStore, "find", away)
         network.mined.set()
         answer = await paying
         assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)
@@ -431,7 +431,7 @@ async def test_payment_on_record_is_202_when_its_wait_fails(
 async def test_payment_that_is_mined_late_is_202_then_200(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
+    monkeypatch.setattr(authorizations, "OUTCOME_SECONDS", 0.5)
     network, order_id = SlowNetwork(monkeypatch), await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     answer = await fund(served, order_id, **payment)
@@ -466,7 +466,7 @@ async def test_wait_for_a_payment_ends_with_the_service(
         await network.pooled.wait()
         await until(waits_of(served))
         served.up.service.waits.end()
-        async with asyncio.timeout(gasless.OUTCOME_SECONDS / 2):
+        async with asyncio.timeout(authorizations.OUTCOME_SECONDS / 2):
             assert (await paying).status == 202
 
 
@@ -535,7 +535,7 @@ async def test_status_asks_for_no_deposit_beside_a_signed_payment(
         assert [each["code"] for each in checked["paymentCheck"]["problems"]] == ["not_payable"]
         service = served.up.service
         reported = await event_body(
-            service.store, service.views, service.venue.gasless, order_id, 1
+            service.store, service.views, service.venue.authorizations, order_id, 1
         )
         assert json.loads(reported)["data"]["status"]["fundingInstructions"] is None
         # A plain deposit renews the stored answer, which is not served either.

@@ -19,7 +19,7 @@ from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.operations.table import MONERO
-from rpcsvc.orders import gasless
+from rpcsvc.orders import authorizations
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings_onchain import chains_toml
@@ -90,7 +90,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         raise NoAnswer("The connection was lost.", retryable=False)
 
     monkeypatch.setattr(UpstreamTransport, "send", lost)
-    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
+    monkeypatch.setattr(authorizations, "OUTCOME_SECONDS", 0.5)
 
 
 async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> None:

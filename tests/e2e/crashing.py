@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from rpcsvc.__main__ import main
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
-from rpcsvc.store.gasless import FundingStore
 from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.webhook_sender import WebhookSender
@@ -56,10 +56,10 @@ SEAMS = {
     "look_up": Seam(SandboxEngine, "look_up"),
     "send webhook": Seam(WebhookSender, "send"),
     "record webhook": Seam(WebhookStore, "record"),
-    "authorize": Seam(FundingStore, "add"),
+    "authorize": Seam(AuthorizationStore, "add"),
     "carry_out": Seam(SimulatedAuthorizations, "carry_out"),
     "pool": Seam(SandboxLedger, "broadcast"),
-    "resolve": Seam(FundingStore, "resolve"),
+    "resolve": Seam(AuthorizationStore, "resolve"),
     "withdraw": Seam(WithdrawalStore, "add"),
     "withdrawal": Seam(WithdrawalStore, "change"),
 }

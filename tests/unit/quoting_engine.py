@@ -44,7 +44,7 @@ class QuotingVenue:
     def __init__(self, orders: Orders) -> None:
         self.profile = orders.profile
         self.price_lock: int | None = None
-        self.gasless = authorization_funding(orders, cast("Any", None), 1_000)
+        self.authorizations = authorization_funding(orders, cast("Any", None), 1_000)
         self._clock = orders.clock
 
     async def quote(self, request: QuoteRequest) -> VenueQuote:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
+from rpcsvc.domain.authorizations import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
@@ -32,8 +32,8 @@ from rpcsvc.settlement.onchain.evm.node import (
 )
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment
@@ -117,7 +117,7 @@ class Rig:
         given = usdc.Authorization(PAYER, TO, UNITS, 0, NOW + WINDOW, NONCE)
         key = AuthorizationKey(NET, TOKEN, PAYER, NONCE.hex())
         signed = SignedAuthorization(given, b"\1" * 65)
-        self.record = FundingRecord(key, "ord_1", signed, NOW * 1000)
+        self.record = AuthorizationRecord(key, "ord_1", signed, NOW * 1000)
         self.budget = GasBudget(1_000_000, {NET: 2_000_000_000}, self.ledger, self.clock)
         self.connection = TokenConnection(self.node, NETWORK)
         payments = cast("Any", SimpleNamespace(hot_wallet=OTHER))
@@ -177,7 +177,7 @@ async def test_an_unused_one_fails_when_its_end_is_deep(
 
 async def test_one_that_is_sent_is_found_by_its_transaction(rig: Rig) -> None:
     rig.node.used, rig.node.hides = (USED, TO, TOP), True
-    sent = replace(rig.record, state=FundingState.SENT, txid=TXID)
+    sent = replace(rig.record, state=AuthorizationState.SENT, txid=TXID)
     assert await rig.authorizations.carry_out(sent) == (Outcome.SETTLED, TXID, None)
 
 

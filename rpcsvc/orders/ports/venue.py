@@ -25,7 +25,7 @@ from rpcsvc.domain.unfunded import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.health import Health
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
@@ -70,7 +70,7 @@ class VenueProfile(Struct, frozen=True):
     takes_signatures: Callable[[], bool] = _never
 
     @property
-    def is_gasless(self) -> bool:
+    def takes_authorizations(self) -> bool:
         """Whether USDC orders can be funded by a signed authorization now."""
         return self.takes_signatures()
 
@@ -90,9 +90,9 @@ class VenueProfile(Struct, frozen=True):
             allowed=names,
         )
 
-    def require_gasless(self) -> None:
+    def require_authorizations(self) -> None:
         """Raise InvalidInput while no signed payments are taken; checked as ``require_offered``."""
-        if not self.is_gasless:
+        if not self.takes_authorizations:
             raise InvalidInput(
                 "This service takes no signed payments (x402). Leave funding out, and send the"
                 " deposit in the ordinary way.",
@@ -246,8 +246,8 @@ class Venue(Protocol):
     profile: VenueProfile
     # How long (ms) a quote keeps its rate; None where the venue does not say.
     price_lock: int | None
-    # Funds orders by signed authorizations, while the profile says ``is_gasless``.
-    gasless: GaslessFunding
+    # Funds orders by signed authorizations, while the profile says ``takes_authorizations``.
+    authorizations: Authorizations
 
     async def market(self, client: Client) -> Market | None:
         """The rate and the limits; None while no rate is known for all amounts."""

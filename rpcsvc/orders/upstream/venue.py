@@ -17,7 +17,7 @@ from rpcsvc.domain.reservations import UPSTREAM
 from rpcsvc.domain.unfunded import Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import OrderIds, Orders, TermsMaker
@@ -54,11 +54,11 @@ class UpstreamVenue:
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
-        gasless: GaslessFunding,
+        authorizations: Authorizations,
     ) -> None:
         self.profile = orders.profile
         self.price_lock: int | None = None
-        self.gasless = gasless
+        self.authorizations = authorizations
         self._upstream = upstream
         self._relay = relay
         self._follower = follower
@@ -91,7 +91,7 @@ class UpstreamVenue:
         self._upstream.require_ready()
         self.profile.require_offered(request.chain)
         if request.pays_gas:
-            self.profile.require_gasless()
+            self.profile.require_authorizations()
         amount = request.amount
         admission = await self._require(request, 0)
         if request.chain.name == PERPS:
@@ -210,7 +210,7 @@ class UpstreamVenue:
 
         An order whose answer is lost is read again by the follower.
         """
-        await self.gasless.require_none_under_way(order)
+        await self.authorizations.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
         if found is None:

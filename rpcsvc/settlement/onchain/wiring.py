@@ -23,7 +23,7 @@ from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import ServiceError
 from rpcsvc.ids import system_random
 from rpcsvc.orders.policy import MakeOrders
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
 from rpcsvc.orders.settlement import Settlement, replica, settling_service
@@ -61,8 +61,8 @@ from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store.authorizations import AuthorizationRecord
 from rpcsvc.store.checks import UnservedOrders
-from rpcsvc.store.gasless import FundingRecord
 from rpcsvc.store.replicas import SharedWallets
 
 KEY_FILE: Final = "evm-mnemonic"
@@ -74,7 +74,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
 class OnchainAuthorizations:
-    """The GaslessWallets port over the USDC adapter.
+    """The AuthorizationWallets port over the USDC adapter.
 
     Takes new authorizations only while orders are taken (``require_ready``); carries out what is
     recorded.
@@ -96,12 +96,12 @@ class OnchainAuthorizations:
         """The gas of an authorization, in USDC units. Raises errors.Unavailable while not known."""
         return self._usdc.authorization_fee(network)
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         self._require_ready()
         await self._usdc.require_usable(record)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send an authorization unless it is used, and return its outcome."""
         return await self._usdc.carry_out(record)
 

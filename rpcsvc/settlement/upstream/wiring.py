@@ -20,8 +20,8 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.reservations import counted
 from rpcsvc.engine_context import EngineContext
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.deposits import ScanProgress
-from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import MakeOrders, Orders
 from rpcsvc.orders.ports.venue import VenueProfile
@@ -230,7 +230,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
             monero_networks=frozenset({monero}),
             names=engine.names,
             bridges=frozenset({PERPS}),
-            takes_signatures=lambda: engine.is_gasless,
+            takes_signatures=lambda: engine.takes_authorizations,
         )
         await engine.start()
         yield await _settlement(make_orders(profile, context.clock, counted), engine)
@@ -256,7 +256,7 @@ async def _settlement(orders: Orders, engine: UpstreamEngine) -> Settlement:
     return Settlement(orders, engine, venue, worker)
 
 
-def _settler(orders: Orders, relay: Relay, follower: Follower, funding: GaslessFunding) -> Worker:
+def _settler(orders: Orders, relay: Relay, follower: Follower, funding: Authorizations) -> Worker:
     store, clock, quarantine = orders.store, orders.clock, Quarantine()
     unwatched = ScanProgress((), clock)
     return Worker(

@@ -566,7 +566,7 @@ CREATE TABLE ticket_counts (
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
 
--- --- Gasless funding ----------------------------------------------------------------------------
+-- --- Signed authorizations ----------------------------------------------------------------------
 
 -- Signed authorizations that are to pay an order (EIP-3009), here before anything is sent. While one
 -- of an order is 'recorded' or 'sent', the network may carry it out, and the order takes no other.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
@@ -30,9 +30,9 @@ from rpcsvc.settlement.onchain.evm.records import (
     SweepState,
     UnsweptAddress,
 )
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationStore
 from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingStore
 from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, OURS, USER, digest
@@ -155,10 +155,10 @@ async def test_gas_is_paid_where_its_order_bears_it(
     given = Authorization(HOT, USER, 7, 0, 2**33, b"\1" * 32)
     key = AuthorizationKey(NET, "0xToken", HOT, given.nonce.hex())
     signed = SignedAuthorization(given, b"\7" * 65)
-    record = FundingRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
+    record = AuthorizationRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
     await ledger.add_payment(payment("a1", 0, EvmPurpose.AUTHORIZATION))
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [False]
-    await FundingStore(database).add(record, order.version)
+    await AuthorizationStore(database).add(record, order.version)
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [True]
 
 

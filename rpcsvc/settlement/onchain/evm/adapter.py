@@ -21,7 +21,7 @@ from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,
@@ -51,7 +51,7 @@ from rpcsvc.settlement.onchain.evm.records import EvmReceipt
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
-from rpcsvc.store.gasless import FundingRecord
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
@@ -469,13 +469,13 @@ class EvmAdapter:
         """The EIP-712 domain of a network's token. Raises errors.Unavailable."""
         return self._of(network).authorizations.domain
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         adapter = self._of(record.key.network)
         with adapter.connection.watched():
             await adapter.authorizations.require_usable(record)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send an authorization unless it is used. Raises errors.Unavailable."""
         adapter = self._of(record.key.network)
         with adapter.connection.watched():

@@ -18,7 +18,7 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
     NOT_SIGNED,
     AuthorizationRefused,
@@ -28,7 +28,7 @@ from rpcsvc.domain.gasless import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
@@ -43,7 +43,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPurpose,
     GasUse,
 )
-from rpcsvc.store.gasless import AuthorizationKey, FundingRecord
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
@@ -208,7 +208,7 @@ class EvmAuthorizations:
         """The token's domain, as the contract has it."""
         return self._connection.domain
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for what the token would refuse; sends nothing.
 
         One that others have carried out already is usable: its deposit is credited. Raises
@@ -234,7 +234,7 @@ class EvmAuthorizations:
         cost = await self._cost(order)
         await self._budget.require(self._network.name, cost, is_paid=record.is_gas_paid)
 
-    async def _require_signature(self, record: FundingRecord) -> None:
+    async def _require_signature(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused unless its owner signed: a key, or a wallet that is deployed.
 
         A wallet that is not would have to be deployed first, by a call that the payer has written,
@@ -257,7 +257,7 @@ class EvmAuthorizations:
         if answer != usdc.VALID_SIGNATURE:
             raise AuthorizationRefused(NOT_SIGNED)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send it unless it is used or was sent, and return the outcome. PENDING: not final."""
         top = await self._connection.check()
         if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
@@ -274,7 +274,7 @@ class EvmAuthorizations:
 
     # --- what became of it ---------------------------------------------------------------------
 
-    def _judged(self, record: FundingRecord, use: _Use | None, top: Block) -> Carried:
+    def _judged(self, record: AuthorizationRecord, use: _Use | None, top: Block) -> Carried:
         """An authorization whose nonce is used. Final only as deep as a failed payment has to be.
 
         The payer may have signed something else with the nonce, or cancelled it.
@@ -301,7 +301,7 @@ class EvmAuthorizations:
         call = EvmCall(self._network.token, data)
         return usdc.read_bool(await self._connection.client.call(call, at.number))
 
-    async def _ran_out(self, record: FundingRecord, top: Block) -> bool:
+    async def _ran_out(self, record: AuthorizationRecord, top: Block) -> bool:
         """Whether its window has closed in a block as deep as a failed payment has to be."""
         end = record.signed.authorization.valid_before
         number = top.number - self._network.failed_after + 1
@@ -310,7 +310,7 @@ class EvmAuthorizations:
         block = await self._connection.client.block(number)
         return block is not None and block.timestamp >= end
 
-    async def _use(self, record: FundingRecord, top: Block) -> _Use | None:
+    async def _use(self, record: AuthorizationRecord, top: Block) -> _Use | None:
         """The use of the nonce; None when the node shows none since an hour before the record."""
         key = record.key
         words = (usdc.address_word(key.payer), bytes.fromhex(key.nonce))
@@ -339,12 +339,12 @@ class EvmAuthorizations:
                 break
         return number
 
-    async def _paid_by(self, record: FundingRecord, txid: str) -> Receipt | None:
+    async def _paid_by(self, record: AuthorizationRecord, txid: str) -> Receipt | None:
         """The receipt of a transaction that moved what the authorization says."""
         receipt = await self._connection.client.receipt(txid)
         return receipt if receipt is not None and self._moved(record, receipt) else None
 
-    def _moved(self, record: FundingRecord, receipt: Receipt) -> bool:
+    def _moved(self, record: AuthorizationRecord, receipt: Receipt) -> bool:
         given = record.signed.authorization
         wanted = usdc.TransferEvent(record.key.payer, usdc.read_address(
             usdc.address_word(given.to)), given.units)  # fmt: skip
@@ -356,7 +356,7 @@ class EvmAuthorizations:
 
     # --- send ----------------------------------------------------------------------------------
 
-    async def _send(self, record: FundingRecord) -> None:
+    async def _send(self, record: AuthorizationRecord) -> None:
         """Sign, commit and publish, unless it would not be mined in time or fails by now."""
         left = record.signed.authorization.valid_before - self._clock.now_ms() // 1_000
         if left < _LEAST_TO_SEND or self._is_paused():
@@ -378,7 +378,7 @@ class EvmAuthorizations:
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
-    async def _simulated(self, record: FundingRecord) -> EvmPaymentOrder:
+    async def _simulated(self, record: AuthorizationRecord) -> EvmPaymentOrder:
         """The call, which the node has tried out just now.
 
         Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
@@ -404,7 +404,7 @@ class EvmAuthorizations:
         return await self._payments.cost(order)
 
 
-def payment_id(record: FundingRecord) -> str:
+def payment_id(record: AuthorizationRecord) -> str:
     """The id of an authorization's payment: the same for the same authorization."""
     digest = usdc.keccak256("/".join(record.key).encode())
     return f"authorization-{record.order_id}-{digest[:_NAMED_BYTES].hex()}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     NOT_SIGNED,
     AuthorizationRefused,
     Reason,
@@ -18,12 +18,12 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.sandbox.chain import Fault, Tx, TxKind, TxState
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxReplyLost
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
-from rpcsvc.store.gasless import FundingRecord
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 # As Circle's test tokens call themselves.
 _NAME = "USDC"
@@ -31,7 +31,7 @@ _VERSION = "2"
 
 
 class SimulatedAuthorizations:
-    """Implements GaslessWallets on the ledger of the simulated chains."""
+    """Implements AuthorizationWallets on the ledger of the simulated chains."""
 
     def __init__(self, ledger: SandboxLedger, engine: SandboxEngine, clock: Clock) -> None:
         self._ledger = ledger
@@ -54,7 +54,7 @@ class SimulatedAuthorizations:
         """The simulated fee of a USDC transfer."""
         return self._engine.fees(USDC, XMR, network).refund
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Refuses what no key signed, and what the service's own wallet could not hold.
 
         There are no contracts on the simulated chains.
@@ -69,7 +69,7 @@ class SimulatedAuthorizations:
                 Refusal(Reason.SIMULATION, "The sandbox's wallet can't hold so much.")
             )
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Put the payment into the pool, unless it was there before."""
         self._engine.require_ready()
         async with self._engine.moving:
@@ -83,7 +83,7 @@ class SimulatedAuthorizations:
             return self._unused(record) or Carried(Outcome.PENDING)
         return Carried(Outcome.SETTLED, txid)
 
-    async def _send(self, record: FundingRecord, txid: str) -> Carried:
+    async def _send(self, record: AuthorizationRecord, txid: str) -> Carried:
         unused = self._unused(record)
         if unused is not None:
             return unused
@@ -106,20 +106,20 @@ class SimulatedAuthorizations:
             raise SandboxReplyLost("fault funding_unknown")
         return Carried(Outcome.SETTLED, txid)
 
-    def _unused(self, record: FundingRecord) -> Carried | None:
+    def _unused(self, record: AuthorizationRecord) -> Carried | None:
         """What becomes of an authorization whose window closed unused."""
         if self._clock.now_ms() < record.signed.authorization.valid_before * 1_000:
             return None
         return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
 
-    async def _strikes(self, record: FundingRecord, fault: Fault) -> bool:
+    async def _strikes(self, record: AuthorizationRecord, fault: Fault) -> bool:
         if not await self._ledger.has_fault(record.order_id, fault):
             return False
         await self._ledger.clear_fault(record.order_id, fault)
         return True
 
 
-def _txid(record: FundingRecord) -> str:
+def _txid(record: AuthorizationRecord) -> str:
     """The same for the same authorization: the pool takes it once."""
     return hashlib.sha256("/".join(record.key).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The port of gasless funding: who carries out authorizations. Amounts are USDC units."""
+"""The port of the wallets that carry out signed authorizations. Amounts are USDC units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.store.gasless import FundingRecord
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 
 class Carried(NamedTuple):
@@ -21,7 +21,7 @@ class Carried(NamedTuple):
     reason: str | None = None
 
 
-class GaslessWallets(Protocol):
+class AuthorizationWallets(Protocol):
     """Carries out authorizations of others, at the service's expense.
 
     Any exception but AuthorizationRefused means that the outcome is not known.
@@ -42,10 +42,10 @@ class GaslessWallets(Protocol):
         """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
         ...
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for what would fail, and errors.Unavailable; sends nothing."""
         ...
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send the authorization unless it is used, and return its outcome. Safe to repeat."""
         ...

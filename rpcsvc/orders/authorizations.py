@@ -16,22 +16,22 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.unfunded import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
-from rpcsvc.orders.ports.gasless import GaslessWallets
+from rpcsvc.orders.ports.authorizations import AuthorizationWallets
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
-from rpcsvc.store.database import StaleWrite
-from rpcsvc.store.gasless import (
+from rpcsvc.store.authorizations import (
     AuthorizationKey,
+    AuthorizationRecord,
+    AuthorizationState,
+    AuthorizationStore,
     ClientDay,
-    FundingRecord,
-    FundingState,
-    FundingStore,
 )
+from rpcsvc.store.database import StaleWrite
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.orders import OrderStore
 
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 OUTCOME_SECONDS: Final = 12
 
 
-class GaslessFunding:
+class Authorizations:
     """Takes signed authorizations for orders, and carries on with them beside the worker.
 
     Nodes are asked ``poll_ms`` apart. A slow one holds up neither the worker's passes nor the
@@ -53,8 +53,8 @@ class GaslessFunding:
     def __init__(
         self,
         orders: OrderStore,
-        store: FundingStore,
-        wallets: GaslessWallets,
+        store: AuthorizationStore,
+        wallets: AuthorizationWallets,
         clock: Clock,
         poll_ms: int,
         lease: Lease,
@@ -87,7 +87,7 @@ class GaslessFunding:
         """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
         return self._wallets.fee(network)
 
-    async def unresolved(self, order_id: str) -> FundingRecord | None:
+    async def unresolved(self, order_id: str) -> AuthorizationRecord | None:
         """The authorization that is to pay an order, and has neither done so nor failed."""
         return await self._store.unresolved_of(order_id)
 
@@ -100,13 +100,13 @@ class GaslessFunding:
                 details={"status": order.status.value},
             )
 
-    async def find(self, order: Order, signed: SignedAuthorization) -> FundingRecord | None:
+    async def find(self, order: Order, signed: SignedAuthorization) -> AuthorizationRecord | None:
         """The record of an authorization with this payer and nonce, of whichever order."""
         return await self._store.find(self._key(order, signed))
 
     async def pay(
         self, order: Order, signed: SignedAuthorization, client: Client, waits: Waits
-    ) -> FundingRecord:
+    ) -> AuthorizationRecord:
         """Put an authorization of what is due on record, and send it if this replica settles.
 
         Returns how far it came within OUTCOME_SECONDS, or at once when the network's answer is not
@@ -116,7 +116,7 @@ class GaslessFunding:
         now = asyncio.get_running_loop().time
         deadline = now() + OUTCOME_SECONDS
         record, carried = await self._send(order, signed, client)
-        if carried is None or carried.state is not FundingState.RECORDED:
+        if carried is None or carried.state is not AuthorizationState.RECORDED:
             return carried or record
         # Whoever settles carries on with it meanwhile, here or in another process.
         look = partial(self._outcome, record.key)
@@ -128,13 +128,13 @@ class GaslessFunding:
 
     async def _send(
         self, order: Order, signed: SignedAuthorization, client: Client
-    ) -> tuple[FundingRecord, FundingRecord | None]:
+    ) -> tuple[AuthorizationRecord, AuthorizationRecord | None]:
         """The authorization as it was recorded, and as ``_carry_on`` gives it."""
         key = self._key(order, signed)
         if key in self._in_hand:
             raise Unavailable("The same payment is being carried out. Ask for the order's status.")
         is_gas_paid = order.terms.funding_gas > 0
-        record = FundingRecord(
+        record = AuthorizationRecord(
             key, order.order_id, signed, self._clock.now_ms(), is_gas_paid=is_gas_paid
         )
         self._in_hand.add(key)
@@ -154,10 +154,10 @@ class GaslessFunding:
         finally:
             self._in_hand.discard(key)
 
-    async def _outcome(self, key: AuthorizationKey) -> FundingRecord | None:
+    async def _outcome(self, key: AuthorizationKey) -> AuthorizationRecord | None:
         """The authorization once the network has it, or it has failed."""
         record = await self._store.find(key)
-        return None if record is None or record.state is FundingState.RECORDED else record
+        return None if record is None or record.state is AuthorizationState.RECORDED else record
 
     async def _counted(self, client: Client) -> ClientDay | None:
         """How the client is counted; None: it is known by a token, a key or the socket.
@@ -190,19 +190,19 @@ class GaslessFunding:
 
     async def resume(self) -> None:
         """Look once at all that is unresolved: one after the other on each network."""
-        by_network: dict[str, list[FundingRecord]] = {}
+        by_network: dict[str, list[AuthorizationRecord]] = {}
         for record in await self._store.unresolved():
             by_network.setdefault(record.key.network, []).append(record)
         async with asyncio.TaskGroup() as group:
             for records in by_network.values():
                 group.create_task(self._resume_in_turn(records))
 
-    async def _resume_in_turn(self, records: Sequence[FundingRecord]) -> None:
+    async def _resume_in_turn(self, records: Sequence[AuthorizationRecord]) -> None:
         for record in records:
             if record.key not in self._in_hand and not await self._credit(record):
                 await self._carry_on(record)
 
-    async def _carry_on(self, record: FundingRecord) -> FundingRecord | None:
+    async def _carry_on(self, record: AuthorizationRecord) -> AuthorizationRecord | None:
         """The record after another look at, or try with, the network; None for no known answer."""
         if not self._lease.has_time():
             return record
@@ -213,9 +213,9 @@ class GaslessFunding:
             return None
         match carried.outcome:
             case Outcome.SETTLED:
-                after = replace(record, state=FundingState.SENT, txid=carried.txid)
+                after = replace(record, state=AuthorizationState.SENT, txid=carried.txid)
             case Outcome.FAILED:
-                after = replace(record, state=FundingState.FAILED, reason=carried.reason)
+                after = replace(record, state=AuthorizationState.FAILED, reason=carried.reason)
             case _:
                 return record
         if after != record:
@@ -225,14 +225,14 @@ class GaslessFunding:
             log.info("authorization_" + after.state, order_id=after.order_id, txid=after.txid)
         return after
 
-    async def _credit(self, record: FundingRecord) -> bool:
+    async def _credit(self, record: AuthorizationRecord) -> bool:
         """Whether the deposit that the authorization made is final; it is resolved then."""
-        if record.state is not FundingState.SENT:
+        if record.state is not AuthorizationState.SENT:
             return False
         order = await self._orders.order(record.order_id)
         is_final = order is not None and _has_credited(order, record)
         if is_final:
-            await self._store.resolve(replace(record, state=FundingState.CREDITED))
+            await self._store.resolve(replace(record, state=AuthorizationState.CREDITED))
         return is_final
 
     def _key(self, order: Order, signed: SignedAuthorization) -> AuthorizationKey:
@@ -245,7 +245,7 @@ class GaslessFunding:
         )
 
 
-def _has_credited(order: Order, record: FundingRecord) -> bool:
+def _has_credited(order: Order, record: AuthorizationRecord) -> bool:
     """Whether the deposit of a sent authorization is final; an upstream tells by the status."""
     if order.terms.upstream_id is not None:
         return order.status not in AWAITS_DEPOSIT

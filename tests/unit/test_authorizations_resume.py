@@ -9,10 +9,10 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.authorizations import Authorizations
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.store.gasless import AuthorizationKey, FundingRecord, FundingState
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.leases import MARGIN_MS, SETTLER, Lease
 from tests.e2e.processes import until
 from tests.sandbox import ManualClock
@@ -20,25 +20,25 @@ from tests.sandbox import ManualClock
 SLOW, QUICK = "eip155:1", "eip155:42161"
 
 
-def recorded(network: str, number: int) -> FundingRecord:
+def recorded(network: str, number: int) -> AuthorizationRecord:
     key = AuthorizationKey(network, "token", "payer", f"{number:064x}")
-    return FundingRecord(key, f"ord_{number}", cast("Any", None), created_at=0)
+    return AuthorizationRecord(key, f"ord_{number}", cast("Any", None), created_at=0)
 
 
 class Store:
     """Keeps unresolved authorizations; the first ``failures`` reads fail."""
 
-    def __init__(self, *records: FundingRecord, failures: int = 0) -> None:
+    def __init__(self, *records: AuthorizationRecord, failures: int = 0) -> None:
         self.records = {record.key: record for record in records}
         self.failures = failures
 
-    async def unresolved(self) -> list[FundingRecord]:
+    async def unresolved(self) -> list[AuthorizationRecord]:
         if self.failures:
             self.failures -= 1
             raise Unavailable("the database is away")
-        return [each for each in self.records.values() if each.state is FundingState.RECORDED]
+        return [each for each in self.records.values() if each.state is AuthorizationState.RECORDED]
 
-    async def resolve(self, record: FundingRecord) -> None:
+    async def resolve(self, record: AuthorizationRecord) -> None:
         self.records[record.key] = replace(record)
 
     async def has_sent(self, *order_ids: str) -> bool:
@@ -55,17 +55,17 @@ class Wallets:
         self.answers = asyncio.Event()
         self.asked: list[str] = []
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         self.asked.append(record.order_id)
         if record.key.network == SLOW:
             await self.answers.wait()
         return Carried(Outcome.SETTLED, "0x" + record.key.nonce)
 
 
-def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> GaslessFunding:
+def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> Authorizations:
     nothing = cast("Any", None)
     lease = lease or Lease(SETTLER, 1)
-    return GaslessFunding(
+    return Authorizations(
         nothing, cast("Any", store), cast("Any", wallets), ManualClock(), 1, lease, 1, b""
     )
 
@@ -73,16 +73,18 @@ def funding(store: Store, wallets: Wallets, lease: Lease | None = None) -> Gasle
 async def test_authorization_waits_while_the_lease_has_no_time() -> None:
     store, wallets = Store(recorded(QUICK, 1)), Wallets()
     lease = Lease(SETTLER, 1, MARGIN_MS, lambda: 0)
-    gasless = funding(store, wallets, lease)
-    await gasless.resume()
+    authorizations = funding(store, wallets, lease)
+    await authorizations.resume()
     assert wallets.asked == []
     lease.extend(MARGIN_MS + 1)
-    await gasless.resume()
+    await authorizations.resume()
     assert store.sent() == {"ord_1"}
 
 
-async def while_running(gasless: GaslessFunding, check: Callable[[], Awaitable[None]]) -> None:
-    task = asyncio.create_task(gasless.run())
+async def while_running(
+    authorizations: Authorizations, check: Callable[[], Awaitable[None]]
+) -> None:
+    task = asyncio.create_task(authorizations.run())
     try:
         await check()
         assert not task.done()

@@ -16,7 +16,7 @@ from x402.mechanisms.evm.eip712 import hash_eip3009_authorization
 from x402.mechanisms.evm.types import ExactEIP3009Authorization
 
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
     MOST_SECONDS,
     Due,

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
@@ -25,7 +25,7 @@ class AuthorizationKey(NamedTuple):
     nonce: str
 
 
-class FundingState(StrEnum):
+class AuthorizationState(StrEnum):
     """How far an authorization is.
 
     RECORDED: it may have been sent. SENT: the network has it. CREDITED: its deposit is final.
@@ -38,7 +38,7 @@ class FundingState(StrEnum):
     FAILED = "failed"
 
 
-class FundingRecord(Struct, frozen=True):
+class AuthorizationRecord(Struct, frozen=True):
     """An authorization that is to pay an order. ``reason`` says why it failed.
 
     ``is_gas_paid``: the order bears the gas; otherwise the service gives it away.
@@ -48,7 +48,7 @@ class FundingRecord(Struct, frozen=True):
     order_id: str
     signed: SignedAuthorization
     created_at: int
-    state: FundingState = FundingState.RECORDED
+    state: AuthorizationState = AuthorizationState.RECORDED
     txid: str | None = None
     reason: str | None = None
     is_gas_paid: bool = False
@@ -87,25 +87,25 @@ _COUNT: Final = (
 _FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
-class FundingStore:
+class AuthorizationStore:
     """Keeps authorizations. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def find(self, key: AuthorizationKey) -> FundingRecord | None:
+    async def find(self, key: AuthorizationKey) -> AuthorizationRecord | None:
         """The authorization under a key."""
         row = await self._db.fetch_one(f"{_SELECT} WHERE {_IS_KEY}", **key._asdict())
         return _record(row) if row else None
 
-    async def unresolved(self) -> list[FundingRecord]:
+    async def unresolved(self) -> list[AuthorizationRecord]:
         """Those that are RECORDED or SENT, oldest first."""
         return [
             _record(row)
             for row in await self._db.fetch(f"{_SELECT} WHERE {IS_UNRESOLVED} ORDER BY seq")
         ]
 
-    async def unresolved_of(self, order_id: str) -> FundingRecord | None:
+    async def unresolved_of(self, order_id: str) -> AuthorizationRecord | None:
         """The one of an order that is RECORDED or SENT."""
         where = f"WHERE order_id = :order_id AND {IS_UNRESOLVED}"
         row = await self._db.fetch_one(f"{_SELECT} {where}", order_id=order_id)
@@ -117,7 +117,7 @@ class FundingStore:
         return int(row["authorizations"]) if row else 0
 
     async def add(
-        self, record: FundingRecord, order_version: int, counted: ClientDay | None = None
+        self, record: AuthorizationRecord, order_version: int, counted: ClientDay | None = None
     ) -> None:
         """Put an authorization on record, durably, and count it for its client.
 
@@ -135,7 +135,7 @@ class FundingStore:
             statements.append(Statement(_COUNT, values, finds=True))
         await self._db.write(statements)
 
-    async def resolve(self, record: FundingRecord) -> None:
+    async def resolve(self, record: AuthorizationRecord) -> None:
         """Change state, transaction and reason of an unresolved authorization.
 
         Raises StaleWrite for one that is resolved.
@@ -143,7 +143,7 @@ class FundingStore:
         await self._db.write([Statement(_RESOLVE, _values(record), finds=True)])
 
 
-def _values(record: FundingRecord) -> dict[str, Any]:
+def _values(record: AuthorizationRecord) -> dict[str, Any]:
     signed = record.signed
     return {
         **to_row(record),
@@ -153,9 +153,9 @@ def _values(record: FundingRecord) -> dict[str, Any]:
     }
 
 
-def _record(row: Row) -> FundingRecord:
+def _record(row: Row) -> AuthorizationRecord:
     key = AuthorizationKey(*(row[name] for name in _KEY))
     nonce = bytes.fromhex(key.nonce)
     given = from_row(Authorization, row, source=key.payer, to=row["recipient"], nonce=nonce)
     signed = SignedAuthorization(given, bytes(row["signature"]))
-    return from_row(FundingRecord, row, key=key, signed=signed)
+    return from_row(AuthorizationRecord, row, key=key, signed=signed)
