@@ -2,11 +2,10 @@
 
 docs/develop/lifecycle.md             the diagram and the table, between their markers
 docs/operate/operations.md            the families of /metrics, between their markers
-docs/generated/schemas.json           JSON Schemas of every operation
 docs/generated/cli.md                 the command line, from its own parser
 rpcsvc/cli/agent/commands.json        the commands of the operations, for that parser
 docs/generated/modules.md             what each module holds, from its docstring
-docs/generated/                       the documents of a service with default settings
+docs/generated/                       the documents of a default service, each schema once
 config/grafana/rpcsvc.json            the dashboard of the metrics
 rpcsvc/http/documents/recording.json  real answers, for the documents that show some
 """
@@ -32,19 +31,19 @@ from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
 from rpcsvc.http.discovery import Sources, catalogue
-from rpcsvc.http.documents import recording
-from rpcsvc.http.documents.recording import EXAMPLE_KEY
+from rpcsvc.http.documents.recording import EXAMPLE_KEY, FILE, load
 from rpcsvc.http.metrics import FAMILIES
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.site import Site, site_of
+from rpcsvc.http.site import site_of
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
+from tools import recorder
 from tools.dashboard import dashboard
 
 ROOT = Path(__file__).parent.parent
@@ -73,12 +72,6 @@ def table() -> str:
         terminal = "yes" if status.is_terminal else "no"
         rows.append(f"| `{status}` | `{AGENT_STATE_OF[status]}` | {terminal} | {events} |")
     return "\n".join(rows)
-
-
-def schemas(site: Site) -> str:
-    """Return the schemas of every operation, as service.schemas answers them."""
-    described = {op.name: schemas_of(op, site.networks) for op in OPERATIONS}
-    return _readable(json.dumps({"envelope": ENVELOPE_SCHEMA, "operations": described}))
 
 
 def commands() -> str:
@@ -145,19 +138,19 @@ def cli_reference() -> str:
 
 
 @asynccontextmanager
-async def _staged(clock: recording.StageClock) -> AsyncIterator[Running]:
+async def _staged(clock: recorder.StageClock) -> AsyncIterator[Running]:
     """Run a service with default settings and fixed time and randomness."""
     with TemporaryDirectory() as folder:
         settings = load_settings(config_file=None, environ={}, flags={"data_dir": folder}).settings
-        async with running(settings, clock=clock, random=recording.StageRandom()) as up:
+        async with running(settings, clock=clock, random=recorder.StageRandom()) as up:
             yield up
 
 
 async def _recorded() -> str:
-    clock = recording.StageClock()
+    clock = recorder.StageClock()
     async with _staged(clock) as up:
         local = LocalService(up.dispatcher, up.service.venue, up.worker)
-        return recording.dumps(await recording.record(local, clock))
+        return recorder.dumps(await recorder.record(local, clock))
 
 
 def module_map() -> str:
@@ -188,14 +181,14 @@ _COMMITTED = (
 
 async def documents() -> dict[str, str]:
     """Every committed document by its file name, JSON indented."""
-    clock = recording.StageClock()
+    clock = recorder.StageClock()
     async with _staged(clock) as up:
         site = site_of(up.settings, up.service)
     sources = Sources(
         openapi=partial(openapi_document, site),
         openrpc=partial(openrpc_document, site),
         jwks=dict,
-        recording=recording.load,
+        recording=load,
         new_key=lambda: EXAMPLE_KEY,
     )
     rendered = {
@@ -203,8 +196,20 @@ async def documents() -> dict[str, str]:
         for document in catalogue(site, sources)
         if document.path.rpartition("/")[2] in _COMMITTED
     }
-    found = {name: _readable(text) for name, text in rendered.items()}
-    return {**found, "schemas.json": schemas(site)}
+    openapi, openrpc = json.loads(rendered["openapi.json"]), json.loads(rendered["openrpc.json"])
+    rendered["openrpc.json"] = _without_copies(openrpc, openapi)
+    return {name: _readable(text) for name, text in rendered.items()}
+
+
+def _without_copies(openrpc: Json, openapi: Json) -> str:
+    """OpenRPC as it is committed: it refers to the schemas that the OpenAPI document has, too."""
+    components, known = openrpc["components"], openapi["components"]["schemas"]
+    own = {name: s for name, s in components["schemas"].items() if known.get(name) != s}
+    text = json.dumps({**openrpc, "components": {**components, "schemas": own}})
+    for name in components["schemas"].keys() - own.keys():
+        reference = f'#/components/schemas/{name}"'
+        text = text.replace(f'"{reference}', f'"openapi.json{reference}')
+    return text
 
 
 def _readable(text: str) -> str:
@@ -263,7 +268,7 @@ def main() -> int:
     configure_logging("json", "critical")
     # The API descriptions show answers of the recording, and the parser reads the commands: these
     # come first.
-    recorded = ROOT / "rpcsvc" / "http" / "documents" / "recording.json"
+    recorded = ROOT / "rpcsvc" / "http" / "documents" / FILE
     first = {recorded: asyncio.run(_recorded()), COMMANDS_FILE: commands()}
     stale = _bring_up(first, checking=checking)
     stale += _bring_up(generated(), checking=checking)

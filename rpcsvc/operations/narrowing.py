@@ -66,9 +66,9 @@ def chained(cases: list[Json]) -> Json:
     """
     *before, chain = cases
     for case in reversed(before):
-        name, chosen = next(iter(case["properties"].items()))
+        (name, chosen), *others = case["properties"].items()
         condition = {"properties": {name: chosen}, "required": [name]}
-        chain = {"if": condition, "then": case, "else": chain}
+        chain = {"if": condition, "then": {**case, "properties": dict(others)}, "else": chain}
     return chain
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
-from rpcsvc.http.site import API_ROOT, BFF_ROOT
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, site_of
 from rpcsvc.operations import dispatch
-from tests.contract.described import Json, check, check_response, filled, openapi_of
+from tests.contract.described import Json, check, check_response, filled, openapi_of, resolved
 from tests.contract.serving import BACK, EVM, JSON, SWAP, UNKNOWN_ORDER, Answer, Served, serving
 
 PLAN, QUOTE, CREATE, STATUS, PAY = (
@@ -51,21 +51,21 @@ def calls(document: Json) -> Iterator[tuple[str, str, Json]]:
             yield method, path, operation
 
 
-def request_examples(operation: Json) -> Iterator[Json]:
-    """The params of every example in body, path and query; empty params if there is none."""
-    named = [p for p in operation["parameters"] if "examples" in p]
+def request_examples(document: Json, operation: Json) -> Iterator[Json]:
+    """The params of every example of the body, with those of the path and the query."""
+    parameters = [resolved(document, each) for each in operation["parameters"]]
+    given = {each["name"]: each["example"] for each in parameters if "example" in each}
     content = operation.get("requestBody", {"content": {}})["content"]
-    bodies = content.get("application/json", {"examples": {}})["examples"]
-    labels = dict.fromkeys([*(label for p in named for label in p["examples"]), *bodies])
-    for label in labels or [None]:
-        placed = {p["name"]: p["examples"][label]["value"] for p in named if label in p["examples"]}
-        yield {**placed, **bodies.get(label, {"value": {}})["value"]}
+    bodies = content.get("application/json", {"examples": {"none": {"value": {}}}})["examples"]
+    for body in bodies.values():
+        yield {**given, **body["value"]}
 
 
 async def test_every_request_example_works_as_it_stands(served: Served) -> None:
     sent = 0
-    for method, path, operation in calls(openapi_of(served)):
-        for params in request_examples(operation):
+    document = openapi_of(served)
+    for method, path, operation in calls(document):
+        for params in request_examples(document, operation):
             made = BACK if path == PAY else SWAP
             answer = await send(served, method, path, await with_live_order(served, params, made))
             good = (402, False) if path == PAY else (200, True)
@@ -87,32 +87,58 @@ async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> J
 async def test_every_example_keeps_to_the_schema_beside_it(served: Served) -> None:
     document = openapi_of(served)
     shown = list(examples_in(document))
-    assert len(shown) > 60
+    assert len(shown) > 50
     for schema, value in shown:
         check(document, schema, value)
 
 
-def examples_in(part: Any) -> Iterator[tuple[Json, Any]]:
-    """Every example of a document, of parameters and of bodies, with its schema."""
-    if isinstance(part, dict):
-        if isinstance(part.get("schema"), dict):
-            if "example" in part:
-                yield part["schema"], part["example"]
-            for example in part.get("examples", {}).values():
-                yield part["schema"], example["value"]
-        part = list(part.values())
-    if isinstance(part, list):
-        for each in part:
-            yield from examples_in(each)
+def examples_in(document: Json) -> Iterator[tuple[Json, Any]]:
+    """Every example in the document, of parameters and of bodies, with its schema."""
+
+    def within(part: Any) -> Iterator[tuple[Json, Any]]:
+        if isinstance(part, dict):
+            if isinstance(part.get("schema"), dict):
+                if "example" in part:
+                    yield part["schema"], part["example"]
+                for example in part.get("examples", {}).values():
+                    if "externalValue" not in example:
+                        yield part["schema"], resolved(document, example)["value"]
+            part = list(part.values())
+        if isinstance(part, list):
+            for each in part:
+                yield from within(each)
+
+    yield from within(document)
 
 
-async def test_every_operation_but_health_shows_a_good_answer(served: Served) -> None:
+async def test_every_result_is_shown_by_an_operation(served: Served) -> None:
+    """One that several operations have is shown by one of them."""
     without = [
         path
         for _, path, operation in calls(openapi_of(served))
-        if "examples" not in operation["responses"]["200"]["content"]["application/json"]
+        if not {"example", "examples"} & set(good_content(operation))
     ]
-    assert set(without) <= {links.HEALTH, FAULT}
+    shown_elsewhere = {f"{API_ROOT}/agent/swap/{name}" for name in ("execute", "cancel/{orderId}")}
+    assert set(without) <= {links.HEALTH, FAULT, *shown_elsewhere}
+
+
+def good_content(operation: Json) -> Json:
+    content: Json = operation["responses"]["200"]["content"]["application/json"]
+    return content
+
+
+async def test_calls_that_show_themselves_answer_as_described(served: Served) -> None:
+    root = site_of(served.up.settings, served.up.service).url
+    document, shown = openapi_of(served), 0
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            live = good_content(operation).get("examples", {}).get("live")
+            if live is not None:
+                assert live["externalValue"] == root + path
+                answer = await (await served.client.get(path)).json()
+                check(document, good_content(operation)["schema"], answer)
+                shown += 1
+    assert shown >= 4
 
 
 async def test_every_link_leads_to_an_answer(served: Served) -> None:

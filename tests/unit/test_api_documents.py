@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
 from msgspec.structs import replace
 from openapi_spec_validator import validate
@@ -16,14 +17,16 @@ from openapi_spec_validator import validate
 from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.http import schemas
-from rpcsvc.http.documents import links
+from rpcsvc.http.documents import advice, links
 from rpcsvc.http.documents.advice import error_classes
+from rpcsvc.http.documents.agent import agent
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.settings import RateLimitSettings
+from tests.contract.described import resolved
 from tests.sandbox import EVM, MONERO, sandbox
 
 Json = dict[str, Any]
@@ -87,6 +90,21 @@ def spoil(value: Any) -> None:
         spoil(part)
     if isinstance(value, dict | list):
         value.clear()
+
+
+# Bytes as served.
+MOST = [(openapi_document, 150_000), (openrpc_document, 90_000), (agent, 30_000)]
+
+
+@pytest.mark.parametrize(("make", "most"), MOST)
+def test_document_is_no_larger_than_agreed(site: Site, make: Any, most: int) -> None:
+    assert len(orjson.dumps(make(site))) < most
+
+
+def test_descriptions_of_codes_stand_once(site: Site) -> None:
+    text = json.dumps(openapi_document(site))
+    for cls in error_classes():
+        assert text.count(json.dumps(advice.ERROR[cls.code])[1:-1]) == 1, cls.code
 
 
 def test_only_operations_with_a_path_are_described(site: Site) -> None:
@@ -158,9 +176,7 @@ def test_every_error_of_the_table_has_its_status_and_its_meaning(site: Site) -> 
             continue
         declared = document["paths"][f"{API_ROOT}{op.path}"][op.method.lower()]["responses"]
         for code in op.errors:
-            response = declared[str(by_code[code].http_status)]
-            if "$ref" in response:
-                response = document["components"]["responses"][response["$ref"].split("/")[-1]]
+            response = resolved(document, declared[str(by_code[code].http_status)])
             assert f"`{code}`" in response["description"], (op.name, code)
 
 
@@ -202,7 +218,8 @@ def test_without_rate_limits_none_are_described(site: Site) -> None:
         for method, described in item.items():
             is_bounded = (path, method.upper()) in bounded
             assert ("429" in described["responses"]) == is_bounded, path
-            assert "RateLimit" not in described["responses"]["200"]["headers"]
+    used_up = [openapi_document(s)["components"]["responses"]["RateLimited"] for s in (site, off)]
+    assert ["RateLimit" in response["headers"] for response in used_up] == [True, False]
     assert all(
         "429" in item["get"]["responses"]
         for path, item in openapi_document(site)["paths"].items()
@@ -242,9 +259,11 @@ def test_schema_name_is_unique_across_operations(site: Site) -> None:
 
 def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
     on = replace(site, chains=site.chains[:1], monero_networks=frozenset({MoneroNetwork.STAGENET}))
-    described = schemas.component_schemas(on)["SwapRequest"]
+    named = schemas.component_schemas(on)
+    described = named["SwapRequest"]
     assert described["properties"]["chain"]["enum"] == ["arbitrum"]
-    takes = jsonschema.Draft202012Validator(described).is_valid
+    whole = {**described, "components": {"schemas": named}}
+    takes = jsonschema.Draft202012Validator(whole).is_valid
     swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
     assert not takes({**swap, "to": MONERO})
     assert takes({**swap, "to": subaddress_on(MONERO, MoneroNetwork.STAGENET)})
@@ -266,9 +285,11 @@ def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
 def test_a_param_of_openrpc_takes_what_any_direction_takes(
     site: Site, name: str, good: list[Any], bad: list[Any]
 ) -> None:
-    methods = openrpc_document(site)["methods"]
+    document = openrpc_document(site)
+    methods = document["methods"]
     params = next(m["params"] for m in methods if m["name"].endswith("swap.execute"))
-    described = next(param["schema"] for param in params if param["name"] == name)
+    found = [resolved(document, param) for param in params]
+    described = next(param["schema"] for param in found if param["name"] == name)
     takes = jsonschema.Draft202012Validator(described).is_valid
     assert [takes(value) for value in good] == [True] * len(good)
     assert [takes(value) for value in bad] == [False] * len(bad)
@@ -276,14 +297,15 @@ def test_a_param_of_openrpc_takes_what_any_direction_takes(
 
 def test_nullable_values_are_lists_of_types(site: Site) -> None:
     named = schemas.component_schemas(site)
-    assert named["PlanRequest"]["properties"]["amount"]["type"] == ["string", "null"]
+    assert named["SwapRequest"]["properties"]["quoteDigest"]["type"] == ["string", "null"]
+    assert named["PlanRequest"]["properties"]["amount"]["anyOf"][1] == {"type": "null"}
     assert named["CheckRequest"]["properties"]["chain"]["type"] == ["string", "integer", "null"]
-    directions = {"type": "string", "enum": ["x2u", "u2x"]}
     given = named["PlanRequest"]["properties"]["direction"]
-    assert given["anyOf"] == [directions, {"type": "null"}]
-    assert given["description"]
+    assert given == {"anyOf": [schemas.ref("Direction"), {"type": "null"}]}
     needed = {"type": "string", "enum": ["refund_address", "refund_blocked"]}
-    assert named["StatusResult"]["properties"]["actionRequired"]["anyOf"][0] == needed
+    status = named["StatusResult"]["allOf"][1]["properties"]
+    assert status["actionRequired"]["anyOf"] == [needed, {"type": "null"}]
+    assert status["actionRequired"]["description"]
     text = json.dumps(named)
     assert '"title"' not in text
     assert "$defs" not in text
@@ -303,7 +325,8 @@ def test_idempotency_key_is_a_header_or_a_json_rpc_param(site: Site) -> None:
 
 
 def test_examples_say_to_replace_the_order_id(site: Site) -> None:
-    paths = openapi_document(site)["paths"]
-    status = paths[f"{API_ROOT}/agent/swap/status/{{orderId}}"]["get"]
-    example = status["parameters"][0]["examples"]["by-id"]
-    assert example == {"value": schemas.example_order_id(), "description": schemas.OWN_ORDER}
+    document = openapi_document(site)
+    status = document["paths"][f"{API_ROOT}/agent/swap/status/{{orderId}}"]["get"]
+    parameter = resolved(document, status["parameters"][0])
+    assert parameter["example"] == schemas.example_order_id()
+    assert schemas.OWN_ORDER in parameter["description"]

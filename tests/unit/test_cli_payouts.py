@@ -41,9 +41,12 @@ async def settled(box: Sandbox, direction: str = "x2u") -> Placed:
 
 async def test_command_that_may_not_read_the_secret_says_so(tmp_path: Path, cli: Cli) -> None:
     async with served(tmp_path):
-        (tmp_path / "client-hash.key").unlink()
+        secret, hidden = tmp_path / "client-hash.key", tmp_path / "hidden.key"
+        secret.rename(hidden)
         assert await cli.ask("payouts", "list") == 3
-    assert "Run the command as the service's user" in cli.err.replace("\n", " ")
+        assert "Run the command as the service's user" in cli.err.replace("\n", " ")
+        hidden.rename(secret)
+        assert await cli.ask("payouts", "list") == 0
 
 
 # --- list and show -----------------------------------------------------------------------------

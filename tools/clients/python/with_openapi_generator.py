@@ -21,13 +21,14 @@ class GeneratedClient(Client):
 
     @override
     def quote(self, swap: Swap) -> str:
-        price = made.SwapRequestBase(direction=swap.direction, chain=CHAIN, amount=swap.amount)
+        direction = made.Direction(swap.direction)
+        price = made.SwapRequestBase(direction=direction, chain=CHAIN, amount=swap.amount)
         return self._swaps.swap_quote(price).data.quote_digest
 
     @override
     def execute(self, swap: Swap, digest: str, session: UUID, key: str) -> str:
         terms = made.SwapRequest(
-            direction=swap.direction,
+            direction=made.Direction(swap.direction),
             chain=CHAIN,
             amount=swap.amount,
             to=swap.to,

@@ -34,7 +34,7 @@ class GeneratedClient(Client):
     @override
     def quote(self, swap: Swap) -> str:
         body = models.SwapRequestBase(
-            direction=models.SwapRequestBaseDirection(swap.direction),
+            direction=models.Direction(swap.direction),
             chain=models.SwapRequestBaseChain(CHAIN),
             amount=swap.amount,
         )
@@ -44,7 +44,7 @@ class GeneratedClient(Client):
     @override
     def execute(self, swap: Swap, digest: str, session: UUID, key: str) -> str:
         body = models.SwapRequest(
-            direction=models.SwapRequestDirection(swap.direction),
+            direction=models.Direction(swap.direction),
             chain=models.SwapRequestChain(CHAIN),
             amount=swap.amount,
             to=swap.to,
