@@ -232,7 +232,9 @@ async def admin(data_dir: Path, method: str, params: dict[str, Any]) -> Any:
         aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(data_dir / SOCKET_NAME))
         ) as session,
-        session.post("http://localhost/rpc", json=asked) as response,
+        session.post(
+            "http://localhost/rpc", json=asked, headers=operator_headers(data_dir)
+        ) as response,
     ):
         answer = await response.json()
     assert "result" in answer, answer
