@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
+from rpcsvc.local_secret import operator_headers
 from rpcsvc.serving import SOCKET_NAME
 from tests.e2e import forking
 from tests.e2e.patched import VARIABLE
