@@ -10,7 +10,7 @@ PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-ve
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster simulate container spectral alerts conformance clean
+.PHONY: cluster simulate container spectral alerts conformance clients clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ alerts: install ## test the alert rules (needs promtool)
 conformance: install ## run the official MCP conformance suite (needs Node)
 	tools/conformance/run.sh
 
+clients: install ## generate foreign clients, and swap with each; load the MCP tools as models do (needs Node)
+	tools/clients/run.sh
+
 check: install ## lint, types, import direction, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -102,14 +105,14 @@ check: install ## lint, types, import direction, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.generate --check
 
-generate: install ## write the generated files anew
+generate: install ## write the generated files again
 	$(BIN)/python -m tools.generate
 
-lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
+lock: | $(BIN)/python ## pin the container's packages again, with their hashes
 	$(BIN)/python -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
 	$(PINS) --extra onchain --extra otel --extra postgres --extra top --extra tor --output-file config/requirements.txt pyproject.toml
-	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
+	printf 'hatchling>=1.27\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
 # Without bytecode, which pip writes at an installation, each start would compile every module.
 bench profile: export PYTHONDONTWRITEBYTECODE =

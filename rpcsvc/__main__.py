@@ -37,7 +37,7 @@ async def _serve(settings: Settings) -> None:
 
 def _local(settings: Settings) -> AbstractAsyncContextManager[LocalService]:
     with Importing():
-        from rpcsvc.app import local_service  # noqa: PLC0415 - as above
+        from rpcsvc.bootstrap import local_service  # noqa: PLC0415 - as above
 
     return local_service(settings)
 

@@ -54,11 +54,27 @@ class SettingsError(Exception):
         self.problems = tuple(problems)
 
 
+def showable(text: str) -> str:
+    """Return the text with lone surrogates escaped, which no encoder takes.
+
+    Headers and arguments that are not UTF-8 hold them.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _showable_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return showable(value)
+    if isinstance(value, Mapping):
+        return {_showable_json(name): _showable_json(part) for name, part in value.items()}
+    return [_showable_json(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 class ServiceError(Exception):
     """A failure with everything a transport needs to report it.
 
-    ``message`` is safe to show to a caller. ``details`` must hold JSON values only.
-    ``retry_after`` is in whole seconds.
+    ``message`` is safe to show to a caller. ``details`` must hold JSON values only. Both are made
+    ``showable``: they may quote what a caller sent. ``retry_after`` is in whole seconds.
     """
 
     code: ClassVar[str]
@@ -74,9 +90,9 @@ class ServiceError(Exception):
         details: Mapping[str, Any] | None = None,
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.details = dict(details) if details else None
+        self.message = showable(message)
+        super().__init__(self.message)
+        self.details: dict[str, Any] | None = _showable_json(details) if details else None
         self.retry_after = retry_after
 
 

@@ -1,6 +1,6 @@
 """``rpcsvc health`` over the UNIX socket: a probe runs it every few seconds.
 
-It imports the standard library only, and not much of it. What it does not know (a URL, a
+It imports little, and of the standard library only what it needs. What it does not know (a URL, a
 configuration file, wrong options) is left to the whole command line.
 """
 
@@ -11,6 +11,8 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+
+from rpcsvc.terminal import printable
 
 SOCKET_NAME = "rpcsvc.sock"
 DEFAULT_DATA_DIR = "./var"
@@ -139,11 +141,6 @@ def _listener_of(connection: socket.socket) -> int:
     return int(_PEER.unpack(peer)[1])
 
 
-def printable(text: str) -> str:
-    """Without what a terminal would take for orders: anything may answer at a URL."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-
-
 def _complain(text: str, status: int) -> int:
-    sys.stderr.write(f"rpcsvc: {text}\n")
+    sys.stderr.write(printable(f"rpcsvc: {text}\n"))
     return status

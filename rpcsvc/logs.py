@@ -10,19 +10,24 @@ import io
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import orjson
 import structlog
+
+from rpcsvc.errors import showable
+from rpcsvc.terminal import printable
 
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
     r"0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?\b"
 )
 MASK = "********"
+_PERIOD_SECONDS: Final = 60.0
 
 EventDict = MutableMapping[str, Any]
 
@@ -37,7 +42,7 @@ def configure_logging(log_format: str, level: str) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             mask,
-            _renderer(as_json=as_json),
+            *_renderers(as_json=as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
@@ -47,6 +52,24 @@ def configure_logging(log_format: str, level: str) -> None:
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
 
 
+class Occasional:
+    """Counts events of each kind, of which one a minute is logged. ``now`` gives seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._counts: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def note(self, kind: str) -> int:
+        """Count an event. Return the count to log, or 0 within a minute after a logged one."""
+        self._counts[kind] += 1
+        now = self._now()
+        if now - self._logged_at.get(kind, -_PERIOD_SECONDS) < _PERIOD_SECONDS:
+            return 0
+        self._logged_at[kind] = now
+        return self._counts.pop(kind)
+
+
 def print_greeting(log_format: str, text: str) -> None:
     """Write a text for people below the log, if a person reads it on a terminal."""
     if log_format != "json" and sys.stderr.isatty():
@@ -54,12 +77,16 @@ def print_greeting(log_format: str, text: str) -> None:
 
 
 def mask(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Hide secrets by name and shorten addresses by form, in every value of an event."""
+    """Hide secrets by name and shorten addresses by form, in every value of an event.
+
+    Texts are made ``showable``: one that can't be encoded would lose its line.
+    """
     for name, value in event.items():
         if _is_secret(name):
             event[name] = MASK
-        elif isinstance(value, str) and len(value) >= 42:
-            event[name] = shorten_addresses(value)
+        elif isinstance(value, str):
+            text = showable(value)
+            event[name] = shorten_addresses(text) if len(text) >= 42 else text
     return event
 
 
@@ -73,10 +100,22 @@ def shorten_addresses(text: str) -> str:
     return _ADDRESS.sub(lambda m: f"{m[0][:8]}...{m[0][-4:]}", text)
 
 
-def _renderer(*, as_json: bool) -> Callable[[Any, str, EventDict], str]:
+def _renderers(*, as_json: bool) -> list[Callable[[Any, str, EventDict], Any]]:
     if as_json:
-        return lambda _logger, _method, event: orjson.dumps(dict(event), default=str).decode()
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        return [lambda _logger, _method, event: printable(_json(event))]
+    return [_printable_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _json(event: EventDict) -> str:
+    return orjson.dumps(dict(event), default=str).decode()
+
+
+def _printable_values(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Escape before the renderer adds its colours."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = printable(value)
+    return event
 
 
 class _Stderr(io.TextIOBase):

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Serving: a running service (app.py) on the network, until SIGTERM.
+"""Serving: a running service (bootstrap.py) on the network, until SIGTERM.
 
 serve(settings)     the process from its start to SIGTERM or SIGINT
 listening(running)  takes requests over TCP and the UNIX socket
@@ -26,12 +26,12 @@ import structlog
 from aiohttp import web
 
 from rpcsvc import __version__, ids
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
 from rpcsvc.http.edge import Cors, Edge, Hosts
-from rpcsvc.http.gate import Gate, is_on_socket
+from rpcsvc.http.gate import Gate, is_on_socket, require_no_proxy
 from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.http_server import (
     AcceptFailures,
@@ -53,19 +53,20 @@ from rpcsvc.http.pages.routes import PagesHttp
 from rpcsvc.http.scrape import MetricsHttp, Readout
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site, site_of
 from rpcsvc.ids import RandomBytes
+from rpcsvc.local_secret import operator_proof
 from rpcsvc.logs import print_greeting
 from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
 from rpcsvc.settings import Settings, SettingsError, check_bind
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import DatabaseInUse
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.leases import LeaseLost
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import WebhookStore
 
 if TYPE_CHECKING:
     from rpcsvc.http.tracing import OrderTraces
@@ -128,7 +129,7 @@ def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
 
 def _greeting(up: Running, program: str) -> str:
     """What runs, what to try and where the page is; ``program`` is what was started."""
-    settings, is_simulated = up.settings, up.backend.profile.is_simulated
+    settings, is_simulated = up.settings, up.service.venue.profile.is_simulated
     what = "simulated chains, no real money" if is_simulated else settings.database
     command = "demo" if is_simulated else "top"
     name = program if program.endswith("/rpcsvc") else "rpcsvc"
@@ -208,6 +209,7 @@ async def listening(
         proxies=settings.trusted_proxies,
         now=time.monotonic,
     )
+    up.service.waits.most = connections.most // 2
     runner = EdgeRunner(
         web_app(up, traces),
         connections=connections,
@@ -319,6 +321,7 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
         Methods(up.dispatcher, operations, f"{settings.brand.slug}."),
         Methods(flat, up.admin),
         sources.openrpc,
+        operator_proof=operator_proof(up.service.client_secret),
         body_bytes=limits.body_bytes,
         max_batch=limits.batch,
         max_depth=limits.depth,
@@ -349,15 +352,15 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     routes.add_routes(health.routes())
     pages = PagesHttp(gate, up.service, up.dispatcher, site, renderer, health)
     routes.add_routes(pages.routes())
-    books, clock = SqlOperatorBooks(up.database), up.service.clock
-    messages, waits = SqlWebhooks(up.database), up.service.waits
+    books, clock = OperatorBooks(up.database), up.service.clock
+    messages, waits = WebhookStore(up.database), up.service.waits
     readout = Readout(
-        up.backend, up.readings, books, messages, health.checks, waits, up.lease, clock
+        settings.engine, up.readings, books, messages, health.checks, waits, up.lease, clock
     )
     routes.add_routes(MetricsHttp(gate, metrics, readout).routes())
     return Edge(
         routes,
-        Refusals(gate, up.dispatcher, flat),
+        Refusals(gate, up.dispatcher, flat, time.monotonic),
         _check(settings),
         Cors(
             discovery.paths,
@@ -377,11 +380,13 @@ async def _end_waits(waits: Waits, _routes: web.Application) -> None:
 
 
 def _check(settings: Settings) -> Callable[[web.Request], None]:
-    """What every request is refused by, by its headers alone; the socket answers to any host."""
+    """Return what refuses requests by their headers alone; the socket answers to any host."""
     hosts = Hosts(settings)
 
     def check(request: web.Request) -> None:
-        if not is_on_socket(request):
+        if is_on_socket(request):
+            require_no_proxy(request)
+        else:
             hosts.require(request)
         require_framing(request)
 

@@ -47,6 +47,7 @@ from rpcsvc.settings_sources import (
     Network,
     Networks,
     Origins,
+    Ports,
     RatePath,
     SiteUrl,
     Tokens,
@@ -115,7 +116,8 @@ class RateLimitSettings(Group):
 class LimitSettings(Group):
     """The largest body in bytes, elements of a batch, and depth of JSON nesting; connections.
 
-    ``connections`` counts all of TCP; ``connections_per_address`` those of one address or IPv6 /64.
+    ``connections`` counts all of TCP, and half of them may wait for events;
+    ``connections_per_address`` those of one address or IPv6 /64.
     """
 
     body_bytes: Annotated[int, integer_in(1_024, 16 * 1024 * 1024)] = 65_536
@@ -132,7 +134,7 @@ HistoryDays = Annotated[int, integer_in(90, 36_500)]
 class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
-    ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
+    ``unfunded_*`` bound what orders reserve before their deposits come (domain/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
     what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
     that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
@@ -240,10 +242,11 @@ class SupportSettings(Group):
 class WebhookSettings(Group):
     """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
 
-    ``allowed_networks``: of private addresses, in CIDR form.
+    ``allowed_networks``: of private addresses, in CIDR form. ``allowed_ports``: below 1024.
     """
 
     allowed_networks: Networks = ()
+    allowed_ports: Ports = ()
     onion_proxy: Annotated[str, AfterValidator(_socks_proxy)] = ""
 
 
@@ -258,9 +261,10 @@ def _otlp_endpoint(url: str) -> str:
 
 
 class TelemetrySettings(Group):
-    """Where OpenTelemetry traces of orders are sent; empty: nowhere."""
+    """Where OpenTelemetry traces of orders are sent; empty: nowhere. Tokens for /metrics alone."""
 
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = ""
+    metrics_token: Tokens = ()
 
 
 class SigningSettings(Group):
@@ -325,10 +329,28 @@ class Settings(Group):
             raise ValueError("a path together with tls_cert; give both of them or neither")
         return key
 
+    @field_validator("telemetry")
+    @classmethod
+    def _metrics_have_tokens_of_their_own(
+        cls, telemetry: TelemetrySettings, info: ValidationInfo
+    ) -> TelemetrySettings:
+        if set(telemetry.metrics_token) & set(info.data.get("agent_rpc_tokens", ())):
+            raise ValueError("a metrics_token that is no agent_rpc_token: it opens /metrics alone")
+        return telemetry
+
     @property
     def postgresql_url(self) -> str | None:
         """The secret URL of the PostgreSQL database; None: SQLite, in the data directory."""
         return None if self.database_url is None else self.database_url.get_secret_value()
+
+    @property
+    def network(self) -> str:
+        """``data.network`` of every answer: the engine's Monero network, or the engine's name."""
+        networks = {
+            "upstream": self.upstream.monero_network,
+            "onchain": self.onchain.monero_network,
+        }
+        return networks.get(self.engine, self.engine)
 
     @property
     def database(self) -> str:
@@ -418,8 +440,8 @@ _URLS_WITH_KEYS: Final = frozenset(
     }
 )
 _URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
-# What else may be a URL, mistyped.
-_LIKE_URL: Final = re.compile(r".*[/?#@].*")
+# Any of them may be of a URL, mistyped.
+_MARKS_OF_URLS: Final = frozenset("/?#@")
 
 
 def load_settings(
@@ -493,7 +515,7 @@ def _shown(key: str, value: object) -> object:
         return MASK
     if key in _URLS_WITH_KEYS and isinstance(value, str):
         shown, urls = _URL.subn(_host_alone, value)
-        return shown if urls or not _LIKE_URL.fullmatch(value) else MASK
+        return shown if urls or _MARKS_OF_URLS.isdisjoint(value) else MASK
     return str(value) if isinstance(value, Path | Network | Integrator) else value
 
 

@@ -427,6 +427,13 @@ def _is_step(part: object) -> bool:
     return bool(re.fullmatch(r"-?[0-9]{1,4}", str(part), re.ASCII)) and abs(int(str(part))) <= 5_000
 
 
+def _ports(value: object) -> tuple[int, ...]:
+    parts = [str(part) for part in _parts(value)]
+    if not all(re.fullmatch(r"[1-9][0-9]{0,3}", part) and int(part) < 1024 for part in parts):
+        raise ValueError("ports from 1 to 1023, as a list or with commas")
+    return tuple(map(int, parts))
+
+
 def _revealed(value: object) -> object:
     if not isinstance(value, list | tuple):
         return value
@@ -454,5 +461,6 @@ Origins = Annotated[tuple[str, ...], BeforeValidator(_origins)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(_networks)]
 Integrators = Annotated[tuple[InstanceOf[Integrator], ...], BeforeValidator(_integrators)]
 RatePath = Annotated[tuple[int, ...], BeforeValidator(_rate_path)]
+Ports = Annotated[tuple[int, ...], BeforeValidator(_ports)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 Tokens = Annotated[tuple[SecretStr, ...], BeforeValidator(_tokens)]

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from rpcsvc.errors import InvalidJson
+from rpcsvc.errors import InvalidJson, showable
 
 # A float can hold any of these, too: some fields take either.
 _LONGEST_INT_CHARS: Final = 300
@@ -131,7 +131,7 @@ def _refuse_duplicate(pairs: list[tuple[str, Any]]) -> NoReturn:
             break
         seen.add(key)
     raise InvalidJson(
-        f'The key "{_shown(key)}" occurs twice in one object. Send each key once:'
+        f'The key "{shown(key)}" occurs twice in one object. Send each key once:'
         " which of the two counts would be a guess."
     )
 
@@ -140,7 +140,7 @@ def _integer(text: str) -> int:
     if len(text) <= _LONGEST_INT_CHARS:
         return int(text)
     raise InvalidJson(
-        f"The integer {_shown(text)} has more than {_LONGEST_INT_CHARS} characters."
+        f"The integer {shown(text)} has more than {_LONGEST_INT_CHARS} characters."
         " Send a larger quantity as a string."
     )
 
@@ -149,8 +149,7 @@ def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise InvalidJson(
-            f"The number {_shown(text)} is too large for a float."
-            " Send a large quantity as a string."
+            f"The number {shown(text)} is too large for a float. Send a large quantity as a string."
         )
     return value
 
@@ -159,10 +158,9 @@ def _constant(name: str) -> NoReturn:
     raise InvalidJson(f"{name} is not a JSON value. Send a number, or null where there is none.")
 
 
-def _shown(text: str) -> str:
-    """``text`` fit for a message: short, and without the lone surrogates that no encoder takes."""
-    short = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
-    return short.encode("utf-8", "backslashreplace").decode("utf-8")
+def shown(text: str) -> str:
+    """Return the text as a message may have it: short, and without lone surrogates."""
+    return showable(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
 
 
 _DECODER: Final = json.JSONDecoder(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_USERINFO: Final = re.compile(r"//\S*@")
+_WORD: Final = re.compile(r"\S+")
 
 
 def without_userinfo(text: str) -> str:
-    """The text, with no user name or password in the URLs that it holds."""
-    return _USERINFO.sub("//********@", text)
+    """Return the text without the user names and passwords of the URLs in it."""
+    return _WORD.sub(_masked, text)
+
+
+def _masked(word: re.Match[str]) -> str:
+    head, slashes, rest = word[0].partition("//")
+    return f"{head}//********@{rest.rpartition('@')[2]}" if slashes and "@" in rest else word[0]

@@ -27,11 +27,17 @@ All checks raise a VerificationError for whatever does not hold, and nothing els
     +-- Unreachable            the key set or the issuer can't be asked
 
 Sources: spec 5.3; design part 3 "Signing"; RFC 8032 (Ed25519), RFC 8037 (OKP keys), RFC 7638
-(thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times). docs/signing.md says it
-all in words.
+(thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times).
+docs/use/signing.md says it all in words.
 """
 
 from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # In its package the package's own "http" lies beside this file: the standard library's first.
+    sys.path.append(sys.path.pop(0))
 
 import argparse
 import base64
@@ -39,11 +45,15 @@ import hashlib
 import http.client
 import ipaddress
 import json
+import queue
 import re
 import secrets
+import socket
 import ssl
-import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -72,7 +82,9 @@ DEFAULT_MIN_TIME: Final = timedelta(minutes=10)
 JWKS_PATH: Final = "/.well-known/jwks.json"
 STATUS_PATH: Final = "/api/v1/agent/swap/status/"
 LARGEST_ANSWER: Final = 1024 * 1024
-TIMEOUT_SECONDS: Final = 10
+TIMEOUT_SECONDS: Final = 20
+"""How long a check may take that asks for keys and for the order's status, all in all."""
+
 LONGEST_ATTESTATION: Final = 8192
 _LONGEST_SHOWN: Final = 80
 
@@ -1013,10 +1025,13 @@ def _not_payable(reason: str) -> NoReturn:
 # --- asking the issuer -----------------------------------------------------------------------
 
 
-def load_jwks(source: str) -> dict[str, Any]:
-    """The key set in a file or at an address. Raises BadInput, Unreachable, BadJwks."""
+def load_jwks(source: str, seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+    """The key set in a file or at an address, which may take ``seconds``.
+
+    Raises BadInput, Unreachable, BadJwks.
+    """
     if source.lower().startswith(("http://", "https://")):
-        raw = _fetched_keys(source)
+        raw = _fetched_keys(source, seconds)
     else:
         try:
             raw = Path(source).read_bytes()
@@ -1038,8 +1053,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _fetched_keys(url: str) -> bytes:
-    status, _, raw = _get(url, {}, f"No key set at {url}")
+def _fetched_keys(url: str, seconds: float) -> bytes:
+    status, _, raw = _get(url, {}, f"No key set at {url}", seconds)
     if status != 200:
         raise Unreachable(f"No key set at {url}: it answers with HTTP status {status}.")
     if len(raw) > LARGEST_ANSWER:
@@ -1047,14 +1062,17 @@ def _fetched_keys(url: str) -> bytes:
     return raw
 
 
-def ask_status(issuer: str, order_id: str, request_id: str) -> Exchange:
-    """The issuer's signed answer about an order. Raises BadInput and Unreachable.
+def ask_status(
+    issuer: str, order_id: str, request_id: str, seconds: float = TIMEOUT_SECONDS
+) -> Exchange:
+    """The issuer's signed answer about an order, which may take ``seconds``.
 
+    Raises BadInput and Unreachable.
     ``issuer`` is the address that the verifier knows, never one that came with the token.
     """
     url = f"{issuer.rstrip('/')}{STATUS_PATH}{order_id}"
     trouble = f"The order's status can't be asked at {url}"
-    status, headers, body = _get(url, {"x-request-id": request_id}, trouble)
+    status, headers, body = _get(url, {"x-request-id": request_id}, trouble, seconds)
     if len(body) > LARGEST_ANSWER:
         raise Unreachable(f"{trouble}: the answer has over {LARGEST_ANSWER} bytes.")
     return Exchange(
@@ -1067,23 +1085,47 @@ def ask_status(issuer: str, order_id: str, request_id: str) -> Exchange:
     )
 
 
-def _get(
-    url: str, headers: Mapping[str, str], trouble: str
-) -> tuple[int, list[tuple[str, str]], bytes]:
-    """What is at ``url``. Redirects are not followed: they would lead to somebody else."""
-    connection, target = _connection_to(url)
+_Reply = tuple[int, list[tuple[str, str]], bytes]
+
+
+def _get(url: str, headers: Mapping[str, str], trouble: str, seconds: float) -> _Reply:
+    """Return what is at ``url``. Redirects are not followed: they would lead to somebody else.
+
+    A thread asks, because neither a look-up of names nor an answer that comes byte by byte ends by
+    the timeout of a socket.
+    """
+    connection, target = _connection_to(url, max(seconds, 0.001))
+    replies: queue.SimpleQueue[_Reply | Exception] = queue.SimpleQueue()
+    sockets: list[socket.socket] = []
+
+    def ask() -> None:
+        try:
+            connection.connect()
+            sockets.append(connection.sock)
+            connection.request("GET", target, headers={"accept": "application/json", **headers})
+            with connection.getresponse() as response:
+                raw = response.read(LARGEST_ANSWER + 1)
+                replies.put((response.status, response.getheaders(), raw))
+        except Exception as error:  # noqa: BLE001 - raised below
+            replies.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
     try:
-        connection.request("GET", target, headers={"accept": "application/json", **headers})
-        with connection.getresponse() as response:
-            raw = response.read(LARGEST_ANSWER + 1)
-            return response.status, response.getheaders(), raw
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
-        raise Unreachable(f"{trouble}: {error or type(error).__name__}.") from error
-    finally:
-        connection.close()
+        reply = replies.get(timeout=max(seconds, 0))
+    except queue.Empty:
+        reply = TimeoutError("no whole answer came in time")
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)  # has the thread end
+    connection.close()
+    if isinstance(reply, OSError | http.client.HTTPException | UnicodeError):
+        raise Unreachable(f"{trouble}: {reply or type(reply).__name__}.") from reply
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
-def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:
+def _connection_to(url: str, seconds: float) -> tuple[http.client.HTTPConnection, str]:
     try:
         parts = urlsplit(url)
         target = _target(parts)
@@ -1091,11 +1133,11 @@ def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:
         if parts.scheme == "https":
             context = ssl.create_default_context()
             made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=TIMEOUT_SECONDS, context=context
+                host, port, timeout=seconds, context=context
             )
         else:
             _require_this_machine(host)
-            made = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+            made = http.client.HTTPConnection(host, port, timeout=seconds)
     except (ValueError, http.client.InvalidURL) as error:
         raise BadInput(f"{url!r} can't be fetched: {error}.") from error
     return made, target
@@ -1201,8 +1243,8 @@ def _check(
     token: str, expected: Expected, options: argparse.Namespace, described: dict[str, Any]
 ) -> None:
     """Fill ``described`` with what is found. Raises VerificationError where something is wrong."""
-    now = datetime.now(UTC)
-    jwks = load_jwks(options.jwks or options.issuer.rstrip("/") + JWKS_PATH)
+    now, end = datetime.now(UTC), time.monotonic() + TIMEOUT_SECONDS
+    jwks = load_jwks(options.jwks or options.issuer.rstrip("/") + JWKS_PATH, TIMEOUT_SECONDS)
     try:
         found = verify_attestation(token, jwks, expected, now=now, pinned_kid=options.kid)
     except ForeignRefunds as error:
@@ -1229,7 +1271,7 @@ def _check(
         least = timedelta(seconds=options.min_time)
     left = verify_payable(
         found.terms,
-        ask_status(options.issuer, found.terms.order_id, request_id),
+        ask_status(options.issuer, found.terms.order_id, request_id, end - time.monotonic()),
         jwks,
         now=now,
         request_id=request_id,

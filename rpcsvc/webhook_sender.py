@@ -1,7 +1,8 @@
 """Sends one webhook message over HTTPS, signed, to public addresses only.
 
 Each address is checked as its connection is made, so a name that resolves otherwise a moment later
-gains nothing. No redirect is followed, and no body is read.
+gains nothing. No redirect is followed, and no body is read. Looking a name up and exchanging the
+message have a time limit each.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import (
     BaseConnector,
     ClientConnectorCertificateError,
+    ClientConnectorDNSError,
     ClientConnectorError,
     ClientError,
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
     TCPConnector,
+    TraceConfig,
 )
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
@@ -43,8 +46,14 @@ from rpcsvc.domain.webhooks import (
     signed_content,
 )
 
+if TYPE_CHECKING:
+    import pycares
+
 SECONDS: Final = 15.0
-_LOOKUPS: Final = 16
+LOOKUP_SECONDS: Final = 5.0
+# When a name server is asked again, each time after twice as long, and how often it is asked.
+_TRY_SECONDS: Final = 1.5
+_TRIES: Final = 2
 _NOT_PUBLIC: Final = "The host's address is not public."
 _AGENT: Final = f"rpcsvc/{__version__}"
 
@@ -53,39 +62,93 @@ Sign = Callable[[bytes], bytes]
 
 
 class _Resolver(AbstractResolver):
-    """The system's resolver on threads of its own: a slow name server holds up nothing else."""
+    """Asks the system's name servers, or those that are given, by c-ares.
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="webhook-dns")
+    A name whose server is silent holds up no other, as it would on threads: their number is
+    limited, and a look-up on a thread can't be given up.
+    """
+
+    def __init__(self, name_servers: Sequence[str], seconds: float) -> None:
+        self._name_servers = name_servers
+        self._seconds = seconds
+        self._opened: pycares.Channel | None = None
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """All addresses of a name. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._threads, lookup, host, port, family, socket.SOCK_STREAM
-        )
+        answer: asyncio.Future[pycares.AddrInfoResult] = loop.create_future()
+
+        def answered(result: pycares.AddrInfoResult | None, error: int | None) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                loop.call_soon_threadsafe(_settle, answer, result, error)
+
+        channel = self._channel()
+        channel.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, callback=answered)
+        try:
+            async with asyncio.timeout(self._seconds):
+                found = await answer
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, f"no answer within {self._seconds:g} s") from None
         return [
             ResolveResult(
                 hostname=host,
-                host=str(address[0]),
+                host=node.addr[0].decode(),
                 port=port,
-                family=kind,
-                proto=proto,
+                family=node.family,
+                proto=node.protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for kind, _, proto, _, address in found
+            for node in found.nodes
         ]
 
+    def _channel(self) -> pycares.Channel:
+        if self._opened is None:
+            # Loading it takes 30 ms: not at the start of each command.
+            import pycares  # noqa: PLC0415 - see above
+
+            self._opened = pycares.Channel(
+                servers=self._name_servers or None, timeout=_TRY_SECONDS, tries=_TRIES
+            )
+        return self._opened
+
     async def close(self) -> None:
-        """Let go of the threads; a lookup that hangs is left to its end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the look-ups under way."""
+        if self._opened is not None:
+            self._opened.close()
 
 
-def lookup(host: str, port: int, family: int, kind: int) -> list[Any]:
-    """What the system's resolver answers."""
-    return socket.getaddrinfo(host, port, family=family, type=kind)
+def _settle(
+    answer: asyncio.Future[pycares.AddrInfoResult],
+    result: pycares.AddrInfoResult | None,
+    error: int | None,
+) -> None:
+    if answer.done():  # given up
+        return
+    if result is None:
+        answer.set_exception(OSError(error, "the name server gave no address"))
+    else:
+        answer.set_result(result)
+
+
+def _clocked(seconds: float) -> TraceConfig:
+    """Have a request's clock stand still while its name is looked up, and then begin.
+
+    The clock is the request's ``trace_request_ctx``. A look-up has a time limit of its own.
+    """
+
+    async def stop(_session: ClientSession, request: SimpleNamespace, _params: object) -> None:
+        request.trace_request_ctx.reschedule(None)
+
+    async def begin(_session: ClientSession, request: SimpleNamespace, _params: object) -> None:
+        now = asyncio.get_running_loop().time()
+        request.trace_request_ctx.reschedule(now + seconds)
+
+    config = TraceConfig()
+    config.on_dns_resolvehost_start.append(stop)
+    config.on_dns_resolvehost_end.append(begin)
+    return config
 
 
 class WebhookSender:
@@ -119,13 +182,14 @@ class WebhookSender:
         headers = self._headers(webhook, message_id, body)
         try:
             async with (
-                asyncio.timeout(self._seconds),
+                asyncio.timeout(self._seconds) as clock,
                 session.post(
                     URL(webhook.url),
                     data=body,
                     headers=headers,
                     allow_redirects=False,
                     ssl=self._trust,
+                    trace_request_ctx=clock,
                 ) as response,
             ):
                 asked = response.headers.get("retry-after", "")
@@ -133,13 +197,8 @@ class WebhookSender:
                 response.close()  # its body says nothing
         except TimeoutError:
             return DeliveryAttempt(None, f"No answer within {self._seconds:g} s.")
-        except ClientConnectorCertificateError:
-            return DeliveryAttempt(None, "The TLS certificate is not valid for this host.")
-        except ClientConnectorError as error:
-            is_refused = error.os_error.errno == errno.EACCES
-            return DeliveryAttempt(
-                None, _NOT_PUBLIC if is_refused else "No connection could be made."
-            )
+        except (ClientConnectorError, ClientConnectorCertificateError) as error:
+            return DeliveryAttempt(None, _unconnected(error))
         except (ClientError, OSError, ValueError):
             return DeliveryAttempt(None, "The connection was lost, or the answer was not HTTP.")
         return DeliveryAttempt(
@@ -159,6 +218,15 @@ class WebhookSender:
             "webhook-timestamp": str(second),
             "webhook-signature": " ".join(signatures),
         }
+
+
+def _unconnected(error: ClientConnectorError | ClientConnectorCertificateError) -> str:
+    """Why no connection was made."""
+    if isinstance(error, ClientConnectorCertificateError):
+        return "The TLS certificate is not valid for this host."
+    if isinstance(error, ClientConnectorDNSError):
+        return "The host's name could not be looked up."
+    return _NOT_PUBLIC if error.os_error.errno == errno.EACCES else "No connection could be made."
 
 
 def _problem(status: int) -> str | None:
@@ -203,9 +271,14 @@ async def webhook_sender(
     *,
     onion_proxy: str = "",
     seconds: float = SECONDS,
+    lookup_seconds: float = LOOKUP_SECONDS,
+    name_servers: Sequence[str] = (),
 ) -> AsyncIterator[WebhookSender]:
-    """A sender, until the block ends. ``onion_proxy``: the SOCKS proxy of Tor, as a URL."""
-    resolver = _Resolver()
+    """A sender, until the block ends. ``onion_proxy``: the SOCKS proxy of Tor, as a URL.
+
+    ``name_servers``: addresses, with ports, of those to ask; by default the system's.
+    """
+    resolver = _Resolver(name_servers, lookup_seconds)
     public = TCPConnector(
         resolver=resolver,
         use_dns_cache=False,
@@ -214,7 +287,7 @@ async def webhook_sender(
         socket_factory=guarded(targets),
     )
     try:
-        async with _session(public) as direct:
+        async with _session(public, [_clocked(seconds)]) as direct:
             if not onion_proxy:
                 yield WebhookSender(direct, None, sign, clock, seconds=seconds)
                 return
@@ -224,9 +297,10 @@ async def webhook_sender(
         await resolver.close()
 
 
-def _session(connector: BaseConnector) -> ClientSession:
+def _session(connector: BaseConnector, traces: list[TraceConfig] | None = None) -> ClientSession:
     return ClientSession(
         connector=connector,
+        trace_configs=traces,
         cookie_jar=DummyCookieJar(),
         timeout=ClientTimeout(total=None),
         auto_decompress=False,

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 from unittest.mock import patch
 
-from rpcsvc.app import local_service
+from rpcsvc.bootstrap import local_service
 from rpcsvc.cli.main import run
 from rpcsvc.settings import Settings
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from rpcsvc.app import Running
+from rpcsvc.bootstrap import Running
 from rpcsvc.cli.main import run
 from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.operations.dispatch import LocalService

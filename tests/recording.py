@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports.store import Commit
 from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.store.database import Commit
 
 
 class Recorder:

@@ -11,15 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from rpcsvc import app_sandbox
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.unfunded import SOCKET, Client
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
-from rpcsvc.orders.backend import stocked
-from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.settings import load_settings
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
 MONERO = (
@@ -112,7 +111,7 @@ def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) 
     def holdings(network: str) -> Holdings:
         return Holdings(held.get(network, usdc), locked=0, seconds_to_unlock=0)
 
-    patch.setattr(app_sandbox, "unlimited", lambda: stocked(holdings))
+    patch.setattr(SandboxEngine, "holdings", staticmethod(holdings))
 
 
 class Placed:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order, OrderStatus
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Tables
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import terms
 
 VIEW = StatusView(b"{}", None)
@@ -38,6 +38,6 @@ async def wait_for_deposit(
     if status.is_terminal:
         order = replace(order, deadline_at=None, on_deadline=None)
     entry = HistoryEntry(1, found.created_at, "OrderCreated", order.status.value, {})
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     await store.commit(Change(order=order, view=VIEW, is_new=True, history=entry))
     return order

@@ -1,4 +1,4 @@
-"""The operator's possible loss from a locked rate: figures and plot of docs/economics.md.
+"""The operator's possible loss from a locked rate: figures and plot of docs/operate/economics.md.
 
 ``python -m tools.economics`` writes both anew.
 
@@ -153,11 +153,11 @@ def _terms(lock_ms: int) -> Terms:
 
 
 def main() -> None:
-    """Write the table into docs/economics.md, and the plot beside it."""
+    """Write the table into docs/operate/economics.md, and the plot beside it."""
     played = figures()
-    page = ROOT / "docs" / "economics.md"
+    page = ROOT / "docs" / "operate" / "economics.md"
     page.write_text(with_figures(page.read_text(), played))
-    (ROOT / "docs" / "economics.svg").write_text(plot(played))
+    (ROOT / "docs" / "operate" / "economics.svg").write_text(plot(played))
 
 
 def with_figures(text: str, played: list[Played]) -> str:
@@ -167,7 +167,7 @@ def with_figures(text: str, played: list[Played]) -> str:
     return f"{before}{_BEGIN}{summary(played)}\n{_END}{after}"
 
 
-# --- the table and the plot of docs/economics.md ------------------------------------------------
+# --- the table and the plot of docs/operate/economics.md ------------------------------------------
 
 
 def summary(played: list[Played]) -> str:

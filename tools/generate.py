@@ -1,14 +1,13 @@
-"""Writes the generated files, or with ``--check`` says which of them are stale.
+"""Write the generated files, or with ``--check`` name the stale ones.
 
-docs/lifecycle.md         the diagram and the table, between their markers
-docs/operations.md        the families of /metrics, between their markers
-docs/generated/schemas.json   JSON Schemas of every operation
-docs/generated/cli.md     the command line, from its own parser
-rpcsvc/cli/agent/commands.json    the commands of the operations, for that parser
-docs/generated/modules.md     what each module holds, from its docstring
-docs/generated/           the documents of a service with default settings
-config/grafana/rpcsvc.json    the dashboard of the metrics
-rpcsvc/http/documents/recording.json   real answers, for the documents that show some
+docs/develop/lifecycle.md             the diagram and the table, between their markers
+docs/operate/operations.md            the families of /metrics, between their markers
+docs/generated/cli.md                 the command line, from its own parser
+rpcsvc/cli/agent/commands.json        the commands of the operations, for that parser
+docs/generated/modules.md             what each module holds, from its docstring
+docs/generated/                       the documents of a default service, each schema once
+config/grafana/rpcsvc.json            the dashboard of the metrics
+rpcsvc/http/documents/recording.json  real answers, for the documents that show some
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.cli.agent.operations import COMMANDS_FILE
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
 from rpcsvc.http.discovery import Sources, catalogue
-from rpcsvc.http.documents import recording
-from rpcsvc.http.documents.recording import EXAMPLE_KEY
+from rpcsvc.http.documents.recording import EXAMPLE_KEY, FILE, load
 from rpcsvc.http.metrics import FAMILIES
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.site import Site, site_of
+from rpcsvc.http.site import site_of
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
+from tools import recorder
 from tools.dashboard import dashboard
 
 ROOT = Path(__file__).parent.parent
@@ -67,18 +66,12 @@ def diagram() -> str:
 
 def table() -> str:
     """The events that each status accepts, and its state in answers to agents."""
-    rows = ["| status | agent state | terminal | events it knows |", "|---|---|---|---|"]
+    rows = ["| status | agent state | terminal | events |", "|---|---|---|---|"]
     for status, rules in TRANSITIONS.items():
         events = ", ".join(f"`{event.__name__}`" for event in rules)
         terminal = "yes" if status.is_terminal else "no"
         rows.append(f"| `{status}` | `{AGENT_STATE_OF[status]}` | {terminal} | {events} |")
     return "\n".join(rows)
-
-
-def schemas(site: Site) -> str:
-    """The schemas of every operation, as service.schemas answers them."""
-    described = {op.name: schemas_of(op, site.networks) for op in OPERATIONS}
-    return _readable(json.dumps({"envelope": ENVELOPE_SCHEMA, "operations": described}))
 
 
 def commands() -> str:
@@ -116,19 +109,21 @@ def _kind(annotation: object) -> str:
 
 
 _CLI_INTRO = """\
-Written by `make generate` from the parser itself.
+Every command with its options, written by `make generate` from the parser.
 
-Exit status: 0 ok, 1 not, 2 usage error, 3 no answer of the service or of a node. stdout of
-`agent:...` and `sandbox:...` is one JSON envelope with each of them:
+## What do the exit statuses mean?
+
+0: ok, 1: not ok, 2: a usage error, 3: no answer of the service or of a node. With every status,
+stdout of `agent:...` and `sandbox:...` is one JSON envelope:
 
 | status | `ok` | `state` and `error.code` | |
 |---|---|---|---|
-| 0 | true | as the operation has them | |
-| 1 | false | as the operation has them | the service refused |
+| 0 | true | those of the operation | |
+| 1 | false | those of the operation | the service refused |
 | 2 | false | `invalid_input`, `invalid_request` | nothing was sent; `data.network` is null |
 | 3 | false | `unavailable`, `unavailable` | the call may have been carried out; as with 2 |
 
-stdout of `verify` and `receipt verify` is one JSON object; its `verified` or `proven` is false
+stdout of `verify` and `receipt verify` is one JSON object, whose `verified` or `proven` is false
 with 1, 2 and 3."""
 
 
@@ -143,30 +138,30 @@ def cli_reference() -> str:
 
 
 @asynccontextmanager
-async def _staged(clock: recording.StageClock) -> AsyncIterator[Running]:
-    """A service with default settings whose time and randomness are always the same."""
+async def _staged(clock: recorder.StageClock) -> AsyncIterator[Running]:
+    """Run a service with default settings and fixed time and randomness."""
     with TemporaryDirectory() as folder:
         settings = load_settings(config_file=None, environ={}, flags={"data_dir": folder}).settings
-        async with running(settings, clock=clock, random=recording.StageRandom()) as up:
+        async with running(settings, clock=clock, random=recorder.StageRandom()) as up:
             yield up
 
 
 async def _recorded() -> str:
-    clock = recording.StageClock()
+    clock = recorder.StageClock()
     async with _staged(clock) as up:
         local = LocalService(up.dispatcher, up.service.venue, up.worker)
-        return recording.dumps(await recording.record(local, clock))
+        return recorder.dumps(await recorder.record(local, clock))
 
 
 def module_map() -> str:
     """Every module with the first sentence of its docstring, package by package."""
-    parts = ["# Modules", "", "Written by `make generate` from the modules themselves."]
+    parts = ["# Modules", "", "The first sentence of each module, written by `make generate`."]
     for package in sorted(path.parent for path in (ROOT / "rpcsvc").rglob("__init__.py")):
         modules = sorted(set(package.glob("*.py")) - {package / "__init__.py"})
         about = _first_sentence(package / "__init__.py")
         parts += ["", f"## `{package.relative_to(ROOT)}/`", "", about]
         if modules:
-            parts += ["", "| module | what it holds |", "|---|---|"]
+            parts += ["", "| module | holds |", "|---|---|"]
         parts += [f"| `{module.name}` | {_first_sentence(module)} |" for module in modules]
     return "\n".join([*parts, ""])
 
@@ -186,14 +181,14 @@ _COMMITTED = (
 
 async def documents() -> dict[str, str]:
     """Every committed document by its file name, JSON indented."""
-    clock = recording.StageClock()
+    clock = recorder.StageClock()
     async with _staged(clock) as up:
         site = site_of(up.settings, up.service)
     sources = Sources(
         openapi=partial(openapi_document, site),
         openrpc=partial(openrpc_document, site),
         jwks=dict,
-        recording=recording.load,
+        recording=load,
         new_key=lambda: EXAMPLE_KEY,
     )
     rendered = {
@@ -201,8 +196,20 @@ async def documents() -> dict[str, str]:
         for document in catalogue(site, sources)
         if document.path.rpartition("/")[2] in _COMMITTED
     }
-    found = {name: _readable(text) for name, text in rendered.items()}
-    return {**found, "schemas.json": schemas(site)}
+    openapi, openrpc = json.loads(rendered["openapi.json"]), json.loads(rendered["openrpc.json"])
+    rendered["openrpc.json"] = _without_copies(openrpc, openapi)
+    return {name: _readable(text) for name, text in rendered.items()}
+
+
+def _without_copies(openrpc: Json, openapi: Json) -> str:
+    """OpenRPC as it is committed: it refers to the schemas that the OpenAPI document has, too."""
+    components, known = openrpc["components"], openapi["components"]["schemas"]
+    own = {name: s for name, s in components["schemas"].items() if known.get(name) != s}
+    text = json.dumps({**openrpc, "components": {**components, "schemas": own}})
+    for name in components["schemas"].keys() - own.keys():
+        reference = f'#/components/schemas/{name}"'
+        text = text.replace(f'"{reference}', f'"openapi.json{reference}')
+    return text
 
 
 def _readable(text: str) -> str:
@@ -239,11 +246,11 @@ def _between_markers(text: str, name: str, content: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every generated file with the text that it should have."""
-    lifecycle = ROOT / "docs" / "lifecycle.md"
+    lifecycle = ROOT / "docs" / "develop" / "lifecycle.md"
     text = lifecycle.read_text(encoding="utf-8")
     for name, content in (("diagram", diagram()), ("table", table())):
         text = _between_markers(text, name, content)
-    operations = ROOT / "docs" / "operations.md"
+    operations = ROOT / "docs" / "operate" / "operations.md"
     folder = ROOT / "docs" / "generated"
     return {
         **{folder / name: text for name, text in asyncio.run(documents()).items()},
@@ -261,7 +268,7 @@ def main() -> int:
     configure_logging("json", "critical")
     # The API descriptions show answers of the recording, and the parser reads the commands: these
     # come first.
-    recorded = ROOT / "rpcsvc" / "http" / "documents" / "recording.json"
+    recorded = ROOT / "rpcsvc" / "http" / "documents" / FILE
     first = {recorded: asyncio.run(_recorded()), COMMANDS_FILE: commands()}
     stale = _bring_up(first, checking=checking)
     stale += _bring_up(generated(), checking=checking)
@@ -271,7 +278,7 @@ def main() -> int:
 
 
 def _bring_up(files: dict[Path, str], *, checking: bool) -> list[str]:
-    """The names of the stale files, which are rewritten unless ``checking``."""
+    """Return the names of the stale files; rewrite them unless ``checking``."""
     stale = []
     for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:

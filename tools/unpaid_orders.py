@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.events import Cancelled
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.envelope import Reply

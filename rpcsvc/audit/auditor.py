@@ -19,7 +19,7 @@ from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import ETHER, AuditReport, Books, ChainMoved, Difference, Unfit
 from rpcsvc.clock import steady_ms
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.orders.backend import LastAudit
+from rpcsvc.orders.settlement import LastAudit
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure

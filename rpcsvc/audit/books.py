@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -31,13 +31,13 @@ from rpcsvc.audit.records import (
     TransferEntry,
     Watched,
 )
-from rpcsvc.domain.order import DepositState, TransferKind, TransferState
-from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.domain.pricing import Price
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
-from rpcsvc.store.database import BooksUnreadable, Query, Tables
+from rpcsvc.store.database import BooksUnreadable, Query, Row, Tables
 from rpcsvc.store.orders import AUDITED_EVENTS
+from rpcsvc.store.rows import from_row
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
@@ -55,8 +55,8 @@ _TRANSFERS = (
     " FROM transfers ORDER BY order_id, transfer_id"
 )
 _WITHDRAWALS = (
-    "SELECT withdrawal_id, 'payout', network, address, units, fee, 0, state, txid"
-    " FROM withdrawals ORDER BY seq"
+    "SELECT withdrawal_id AS transfer_id, 'payout' AS kind, network, address, units, fee,"
+    " 0 AS integrator_fee, state, txid FROM withdrawals ORDER BY seq"
 )
 _FILLS = "SELECT order_id, units, output, integrator_fee, rate FROM fills ORDER BY order_id, chunk"
 _EVENTS = (
@@ -65,17 +65,18 @@ _EVENTS = (
 )
 # A transaction that pays several transfers is one entry for each of them.
 _MONERO_PAYMENTS = (
-    "SELECT coalesce(e.transfer_id, p.payment_id), p.purpose, coalesce(e.address, p.address),"
-    " coalesce(e.units, p.units), p.state, p.txid, p.fee, p.tx_key, p.height"
+    "SELECT coalesce(e.transfer_id, p.payment_id) AS payment_id, p.purpose,"
+    " coalesce(e.address, p.address) AS recipient, coalesce(e.units, p.units) AS units, p.state,"
+    " p.txid, p.fee, p.tx_key, p.height AS block"
     " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.payment_id"
     " ORDER BY p.seq, e.transfer_id"
 )
 _ANNOTATIONS = (
-    "SELECT network, txid, note, coalesce(wei, '0') FROM annotated_transactions"
+    "SELECT network, txid, note, coalesce(wei, '0') AS wei FROM annotated_transactions"
     " ORDER BY at, network, txid"
 )
 _OPENINGS = (
-    "SELECT o.network, block_number, block_hash, nonce, wei FROM evm_openings o"
+    "SELECT o.network, block_number AS block, block_hash AS hash, nonce, wei FROM evm_openings o"
     " JOIN evm_wallet w ON lower(w.hot_address) = lower(o.sender)"
 )
 _EVM_PAYMENTS = (
@@ -89,14 +90,14 @@ _SWEEPS = (
 )
 _MONERO_WATCHED = (
     "SELECT (SELECT min(height) FROM (SELECT height FROM monero_cursor"
-    " UNION ALL SELECT height FROM monero_deposits UNION ALL SELECT height FROM monero_payments)),"
-    " height, hash FROM monero_cursor ORDER BY height DESC LIMIT 1"
+    " UNION ALL SELECT height FROM monero_deposits UNION ALL SELECT height FROM monero_payments))"
+    " AS since, height AS upto, hash FROM monero_cursor ORDER BY height DESC LIMIT 1"
 )
 _EVM_WATCHED = (
     "SELECT network, (SELECT min(at) FROM (SELECT number AS at FROM evm_cursor"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_deposits"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
-    " WHERE network = n.network)), number, hash FROM evm_cursor n"
+    " WHERE network = n.network)) AS since, number AS upto, hash FROM evm_cursor n"
     " WHERE number = (SELECT max(number) FROM evm_cursor WHERE network = n.network)"
 )
 _CLOSED = "SELECT transfer_id FROM closed_by_hand"
@@ -110,7 +111,6 @@ _ALL: Final = (
     _EVM_ADDRESSES, _PRIMARY, _FROM_JOURNAL, _CLOSED,
 )  # fmt: skip
 
-Row = tuple[Any, ...]
 # The rows of each query, by its text.
 Rows = Mapping[str, Iterable[Row]]
 
@@ -140,13 +140,13 @@ async def read_books_of(database: Tables) -> Books:
         found = await database.fetch_together([Query(sql) for sql in _ALL])
     except Unavailable as error:
         raise BooksUnreadable(error.message) from error
-    rows = {sql: [tuple(row) for row in answer] for sql, answer in zip(_ALL, found, strict=True)}
-    return await asyncio.to_thread(_books, rows)
+    return await asyncio.to_thread(_books, dict(zip(_ALL, found, strict=True)))
 
 
 def _rows(path: Path) -> Rows:
     """The rows of all queries, of one moment. Raises BooksUnreadable and sqlite3.Error."""
     with closing(open_reader(path)) as reader:
+        reader.row_factory = sqlite3.Row
         reader.execute("BEGIN")
         _require_schema(reader)
         return {sql: reader.execute(sql).fetchall() for sql in _ALL}
@@ -165,113 +165,70 @@ def _books(rows: Rows) -> Books:
     return Books(
         orders=_orders(rows),
         payments=(*_monero_payments(rows), *_evm_payments(rows)),
-        sweeps=tuple(SweepEntry(*row) for row in rows[_SWEEPS]),
+        sweeps=tuple(from_row(SweepEntry, row) for row in rows[_SWEEPS]),
         watched=dict(_watched(rows)),
-        evm_hot=_one(rows[_HOT]),
-        evm_addresses=frozenset(str(address) for (address,) in rows[_EVM_ADDRESSES]),
-        monero_primary=_one(rows[_PRIMARY]),
-        withdrawals=tuple(_transfer(*row) for row in rows[_WITHDRAWALS]),
-        closed=frozenset(str(name) for (name,) in rows[_CLOSED]),
-        from_journal=frozenset(str(txid) for (txid,) in rows[_FROM_JOURNAL]),
+        evm_hot=next((row["hot_address"] for row in rows[_HOT]), None),
+        evm_addresses=frozenset(row["address"] for row in rows[_EVM_ADDRESSES]),
+        monero_primary=next((row["primary_address"] for row in rows[_PRIMARY]), None),
+        withdrawals=tuple(from_row(TransferEntry, row) for row in rows[_WITHDRAWALS]),
+        closed=frozenset(row["transfer_id"] for row in rows[_CLOSED]),
+        from_journal=frozenset(row["txid"] for row in rows[_FROM_JOURNAL]),
         annotations=tuple(
-            Annotation(network, txid, note, int(wei))
-            for network, txid, note, wei in rows[_ANNOTATIONS]
+            from_row(Annotation, row, wei=int(row["wei"])) for row in rows[_ANNOTATIONS]
         ),
         openings={
-            network: OpeningEntry(block, block_hash, nonce, int(wei))
-            for network, block, block_hash, nonce, wei in rows[_OPENINGS]
+            row["network"]: from_row(OpeningEntry, row, wei=int(row["wei"]))
+            for row in rows[_OPENINGS]
         },
     )
 
 
-def _one(rows: Iterable[Row]) -> str | None:
-    return next((str(row[0]) for row in rows), None)
-
-
 def _watched(rows: Rows) -> Iterator[tuple[str, Watched]]:
     for row in rows[_MONERO_WATCHED]:
-        yield MONERO, Watched(*row)
-    for network, *seen in rows[_EVM_WATCHED]:
-        yield network, Watched(*seen)
+        yield MONERO, from_row(Watched, row)
+    for row in rows[_EVM_WATCHED]:
+        yield row["network"], from_row(Watched, row)
 
 
 def _orders(rows: Rows) -> tuple[OrderEntry, ...]:
-    deposits = _grouped(rows[_DEPOSITS], _deposit)
-    transfers = _grouped(rows[_TRANSFERS], _transfer)
-    fills = _grouped(rows[_FILLS], FillEntry)
-    events = _grouped(rows[_EVENTS], lambda event, details: (event, orjson.loads(details)))
-    return tuple(_order(row, deposits, transfers, fills, events) for row in rows[_ORDERS])
+    deposits = _grouped(rows[_DEPOSITS], "order_id")
+    transfers = _grouped(rows[_TRANSFERS], "order_id")
+    fills = _grouped(rows[_FILLS], "order_id")
+    events = _grouped(rows[_EVENTS], "order_id")
+
+    def order(row: Row) -> OrderEntry:
+        order_id = row["order_id"]
+        happened = events[order_id]
+        repriced = (each["details"] for each in happened if each["event"] == "Repriced")
+        named = sum(each["event"] == "RefundAddressGiven" for each in happened)
+        return from_row(
+            OrderEntry,
+            row,
+            price=from_row(Price, row),
+            replaced=max(0, named - 1),
+            rates=tuple(orjson.loads(details)["rate"] for details in repriced),
+            deposits=tuple(from_row(DepositEntry, each) for each in deposits[order_id]),
+            transfers=tuple(from_row(TransferEntry, each) for each in transfers[order_id]),
+            fills=tuple(from_row(FillEntry, each) for each in fills[order_id]),
+        )
+
+    return tuple(order(row) for row in rows[_ORDERS])
 
 
-def _order(
-    row: Row,
-    deposits: Mapping[str, list[DepositEntry]],
-    transfers: Mapping[str, list[TransferEntry]],
-    fills: Mapping[str, list[FillEntry]],
-    events: Mapping[str, list[tuple[str, dict[str, Any]]]],
-) -> OrderEntry:
-    order_id, direction, *terms = row
-    deposit_network, payout_network, deposit_address, to_address, *terms = terms
-    *price, refund_fee, status, agreed_refund_address, refund_address, left = terms
-    happened = events.get(order_id, [])
-    rates = [details["rate"] for event, details in happened if event == "Repriced"]
-    named = sum(event == "RefundAddressGiven" for event, _ in happened)
-    return OrderEntry(
-        order_id=order_id,
-        direction=Direction(direction),
-        deposit_network=deposit_network,
-        payout_network=payout_network,
-        deposit_address=deposit_address,
-        to_address=to_address,
-        price=Price(*price),
-        refund_fee=refund_fee,
-        status=status,
-        agreed_refund_address=agreed_refund_address,
-        refund_address=refund_address,
-        replaced=max(0, named - 1),
-        rates=tuple(rates),
-        leftover=left,
-        deposits=tuple(deposits.get(order_id, ())),
-        transfers=tuple(transfers.get(order_id, ())),
-        fills=tuple(fills.get(order_id, ())),
-    )
-
-
-def _deposit(*row: Any) -> DepositEntry:
-    network, txid, units, sender, state, transfer_id, is_dust, rate = row
-    return DepositEntry(
-        network, txid, units, sender, DepositState(state), transfer_id, bool(is_dust), rate
-    )
-
-
-def _transfer(*row: Any) -> TransferEntry:
-    transfer_id, kind, network, address, units, fee, integrator_fee, state, txid = row
-    return TransferEntry(
-        transfer_id, TransferKind(kind), network, address, units, fee, integrator_fee,
-        TransferState(state), txid,
-    )  # fmt: skip
-
-
-def _grouped(rows: Iterable[Row], make: Any) -> dict[str, list[Any]]:
-    """Rows by their first column, made of the others."""
-    groups: dict[str, list[Any]] = defaultdict(list)
-    for key, *row in rows:
-        groups[key].append(make(*row))
+def _grouped(rows: Iterable[Row], column: str) -> Mapping[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[column]].append(row)
     return groups
 
 
 def _monero_payments(rows: Rows) -> Iterator[PaymentEntry]:
-    for payment_id, purpose, address, units, state, txid, fee, key, block in rows[_MONERO_PAYMENTS]:
-        yield PaymentEntry(
-            payment_id, MONERO, purpose, address, units, state, (txid,),
-            fee=fee, tx_key=key, block=block,
-        )  # fmt: skip
+    for row in rows[_MONERO_PAYMENTS]:
+        yield from_row(PaymentEntry, row, network=MONERO, txids=(row["txid"],))
 
 
 def _evm_payments(rows: Rows) -> Iterator[PaymentEntry]:
-    attempts = _grouped(rows[_EVM_ATTEMPTS], str)
-    for payment_id, network, purpose, recipient, units, state, nonce in rows[_EVM_PAYMENTS]:
-        txids = tuple(attempts.get(payment_id, ()))
-        yield PaymentEntry(
-            payment_id, network, purpose, recipient, units, state, txids, nonce=nonce
-        )
+    attempts = _grouped(rows[_EVM_ATTEMPTS], "payment_id")
+    for row in rows[_EVM_PAYMENTS]:
+        txids = tuple(each["txid"] for each in attempts[row["payment_id"]])
+        yield from_row(PaymentEntry, row, txids=txids)

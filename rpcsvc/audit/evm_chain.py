@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Struct, field
@@ -172,15 +173,22 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
 
 
 _GET_LOGS: Final = "eth_getLogs"
+# Of several nodes behind one address some lag: for the blocks that one lacks it gives no events and
+# no error. So the blocks of this time are read again by the next audit.
+_LAG_SECONDS: Final = 30
 _MOST_ADDRESSES: Final = 500
 _WIDEST_SPAN: Final = 1 << 20
 
 
 class _ScannedEvents(Struct):
-    """The events of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
+    """The events of blocks ``since`` to ``top``. ``touched``: addresses not yet compared.
+
+    Blocks above ``done`` are read again.
+    """
 
     since: int
     done: Block | None = None
+    top: Block | None = None
     moves: dict[tuple[str, int], TokenTransfer] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     opening: int | None = None
@@ -269,9 +277,12 @@ class EvmReader:
     # --- events --------------------------------------------------------------------------------
 
     async def _read_on(self, books: Books, head: Block) -> _ScannedEvents:
-        """Read the blocks that were not read yet, up to ``head``."""
+        """Read the blocks that were not read yet, and the youngest ones again, up to ``head``."""
         memory = await self._kept(books)
         first = memory.since if memory.done is None else memory.done.number + 1
+        young = {key: move for key, move in memory.moves.items() if move.block >= first}
+        memory.moves = {key: move for key, move in memory.moves.items() if key not in young}
+        again = dict[tuple[str, int], TokenTransfer]()
         ours = sorted({a.lower() for a in (*books.evm_addresses, books.evm_hot or "") if a})
         while first <= head.number:
             last = min(first + self._span - 1, head.number)
@@ -283,23 +294,30 @@ class EvmReader:
                     raise
                 self._span = max(1, (last - first + 1) // 2)
                 continue
-            memory.moves.update(found)
-            known = set(ours)
-            for move in found.values():
-                memory.touched |= {move.source, move.recipient} & known
+            again.update(found)
             first = last + 1
             self._span = min(self._span * 2, _WIDEST_SPAN)
+        kept = min(head.number, max(head.number - self._young, memory.since - 1))
+        done = await self._block(kept) if kept >= 0 else None
         await self._require_same(head)
-        memory.done = head
+        memory.moves |= again
+        for _, move in young.items() ^ again.items():
+            memory.touched |= {move.source, move.recipient}.intersection(ours)
+        memory.done, memory.top = done, head
         return memory
 
+    @property
+    def _young(self) -> int:
+        """How many blocks a node that lags may lack."""
+        return max(2, ceil(_LAG_SECONDS / self.network.block_seconds))
+
     async def _kept(self, books: Books) -> _ScannedEvents:
-        """The events read before, if the last block of them is still on the chain."""
+        """The events read before, if the last block that is not read again is on the chain."""
         memory = self._memory
-        if memory is not None and memory.done is not None:
-            now = await self._client.block(memory.done.number)
-            if now is not None and now.hash == memory.done.hash:
-                return memory
+        if memory is not None and await self._has(memory.done):
+            if not await self._has(memory.top):
+                self._receipts.forget()
+            return memory
         self._memory = _ScannedEvents(since=books.watched[self.network.name].since)
         self._receipts.forget()
         return self._memory
@@ -440,6 +458,11 @@ class EvmReader:
         if block is None:
             raise ChainMoved(f"the node of {self.network.name} has no block {at}")
         return block
+
+    async def _has(self, block: Block | None) -> bool:
+        """Whether a block is on the chain now."""
+        now = None if block is None else await self._client.block(block.number)
+        return block is not None and now is not None and now.hash == block.hash
 
     async def _is_stale(self, watched: Watched) -> bool:
         """Whether the last block that the service scanned left the chain."""

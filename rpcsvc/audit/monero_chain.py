@@ -39,8 +39,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     parse_json,
     read_answer,
 )
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
@@ -49,6 +49,8 @@ _WINDOW: Final = 1 << 12
 _WIDEST_WINDOW: Final = 1 << 14
 _MANY: Final = 400
 _TRANSACTIONS_PER_CALL: Final = 50
+# A block may come while the node looks for transactions.
+_TRIES: Final = 3
 # Blocks that are read again each time: deeper ones are kept.
 _YOUNG: Final = 60
 
@@ -287,11 +289,23 @@ class MoneroReader:
         return seen
 
     async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
-        """The node's sightings of transactions, each with the fee that it states itself."""
+        """The node's sightings of transactions, each with the fee that it states itself.
+
+        A transaction that is just being mined is in neither chain nor pool for the node. Raises
+        ChainMoved where that may be so.
+        """
         body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
         path = "/get_transactions"
         name = self._node.rpc.endpoint.name
-        answer = read_answer(_Known, name, path, await self._node.rpc.read_path(path, body))
+        for _ in range(_TRIES):
+            before = await self._node.info()
+            answer = read_answer(_Known, name, path, await self._node.rpc.read_path(path, body))
+            if len(answer.txs) == len(txids):
+                break
+            if (await self._node.info()).top_hash == before.top_hash:
+                break
+        else:
+            raise ChainMoved(f"the Monero chain went on from block {before.height - 1}")
         if answer.status != "OK":
             raise BadAnswer(name, path, f"the answer has the status {answer.status}")
         found = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
+from rpcsvc.terminal import printable
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +31,16 @@ _DATA_DIR: Final = "RPCSVC_DATA_DIR"
 # The prefix of the settings' environment variables, mistyped case included.
 _SETTINGS: Final = ("RPCSVC_", "AGENT_RPC_TOKEN")
 SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
+
+
+def say(text: str) -> None:
+    """Write text to stdout as a terminal may have it."""
+    sys.stdout.write(printable(text))
+
+
+def complain(text: str) -> None:
+    """Write an error to stderr as a terminal may have it."""
+    sys.stderr.write(printable(text))
 
 
 class UsageError(Exception):

@@ -29,6 +29,8 @@ from rpcsvc.cli.context import (
     Private,
     Serve,
     UsageError,
+    complain,
+    say,
 )
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import BadUrl
@@ -106,9 +108,13 @@ def _carried_out(argv: Sequence[str], context_of: Callable[[argparse.Namespace],
         status = _complain(error, UNREACHABLE)
         failed = error
     if command in _UNCHECKED:
-        sys.stdout.write(json.dumps(_UNCHECKED[command](argv, failed), indent=2) + "\n")
+        say(json.dumps(_UNCHECKED[command](argv, failed), indent=2) + "\n")
     elif _module_of(command) in _WITH_ENVELOPE:
-        import_module("rpcsvc.cli.agent.local").print_failure(argv, options, failed)
+        operations = import_module("rpcsvc.cli.agent.operations")
+        envelope = import_module("rpcsvc.cli.agent.local").failed_call(
+            argv, operations.operation_of(command), failed
+        )
+        operations.print_envelope(envelope, pretty=getattr(options, "pretty", None))
     return status
 
 
@@ -169,7 +175,7 @@ def _leave_stdout() -> None:
 
 
 def _complain(error: Exception, status: int) -> int:
-    sys.stderr.write(f"rpcsvc: {error}\n")
+    complain(f"rpcsvc: {error}\n")
     return status
 
 
@@ -184,7 +190,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error as argparse does, and raise BadCommandLine."""
-        sys.stderr.write(f"{self.format_usage()}{self.prog}: error: {message}\n")
+        complain(f"{self.format_usage()}{self.prog}: error: {message}\n")
         raise BadCommandLine(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -94,7 +94,9 @@ class AioStream:
 
     def __init__(self, name: str, sent: ServiceRequest, response: ClientResponse) -> None:
         self.status = response.status
-        self.content_type = response.content_type
+        # aiohttp's property takes quadratic time for some headers (python/cpython#136063).
+        given = response.headers.get("content-type", "")
+        self.media_type = given.partition(";")[0].strip().lower()
         self._name = name
         self._sent = sent
         self._content = response.content

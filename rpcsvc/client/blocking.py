@@ -130,7 +130,7 @@ class BlockingStream:
 
     def __init__(self, name: str, sent: ServiceRequest, response: http.client.HTTPResponse) -> None:
         self.status = response.status
-        self.content_type = response.headers.get_content_type()
+        self.media_type = response.headers.get_content_type()
         self._name = name
         self._sent = sent
         self._response = response

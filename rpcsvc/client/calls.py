@@ -172,14 +172,16 @@ class Calls:
                     raise
             await self.sleep(pause)
 
-    async def call_method(self, method: str, params: Json, *, seconds: float) -> Json:
+    async def call_method(
+        self, method: str, params: Json, *, headers: Mapping[str, str], seconds: float
+    ) -> Json:
         """The result of a method without an envelope, called once; or ``{"error": ...}``.
 
         Raises Unreachable.
         """
-        body, headers = call_of(method, params), headers_of(self._token)
+        body, all_headers = call_of(method, params), {**headers_of(self._token), **headers}
         reply = await self.transport.exchange(
-            ServiceRequest("POST", RPC_PATH, body, headers, seconds)
+            ServiceRequest("POST", RPC_PATH, body, all_headers, seconds)
         )
         try:
             return read_result(reply.body)

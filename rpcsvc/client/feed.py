@@ -72,7 +72,7 @@ class Feed:
             if response.status == 204:
                 self._is_over = True
                 return
-            if response.status != 200 or response.content_type != EVENT_STREAM:
+            if response.status != 200 or response.media_type != EVENT_STREAM:
                 await _refuse(response)
             async with aclosing(_read(response)) as events:
                 async for event in events:

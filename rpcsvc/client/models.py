@@ -30,8 +30,8 @@ class Swap(Model):
     a new order: keep the Swap (``model_dump_json``) until the order is known. ``refund_address`` is
     where refunds go; name one for XMR, which hides its sender. With ``quote_digest`` and
     ``min_received``, see ``held_to``, no order of worse terms is made or believed. ``webhook`` is a
-    URL that the order's events are sent to, or its ``url`` and ``secret`` (docs/webhooks.md).
-    With ``funding`` x402 the gas of ``SwapClient.fund`` is in the quote (docs/x402.md).
+    URL that the order's events are sent to, or its ``url`` and ``secret`` (docs/use/webhooks.md).
+    With ``funding`` x402 the gas of ``SwapClient.fund`` is in the quote (docs/use/x402.md).
     """
 
     model_config = ConfigDict(extra="forbid")

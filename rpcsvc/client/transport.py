@@ -155,7 +155,7 @@ class Stream(Protocol):
     """An answer that is read as it comes. Reading raises Unreachable, and ValueError."""
 
     status: int
-    content_type: str
+    media_type: str
 
     def lines(self) -> AsyncIterator[bytes]:
         """Its lines."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from rpcsvc.domain.addresses import evm_checksum, parse_evm_address
+from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.errors import InvalidDestination, InvalidInput, UnsupportedChain
 
 MONERO_CHAIN_ID = 0
@@ -204,3 +205,11 @@ def _unique(index: dict[Any, Chain], entries: Iterable[tuple[Any, Chain]]) -> di
             raise ValueError(f"chains {index[key].name} and {chain.name} both claim {key!r}")
         index[key] = chain
     return index
+
+
+MONERO_NETWORK: Final = "monero"
+
+
+def network_of(asset: Asset, chain: Chain) -> str:
+    """The network that an asset moves on, in a swap with USDC on ``chain``."""
+    return MONERO_NETWORK if asset is XMR else chain.name

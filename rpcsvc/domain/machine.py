@@ -1,9 +1,9 @@
 """The order machine: (order, event) -> (order, effects), deadlines included. Pure.
 
 ``TRANSITIONS`` names every status that an event may lead to, and any other pair raises
-ImpossibleTransition; the diagram in docs/lifecycle.md is generated from it. No order waits for
-ever. An order that an upstream settles changes only by its reports (``RELAYED``). Times are ms
-since the epoch.
+ImpossibleTransition; the diagram in docs/develop/lifecycle.md is generated from it. No order waits
+for ever. An order that an upstream settles changes only by its reports (``RELAYED``). Times are
+ms since the epoch.
 """
 
 from __future__ import annotations

@@ -404,6 +404,21 @@ class Order(Struct, frozen=True):
         return self.status is OrderStatus.EXPIRED and not self.deposits and not paid_upstream
 
     @property
+    def has_money(self) -> bool:
+        """Whether deposits came that are worth more than sending them back costs, here or upstream;
+        what became of them since does not matter.
+        """
+        if self.report is not None and self.report.deposit_txid is not None:
+            return True
+        units = sum(each.units for each in self.deposits if each.is_active and not each.is_dust)
+        return units > self.terms.refund_fee
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the order ended before it expired, and no deposit was ever seen."""
+        return self.ended_unpaid and self.status_at < self.terms.expires_at
+
+    @property
     def order_id(self) -> str:
         """The order's public id, ``ord_...``."""
         return self.terms.order_id

@@ -25,6 +25,8 @@ LEAST_MS_LEFT: Final = 60_000
 _TRANSFER: Final = "a9059cbb"  # transfer(address,uint256), ERC-20
 _WORD: Final = 64
 _MOST_WEI: Final = 2**256 - 1
+# No text of a payment is longer: the data of a transfer has 138 characters, a URI some hundred.
+_LONGEST_TEXT: Final = 8_192
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
 _QUANTITY: Final = re.compile(r"0x[0-9a-fA-F]{1,64}|[0-9]{1,78}", re.ASCII)
 _EIP681: Final = re.compile(
@@ -45,7 +47,8 @@ TRANSACTION_KEYS: Final = frozenset(
 )  # fmt: skip
 # What only a signed transaction has, or nobody but its owner may have.
 _SECRET_KEY: Final = re.compile(
-    r"[rsv]|y_?parity|.*(sign|secret|private|mnemonic|seed|phrase|passw|keystore|keyfile|raw|auth).*",
+    r"\A(?:[rsv]|y_?parity)\Z"
+    r"|sign|secret|private|mnemonic|seed|phrase|passw|keystore|keyfile|raw|auth",
     re.IGNORECASE,
 )
 # 32 bytes in hex, and the words of a seed (BIP 39: 12 to 24; Monero: 13 or 25; Polyseed: 16).
@@ -59,8 +62,9 @@ _SERIALIZED: Final = re.compile(r"(0x)?(0[1-4]|[c-f])", re.ASCII | re.IGNORECASE
 _LONG_WORD: Final = re.compile(r"[0-9A-Za-z+/_-]{130,}", re.ASCII)
 _CALLDATA: Final = re.compile(r"(0x)?[0-9a-fA-F]*", re.ASCII | re.IGNORECASE)
 _SIGNED: Final = (
-    "is signed, or holds a key. It was not read. Send the transaction as it is before it is signed,"
-    " and never a key or a seed, to anybody: one that was sent is to be considered lost."
+    f"is signed, holds a key, or has over {_LONGEST_TEXT} characters. It was not read. Send the"
+    " transaction as it is before it is signed, and never a key or a seed, to anybody: one that was"
+    " sent is to be considered lost."
 )
 
 
@@ -187,14 +191,17 @@ def _amount(payment: ProposedPayment, due: ExpectedPayment) -> list[Mismatch]:
 
 
 def require_no_secret(value: Any, field: str) -> None:
-    """Raise InvalidInput for a value that may be signed or a key; the error does not repeat it."""
+    """Raise InvalidInput for a value that may be signed, a key, or is too long to tell.
+
+    The error does not repeat it.
+    """
     if holds_secret(value):
         raise InvalidInput(f"{field} {_SIGNED}", field=field)
 
 
 def require_unsigned(transaction: Any, field: str = "transaction") -> None:
     """The same of a transaction that was not read yet, which may be JSON or calldata as text."""
-    if isinstance(transaction, str):
+    if isinstance(transaction, str) and len(transaction) <= _LONGEST_TEXT:
         text = transaction.strip()
         is_calldata = _CALLDATA.fullmatch(text) and not _BARE_KEY.fullmatch(text)
         if text.startswith("{") or is_calldata:
@@ -205,7 +212,10 @@ def require_unsigned(transaction: Any, field: str = "transaction") -> None:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a JSON value holds what may be a signed transaction, a key or a seed."""
+    """Whether a JSON value holds what may be a signed transaction, a key or a seed.
+
+    A text of more than _LONGEST_TEXT characters may be each of them.
+    """
     if isinstance(value, str):
         return _is_secret(value)
     if isinstance(value, Mapping):
@@ -214,6 +224,8 @@ def holds_secret(value: Any) -> bool:
 
 
 def _is_secret(text: str) -> bool:
+    if len(text) > _LONGEST_TEXT:
+        return True
     if _KEY_WITHIN.search(text) or _EXTENDED_KEY.search(text) or _SEED_WORDS.fullmatch(text):
         return True
     words = (word.lower().removeprefix("0x") for word in _LONG_WORD.findall(text))
@@ -228,8 +240,7 @@ def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> Pr
     """
     for name, value in given.items():
         if name not in TRANSACTION_KEYS:
-            is_secret = _SECRET_KEY.fullmatch(name) and value is not None
-            if is_secret or holds_secret({name: value}):
+            if holds_secret({name: value}) or (value is not None and _SECRET_KEY.search(name)):
                 raise InvalidInput(f"{field} {_SIGNED}", field=field)
             shown = name if name.isascii() and name.isalpha() and len(name) <= 32 else "not shown"
             raise _unreadable(f"has a key that transactions don't have ({shown})")
@@ -237,7 +248,7 @@ def read_transaction(given: Mapping[str, Any], field: str = "transaction") -> Pr
     if any(call != calls[0] for call in calls):
         raise _unreadable("has both data and input, and they differ")
     target = given.get("to")
-    if not isinstance(target, str) or not _HEX.fullmatch(target) or len(target) != 42:
+    if not isinstance(target, str) or len(target) != 42 or not _HEX.fullmatch(target):
         raise _unreadable("has no address as to")
     call = calls[0] if calls else "0x"
     chain = given.get("chainId")
@@ -260,8 +271,11 @@ def read_calldata(text: str, field: str = "transaction") -> ProposedPayment:
 
 
 def _call(call: Any, *, token: str | None, chain_id: int | None, coin: int) -> ProposedPayment:
-    if not isinstance(call, str) or not _HEX.fullmatch(call) or len(call) % 2:
-        raise _unreadable("has data that is not hex of whole bytes")
+    is_short = isinstance(call, str) and len(call) <= _LONGEST_TEXT
+    if not is_short or not _HEX.fullmatch(call) or len(call) % 2:
+        raise _unreadable(
+            f"has data that is not hex of whole bytes, or over {_LONGEST_TEXT} characters"
+        )
     digits = call[2:].lower()
     recipient, units = digits[8 : 8 + _WORD], digits[8 + _WORD :]
     if digits[:8] != _TRANSFER or len(units) != _WORD or recipient[:24].strip("0"):

@@ -41,7 +41,8 @@ GONE: Final = 410
 # For readers of schemas: URLs of public names alone, and base64 with or without its padding.
 URL_PATTERN: Final = (
     r"^https://([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}"
-    r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}))?([/?][!$-\[\]-~]*)?$"
+    r"(:(80|443|102[4-9]|10[3-9][0-9]|1[1-9][0-9]{2}|[2-9][0-9]{3}|[1-5][0-9]{4}|6[0-4][0-9]{3}))?"
+    r"([/?][!$-\[\]-~]*)?$"
 )
 _B64: Final = "[A-Za-z0-9+/]"
 SECRET_PATTERN: Final = (
@@ -52,27 +53,39 @@ SECRET_PATTERN: Final = (
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 _NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _ONION: Final = re.compile(r"([a-z0-9-]+\.)*[a-z2-7]{56}\.onion")
-# Beside what the registries of IANA call private: old tunnels that carry any IPv4 address, and
-# what clouds answer their own machines at.
+# Beside what the registries of IANA call private: old tunnels that carry any IPv4 address, what
+# clouds answer their own machines at, and the network of documentation (RFC 9637).
 _REFUSED: Final = tuple(
     map(
         ip_network,
-        ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "2002::/16"),
+        [
+            "192.0.0.0/24",
+            "192.88.99.0/24",
+            "168.63.129.16/32",
+            "2001::/23",
+            "2002::/16",
+            "3fff::/20",
+        ],
     )
 )
+# Below it are the ports of other services, such as mail: they are not called by strangers' wish.
+_LEAST_PORT: Final = 1024
+_WEB_PORTS: Final = (80, 443)
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 
 class Webhook(Redacted, frozen=True):
     """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
-    Both were checked by ``read_url`` and ``read_secret``.
+    Both were checked by ``read_url`` and ``read_secret``. ``client`` is who named it, as stored
+    (domain/unfunded.py).
     """
 
     HIDDEN = frozenset({"secret"})
 
     url: str
     secret: str | None = None
+    client: str = ""
 
     @property
     def receiver(self) -> str:
@@ -94,11 +107,13 @@ class Webhook(Redacted, frozen=True):
 class Targets(Struct, frozen=True):
     """The addresses that may be called: public ones, and the networks that the operator allows.
 
-    ``onion``: whether there is a proxy that reaches onion services.
+    ``onion``: whether there is a proxy that reaches onion services. ``ports``: those below 1024
+    that the operator allows beside 80 and 443.
     """
 
     allowed: tuple[Network, ...] = ()
     onion: bool = False
+    ports: tuple[int, ...] = ()
 
     def permits(self, address: Address) -> bool:
         """Whether a connection may be made to an address."""
@@ -155,11 +170,12 @@ def _problem_of(text: str, targets: Targets) -> str | None:
     host = (parts.hostname or "").rstrip(".")
     if "@" in parts.netloc or parts.fragment:
         return "must have no user name, password or fragment. Put a token into its path or query."
+    problem_of_port = _problem_of_port(parts.port, targets)
     if is_onion(host):
-        return _problem_of_onion(parts.scheme, host, targets)
+        return problem_of_port or _problem_of_onion(parts.scheme, host, targets)
     if parts.scheme != "https":
         return "must begin with https://. Events are not sent in the clear."
-    return _problem_of_host(host, targets)
+    return problem_of_port or _problem_of_host(host, targets)
 
 
 def _split(text: str) -> SplitResult | None:
@@ -170,6 +186,12 @@ def _split(text: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts if has_host and _PRINTABLE.fullmatch(text) and "\\" not in text else None
+
+
+def _problem_of_port(port: int | None, targets: Targets) -> str | None:
+    if port is None or port >= _LEAST_PORT or port in (*_WEB_PORTS, *targets.ports):
+        return None
+    return f"names port {port}. Send a URL at port 443, 80, or {_LEAST_PORT} and above."
 
 
 def _problem_of_onion(scheme: str, host: str, targets: Targets) -> str | None:

@@ -113,7 +113,7 @@ def _descriptions(sources: Sources) -> tuple[Document, ...]:
         Document(links.OPENRPC, JSON, _compact(sources.openrpc)),
         Document(
             links.JWKS, "application/jwk-set+json", _once(sources.jwks), Renewal.EVERY_REQUEST,
-            kept_seconds=0,  # fetched when a key is unknown: a cached set would lack the new key
+            kept_seconds=0,  # a revoked key goes at once, and one that signs at once is found
         ),
     )  # fmt: skip
 
@@ -237,7 +237,6 @@ def _render(document: Document, now: int) -> Rendering:
         "etag": etag,
         # no-transform: the signature covers exactly these bytes.
         "cache-control": f"{keeping}, no-transform",
-        "x-content-type-options": "nosniff",
         **document.headers,
     }
     return Rendering(body, etag, headers, now)

@@ -3,9 +3,9 @@
     check the headers: refuse another host (DNS rebinding) and an unreadable body
     answer a CORS preflight, or call the handler
     turn an exception into a response (messages.Refusals)
-    replace the server header, which would name versions
+    replace the server header, which would name versions; forbid guesses of the media type
     add CORS headers to the agent API, the BFF and the documents; never to /rpc
-    sign the response over its bytes and the request (docs/signing.md), unless it is a stream
+    sign the response over its bytes and the request (docs/use/signing.md), unless it is a stream
 
 It is not a middleware, since aiohttp refuses some requests before it calls middlewares.
 Source: the Fetch standard, section 3.2 (CORS protocol).
@@ -337,6 +337,7 @@ class Edge:
     def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         self._observe(response.status)
         response.headers[hdrs.SERVER] = _SERVER
+        response.headers["x-content-type-options"] = "nosniff"
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = self._refusals.request_id(request)
         self._cors.open(request, response)
@@ -344,8 +345,8 @@ class Edge:
     def refuse(self, request: web.Request, error: Exception) -> web.Response:
         """The response to a request that reached no route, or whose response failed.
 
-        Of a request that could not be read, ``request`` is what aiohttp has in its place: docs/
-        signing.md says for which one the response is signed.
+        Of a request that could not be read, ``request`` is what aiohttp has in its place:
+        docs/use/signing.md says for which one the response is signed.
         """
         response = self._refusals.answer(request, error)
         self._finish(request, response)

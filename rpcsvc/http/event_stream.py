@@ -26,7 +26,8 @@ EVENT_STREAM: Final = "text/event-stream"
 LAST_EVENT_ID: Final = "last-event-id"
 # After how long a browser reconnects.
 RETRY_MS: Final = 3_000
-_HEARTBEAT: Final = b":\n\n"
+# A comment without the blank line that ends an event: clients would deliver an empty one.
+_HEARTBEAT: Final = b":\n"
 # RFC 9110, section 12.4.2: a weight of zero means "not acceptable".
 _REFUSED: Final = re.compile(r";\s*q=0(\.0{0,3})?\s*(;|$)", re.ASCII)
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -74,7 +75,8 @@ class EventStream(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Send the stream. It starts only here, since the edge sets headers after the handler."""
-        await self.write(b"retry: %d\n\n" % RETRY_MS)
+        # A line of the first event's block, for the same reason.
+        await self.write(b"retry: %d\n" % RETRY_MS)
         try:
             async with aclosing(self._parts) as parts:
                 async for part in parts:

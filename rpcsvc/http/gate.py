@@ -32,11 +32,12 @@ from typing import Final, NamedTuple, TypeGuard
 import structlog
 from aiohttp import web
 from msgspec import Struct, field
+from pydantic import SecretStr
 
 from rpcsvc import ids
-from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
+from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
+from rpcsvc.errors import MisdirectedRequest, RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -230,7 +231,12 @@ _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Placeholder for a TCP client that has disconnected: not a loopback or client address.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
+# What proxies add to a request; any one of them will do.
+_FORWARDED = (
+    "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
+    "x-forwarded-proto", "x-forwarded-server", "x-client-ip", "x-real-ip", "true-client-ip",
+    "cf-connecting-ip",
+)  # fmt: skip
 
 
 class RequestContext(Struct):
@@ -278,9 +284,13 @@ def is_on_socket(request: web.Request) -> bool:
     return connection is not None and connection.family == socket.AF_UNIX
 
 
-def is_private(request: web.Request) -> bool:
-    """Whether a request came over the UNIX socket from a process of its owner, not by a proxy."""
-    return is_on_socket(request) and not _was_forwarded(request)
+def require_no_proxy(request: web.Request) -> None:
+    """Raise MisdirectedRequest for what a proxy passes on to the UNIX socket, which trusts all."""
+    if _was_forwarded(request):
+        raise MisdirectedRequest(
+            "A proxy passes this on to the UNIX socket, which is for processes of this machine"
+            " alone. Its operator has to point the proxy at the TCP port."
+        )
 
 
 def _was_forwarded(request: web.Request) -> bool:
@@ -300,6 +310,24 @@ def given_request_id(request: web.Request) -> str | None:
     return given if is_request_id(given) else None
 
 
+def _given_token(request: web.Request) -> str | None:
+    """The token of a request, in the header of /rpc or as a bearer token; None without one."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    by_bearer = bearer.strip() if scheme.lower() == "bearer" else None
+    return request.headers.get(_TOKEN_HEADER) or by_bearer
+
+
+def _encoded(tokens: Sequence[SecretStr]) -> tuple[bytes, ...]:
+    return tuple(token.get_secret_value().encode() for token in tokens)
+
+
+def _is_one_of(tokens: Sequence[bytes], text: str) -> bool:
+    given = text.encode("utf-8", "surrogateescape")
+    # Compare every token, so that timing does not reveal which one came close.
+    matches = [hmac.compare_digest(given, token) for token in tokens]
+    return any(matches)
+
+
 class Gate:
     """Admits requests by address, token and budget."""
 
@@ -309,9 +337,8 @@ class Gate:
         limit = settings.rate_limit
         self._random = random
         self._trusted = settings.trusted_proxies
-        self._tokens = tuple(
-            token.get_secret_value().encode() for token in settings.agent_rpc_tokens
-        )
+        self._tokens = _encoded(settings.agent_rpc_tokens)
+        self._metrics_tokens = _encoded(settings.telemetry.metrics_token)
         self._wrong_tokens = WrongTokens()
         self._limiters = (
             {
@@ -377,10 +404,7 @@ class Gate:
 
         It may be in the header of /rpc or a bearer token (RFC 6750, section 2.1).
         """
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = request.headers.get(_TOKEN_HEADER) or (
-            bearer.strip() if scheme.lower() == "bearer" else None
-        )
+        given = _given_token(request)
         if given is None:
             return None
         if not self._is_token(given):
@@ -392,13 +416,12 @@ class Gate:
         return given
 
     def _is_token(self, text: str) -> bool:
-        given = text.encode("utf-8", "surrogateescape")
-        # Compare every token, so that timing does not reveal which one came close.
-        matches = [hmac.compare_digest(given, token) for token in self._tokens]
-        return any(matches)
+        return _is_one_of(self._tokens, text)
 
     def require_scraper(self, request: web.Request, context: RequestContext) -> None:
-        """Like require_token, but accepts a bearer token, which Prometheus sends."""
+        """Like require_token, but accepts a token for metrics, and bearer tokens (Prometheus)."""
+        if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
+            return
         try:
             if self.optional_token(request) is None:
                 self.require_token(request, context)
@@ -416,10 +439,15 @@ class Gate:
         self.charge(context, "wrong-tokens")
 
     def is_insider(self, request: web.Request, context: RequestContext) -> bool:
-        """Whether the caller may call /rpc: by a token, over the socket, or from loopback."""
+        """Whether the caller may call /rpc: by a token, over the socket, or from loopback.
+
+        Raises RateLimited after too many wrong tokens.
+        """
         try:
             self.require_token(request, context)
         except Unauthorized:
+            if _TOKEN_HEADER in request.headers:
+                self.note_wrong_token(context)
             return False
         return True
 

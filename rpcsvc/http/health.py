@@ -16,12 +16,12 @@ from rpcsvc import __version__
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
-from rpcsvc.http.gate import Gate
+from rpcsvc.health import Health
+from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.operations.envelope import Answer, failure, finish, head
 from rpcsvc.operations.service import NO_SESSION, Service, with_session
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Database
@@ -63,8 +63,9 @@ class HealthRoutes:
         The reasons name orders and balances: only callers that may use /rpc get them.
         """
         venue = self._service.venue
+        request[REQUEST_CONTEXT] = context = self._gate.admit(request)
+        is_insider = self._gate.is_insider(request, context)
         checks = await self.checks()
-        is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
             for name, h in checks.items()

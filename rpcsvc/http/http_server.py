@@ -11,7 +11,10 @@ import errno
 import logging
 import resource
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -21,10 +24,13 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 from msgspec import Struct
 
+from rpcsvc.domain.unfunded import ADDRESS, Client
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
-from rpcsvc.http.messages import ENDS_WITH_CALLER
+from rpcsvc.http.messages import ENDS_WITH_CALLER, TURNS, Handler
+from rpcsvc.http.turns import Turns
+from rpcsvc.logs import Occasional
 from rpcsvc.settings_sources import Network
 
 log = structlog.get_logger(__name__)
@@ -62,7 +68,7 @@ class _Open(Struct, eq=False):
     """One accepted connection. ``unread_since`` is when its client stopped reading."""
 
     socket: socket.socket
-    client: str | None
+    holders: tuple[str, ...]
     accepted_at: float
     connection: Connection | None = None
     transport: asyncio.Transport | None = None
@@ -84,8 +90,9 @@ class Connections:
     """The open TCP connections of a server.
 
     At most ``most`` in all: a further one replaces the one that has been idle for longest. At
-    most ``most_per_client`` of an address, or of an IPv6 /64; proxies are not limited by address,
-    since they carry many clients. ``now`` gives monotonic seconds.
+    most ``most_per_client`` of an address, or of an IPv6 /64, and half of all of an IPv6 /48, which
+    may be one customer's. Proxies are not limited by address, since they carry many clients.
+    ``now`` gives monotonic seconds.
     """
 
     def __init__(
@@ -97,18 +104,18 @@ class Connections:
         proxies: Sequence[Network],
         now: Callable[[], float],
     ) -> None:
-        self._most = max(_FEWEST_CONNECTIONS, min(most, descriptors - RESERVED_DESCRIPTORS))
+        self.most = max(_FEWEST_CONNECTIONS, min(most, descriptors - RESERVED_DESCRIPTORS))
         self._most_per_client = most_per_client
         self._proxies = proxies
         self._now = now
         # By descriptor; the one that was used last is at the end.
         self._open: dict[int, _Open] = {}
-        self._of_client: dict[str, int] = {}
+        self._of_holder: Counter[str] = Counter()
         self._ending = 0
         self._refused = 0
         self._logged_at = now()
-        if self._most < most:
-            log.warning("connections_limited", connections=self._most, descriptors=descriptors)
+        if self.most < most:
+            log.warning("connections_limited", connections=self.most, descriptors=descriptors)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -129,16 +136,15 @@ class Connections:
 
     def admit(self, accepted: socket.socket, peer: str) -> socket.socket | None:
         """The accepted connection, counted from now on; None when it was refused and closed."""
-        client = self._client(peer)
-        has_room = client is None or self._of_client.get(client, 0) < self._most_per_client
-        if not has_room or not self._make_room():
+        shares = self._shares(peer)
+        has_share = all(self._of_holder[name] < most for name, most in shares.items())
+        if not has_share or not self._make_room():
             self._refused += 1
             accepted.close()
             return None
         counted = _Counted(self, accepted)
-        self._open[counted.fileno()] = _Open(counted, client, self._now())
-        if client is not None:
-            self._of_client[client] = self._of_client.get(client, 0) + 1
+        self._open[counted.fileno()] = _Open(counted, tuple(shares), self._now())
+        self._of_holder.update(shares.keys())
         return counted
 
     def attach(self, connection: Connection, transport: asyncio.Transport) -> int | None:
@@ -162,10 +168,10 @@ class Connections:
         if known is None:
             return
         self._ending -= known.is_ending
-        if known.client is not None:
-            left = self._of_client.pop(known.client) - 1
-            if left:
-                self._of_client[known.client] = left
+        for name in known.holders:
+            self._of_holder[name] -= 1
+            if not self._of_holder[name]:
+                del self._of_holder[name]
 
     async def watch(self) -> None:
         """End connections that send or read nothing, until cancelled."""
@@ -194,12 +200,16 @@ class Connections:
             return True
         return now - known.accepted_at >= FIRST_HEAD_SECONDS and not known.connection.has_asked()
 
-    def _client(self, peer: str) -> str | None:
-        return None if is_trusted(peer, self._proxies) else client_key(peer)
+    def _shares(self, peer: str) -> dict[str, int]:
+        """The most connections of each address or network that a peer's are counted for."""
+        if is_trusted(peer, self._proxies):
+            return {}
+        name = client_key(peer)
+        return {Client(ADDRESS, name).customer.name: self.most // 2, name: self._most_per_client}
 
     def _make_room(self) -> bool:
         """Whether one more connection fits, after closing an idle one if necessary."""
-        if len(self._open) - self._ending < self._most:
+        if len(self._open) - self._ending < self.most:
             return True
         if self._ending >= _REFUSALS_AT_ONCE:
             return False
@@ -257,9 +267,7 @@ class AcceptFailures:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._failures = 0
-        self._logged_at = -_LOG_SECONDS
+        self._failures = Occasional(now)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception of the event loop."""
@@ -267,10 +275,8 @@ class AcceptFailures:
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context):
             loop.default_exception_handler(context)
             return
-        self._failures += 1
-        if self._now() - self._logged_at >= _LOG_SECONDS:
-            log.error("accept_failed", reason=error.strerror, count=self._failures)
-            self._failures, self._logged_at = 0, self._now()
+        if count := self._failures.note("accept"):
+            log.error("accept_failed", reason=error.strerror, count=count)
 
 
 _LINE_BYTES: Final = 8190
@@ -284,18 +290,16 @@ _Refuse = Callable[[web.Request, Exception], web.Response]
 
 
 class _BadRequests(logging.Filter):
-    """Logs in one line that a client sent a request, or a body, that is not HTTP.
+    """Leaves out what aiohttp logs of requests and bodies that are not HTTP.
 
-    The text of its error quotes the request as it came, headers with tokens included.
+    It quotes the request as it came, headers with tokens included. The edge answers it, and logs
+    the refusal.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether aiohttp's own record is logged."""
         error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
-            return True
-        log.info("malformed_request_refused", reason=type(error).__name__)
-        return False
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 _BAD_REQUESTS: Final = _BadRequests()
@@ -312,6 +316,7 @@ class EdgeRunner(web.AppRunner):
         edge: Edge,
         *,
         connections: Connections | None = None,
+        now: Callable[[], float] = time.monotonic,
         shutdown_timeout: float = 60.0,
         **options: Any,
     ) -> None:
@@ -319,6 +324,7 @@ class EdgeRunner(web.AppRunner):
         server_logger.addFilter(_BAD_REQUESTS)
         self._edge = edge
         self._connections = connections
+        self._now = now
         self._options = options
 
     async def shutdown(self) -> None:
@@ -328,7 +334,7 @@ class EdgeRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         routes = await super()._make_server()
-        return _EdgeServer(routes, self._edge, self._connections, **self._options)
+        return _EdgeServer(routes, self._edge, self._connections, self._now, **self._options)
 
 
 class _EdgeServer(web.Server):
@@ -339,16 +345,20 @@ class _EdgeServer(web.Server):
         routes: web.Server,
         edge: Edge,
         connections: Connections | None,
+        now: Callable[[], float],
         *,
         handler_cancellation: bool = False,
         **options: Any,
     ) -> None:
+        turns = Turns(now)
+        handler = edge.around(routes.request_handler)
         super().__init__(
-            edge.around(routes.request_handler),  # type: ignore[arg-type] # it makes web.Request
+            _in_turns(handler, turns),  # type: ignore[arg-type] # it makes web.Request
             request_factory=routes.request_factory,
             handler_cancellation=handler_cancellation,
         )
         self._refuse = edge.refuse
+        self._turns = turns
         self._counted_by = connections
         self._options = {
             "max_headers": _HEADERS,
@@ -362,26 +372,46 @@ class _EdgeServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, self._refuse, self._counted_by, loop=loop, **self._options)
+        return _Connection(
+            self, self._refuse, self._turns, self._counted_by, loop=loop, **self._options
+        )
+
+
+def _in_turns(handler: Handler, turns: Turns) -> Handler:
+    """The handler, called for each request in a turn of the loop that has room."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        request[TURNS] = turns
+        await turns.take()
+        return await handler(request)
+
+    return handle
 
 
 class _Connection(web.RequestHandler):
     """A connection whose unreadable requests and failed responses the edge answers.
 
-    Once a request is answered, at most _LINGER_BYTES of its unread body are received.
+    What it receives is read in its turn of ``turns``. Once a request is answered, at most
+    _LINGER_BYTES of its unread body are received.
     """
 
-    __slots__ = ("_answered", "_connections", "_descriptor", "_linger_bytes", "_refuse")
+    __slots__ = (
+        "_answered", "_connections", "_descriptor", "_is_held", "_linger_bytes", "_refuse",
+        "_turns",
+    )  # fmt: skip
 
     def __init__(
         self,
         server: web.Server,
         refuse: _Refuse,
+        turns: Turns,
         connections: Connections | None,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
         self._refuse = refuse
+        self._turns = turns
+        self._is_held = False
         self._connections = connections
         self._descriptor: int | None = None
         self._linger_bytes: int | None = None
@@ -402,7 +432,7 @@ class _Connection(web.RequestHandler):
 
     def is_idle(self) -> bool:
         """Whether no request is being read or answered; part of a head counts as idle."""
-        return self._waiter is not None and not self._messages
+        return self._waiter is not None and not self._messages and not self._is_held
 
     def has_asked(self) -> bool:
         """Whether the head of a request was received."""
@@ -435,6 +465,24 @@ class _Connection(web.RequestHandler):
         return request is not None and not request.content.is_eof()
 
     def data_received(self, data: bytes) -> None:
+        """Receive bytes from the client, in a turn that has room; until then no more are read."""
+        # aiohttp passes nothing to have the rest of what it received parsed.
+        if not data or self.transport is None or self._turns.has_room():
+            self._receive(data)
+        else:
+            self._is_held = True
+            self.transport.pause_reading()
+            self._turns.wait(partial(self._receive_held, data))
+
+    def _receive_held(self, data: bytes) -> None:
+        self._is_held = False
+        if self.transport is None:
+            return  # the client disconnected
+        if not self._reading_paused:
+            self.transport.resume_reading()
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         """Receive bytes from the client; close after _LINGER_BYTES of an unread body."""
         if self._linger_bytes is not None:
             self._linger_bytes -= len(data)

@@ -1,14 +1,15 @@
 """JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
-jsonrpcserver looks up the methods (method_table.py); this wrapper parses, validates and writes the
-messages, splits batches and awaits the methods. So the library makes no task per call, and sees
-neither an exception (whose text it would send) nor a batch (which it would run unbounded).
+jsonrpcserver finds and runs the methods (method_dispatch.py), one request at a time. This wrapper
+parses, validates and writes the messages and splits batches, which the library would run unbounded.
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
-- An invalid request is answered with the id null, as section 5 says, even if an id can be seen.
+- An invalid request is answered with its id where that can be read: a client that matches answers
+  by id would wait for ever. Section 5 asks for null where there was an error in detecting the id.
 - ``"id": null`` is an id, not a notification. Strings and numbers are the others.
-- ``params`` that are neither object nor list make the request invalid (-32600); a list is valid
+- ``"params": null`` stands for params that were left out: some libraries send it.
+- ``params`` of another kind than object or list make the request invalid (-32600); a list is valid
   JSON-RPC, but no method of this service takes one (-32602).
 - Members that the specification does not name are ignored.
 """
@@ -19,7 +20,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
@@ -34,14 +35,14 @@ from rpcsvc.errors import (
     ProtocolError,
     ServiceError,
 )
+from rpcsvc.strict_json import shown
 
 if TYPE_CHECKING:
-    from rpcsvc.http.method_table import MethodTable
+    from rpcsvc.http.method_dispatch import Method, Result
 
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
-_SHOWN_CHARS: Final = 60
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
@@ -64,6 +65,10 @@ class RpcAnswer(NamedTuple):
     body: bytes | None
 
 
+async def _now() -> None:
+    """Take no turn."""
+
+
 def _never_waits(_params: dict[str, Any]) -> bool:
     return False
 
@@ -81,6 +86,14 @@ class RpcMethod(Struct, Generic[C], frozen=True):
     call: Callable[[C, str | None, dict[str, Any]], Awaitable[Any]]
     runs_as_notification: bool
     waits: Callable[[dict[str, Any]], bool] = _never_waits
+
+
+class _Context(NamedTuple, Generic[C]):
+    """The caller of a method, the JSON-RPC id if it is a string, and whether no answer is due."""
+
+    caller: C
+    hint: str | None
+    is_notification: bool
 
 
 def error_object(error: ServiceError, request_id: str | None) -> dict[str, Any]:
@@ -140,19 +153,22 @@ class JsonRpcServer(Generic[C]):
     ) -> None:
         self._methods = methods
         self._waits = {name: each.waits for name, each in methods.items()}
-        self._known: dict[str, RpcMethod[C]] = {}  # once jsonrpcserver has found them
         self._max_batch = max_batch
         self._max_depth = max_depth
         self._describe_error = describe_error
         self._request_id = request_id
 
     async def answer(
-        self, body: bytes, caller: C, only_waits: Callable[[], None] = lambda: None
+        self,
+        body: bytes,
+        caller: C,
+        only_waits: Callable[[], None] = lambda: None,
+        turn: Callable[[], Awaitable[None]] = _now,
     ) -> RpcAnswer:
         """Answer one body: a request, a notification or a batch of them.
 
         ``only_waits`` is called once only calls that wait are left: from then on the call may be
-        cancelled.
+        cancelled. ``turn`` is awaited before each element of a batch.
 
         The status is 200, for faults too, but 413 for a batch that is too long and 204 where
         JSON-RPC requires no answer. Exceptions of methods become answers, except
@@ -163,14 +179,18 @@ class JsonRpcServer(Generic[C]):
         except InvalidJson as error:
             return self._full_error(caller, error)
         if type(message) is list:
-            return await self._answer_batch(message, caller, only_waits)
+            return await self._answer_batch(message, caller, only_waits, turn)
         if self._is_wait(message):
             only_waits()
         answer = await self._answer_one(message, caller)
         return RpcAnswer(204 if answer is None else 200, answer)
 
     async def _answer_batch(
-        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+        self,
+        elements: list[Any],
+        caller: C,
+        only_waits: Callable[[], None],
+        turn: Callable[[], Awaitable[None]],
     ) -> RpcAnswer:
         if not elements:
             empty = InvalidRequest("The batch is empty. Send at least one request in it.")
@@ -181,12 +201,16 @@ class JsonRpcServer(Generic[C]):
                 details={"received": len(elements), "allowed": self._max_batch},
             )
             return self._full_error(caller, too_long, too_long.http_status)
-        found = await self._answer_all(elements, caller, only_waits)
+        found = await self._answer_all(elements, caller, only_waits, turn)
         answers = [answer for answer in found if answer]
         return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
 
     async def _answer_all(
-        self, elements: list[Any], caller: C, only_waits: Callable[[], None]
+        self,
+        elements: list[Any],
+        caller: C,
+        only_waits: Callable[[], None],
+        turn: Callable[[], Awaitable[None]],
     ) -> list[bytes | None]:
         """Answer the elements concurrently; answers keep their order.
 
@@ -199,6 +223,7 @@ class JsonRpcServer(Generic[C]):
         rest, unanswered = iter(others), len(others)
 
         async def work(index: int, element: Any) -> None:
+            await turn()
             answers[index] = await self._answer_one(element, caller)
 
         async def work_on_rest() -> None:
@@ -229,48 +254,58 @@ class JsonRpcServer(Generic[C]):
 
     async def _answer_one(self, element: Any, caller: C) -> bytes | None:
         """The answer to one element; None for a notification."""
-        problem = _problem(element)
-        if problem is not None:
-            request_id = self._request_id(caller, _hint_of(element))
-            return self._refusal(caller, None, InvalidRequest(problem), request_id)
-        call_id = element.get("id", _NO_ID)
-        if not _can_be_echoed(call_id):
-            too_large = InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
-            return self._refusal(caller, None, too_large, self._request_id(caller, None))
+        call_id = _id_of(element)
         is_notification = call_id is _NO_ID
         hint = call_id if type(call_id) is str else None
+        problem = _problem(element)
+        if problem is not None:
+            known_id = None if is_notification else call_id
+            request_id = self._request_id(caller, hint)
+            return self._refusal(caller, known_id, problem, request_id)
+        context = _Context(caller, hint, is_notification)
         try:
-            method, params = self._find(element, call_id)
-            if is_notification and not method.runs_as_notification:
-                return None
-            result = await method.call(caller, hint, params)
+            outcome = await self._dispatch(element, call_id, context)
             if is_notification:
                 return None
-            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": call_id})
-        except (ProtocolError, InternalError) as error:
-            failure: ServiceError = error
-            request_id = self._request_id(caller, hint)
-        except Exception:
-            name, request_id = shown(element["method"]), self._request_id(caller, hint)
-            _logger.exception("rpc_method_failed", method=name, request_id=request_id)
-            failure = InternalError(request_id)
-        return None if is_notification else self._refusal(caller, call_id, failure, request_id)
+            return strict_json.dumps({"jsonrpc": "2.0", **outcome, "id": call_id})
+        except Exception as error:  # noqa: BLE001 - answered, and logged unless it is the caller's
+            described = self._described(element["method"], context, error)
+            return None if is_notification else _error_response(call_id, described)
 
-    def _find(self, element: dict[str, Any], call_id: Any) -> tuple[RpcMethod[C], dict[str, Any]]:
-        """The method that an element calls, and its params. Raises UnknownMethod, InvalidParams."""
-        name, params = element["method"], element.get("params", {})
-        known = self._known.get(name)
-        if known is not None and type(params) is dict:
-            return known, params
-        method, params = self._table.find(name, params, call_id)
-        self._known[name] = method
-        return method, params
+    async def _dispatch(
+        self, element: dict[str, Any], call_id: Any, context: _Context[C]
+    ) -> dict[str, Any]:
+        """Have jsonrpcserver run the method. Raises UnknownMethod and InvalidParams."""
+        from rpcsvc.http.method_dispatch import dispatch  # noqa: PLC0415 - brings jsonschema: 20 ms
+
+        name, params = element["method"], element.get("params")
+        return await dispatch(self._callables, name, params, call_id, context)
 
     @cached_property
-    def _table(self) -> MethodTable[RpcMethod[C]]:
-        from rpcsvc.http.method_table import MethodTable  # noqa: PLC0415 - brings jsonschema: 20 ms
+    def _callables(self) -> dict[str, Method]:
+        """The methods as jsonrpcserver calls them."""
+        return {name: partial(self._run, name, method) for name, method in self._methods.items()}
 
-        return MethodTable(self._methods)
+    async def _run(
+        self, name: str, method: RpcMethod[C], context: _Context[C], /, **params: Any
+    ) -> Result:
+        """Run a method; its failure is an Error."""
+        from rpcsvc.http.method_dispatch import Error, Success  # noqa: PLC0415 - as above
+
+        if context.is_notification and not method.runs_as_notification:
+            return Success(None)
+        try:
+            return Success(await method.call(context.caller, context.hint, params))
+        except Exception as error:  # noqa: BLE001 - the library would log it and send its text
+            return Error(**self._described(name, context, error))
+
+    def _described(self, name: str, context: _Context[C], error: Exception) -> dict[str, Any]:
+        """The error object of a failed call. Logs a failure that is not a caller's fault."""
+        request_id = self._request_id(context.caller, context.hint)
+        if isinstance(error, ProtocolError | InternalError):
+            return self._describe_error(context.caller, error, request_id)
+        _logger.exception("rpc_method_failed", method=shown(name), request_id=request_id)
+        return self._describe_error(context.caller, InternalError(request_id), request_id)
 
     def _refusal(self, caller: C, call_id: Any, error: ServiceError, request_id: str) -> bytes:
         return _error_response(call_id, self._describe_error(caller, error, request_id))
@@ -281,17 +316,31 @@ class JsonRpcServer(Generic[C]):
 
 
 _NO_ID: Final = object()
-_NO_PARAMS: Final[dict[str, Any]] = {}
+_PARAMS_TYPES: Final = frozenset({dict, list, type(None)})
 
 
-def _hint_of(element: Any) -> str | None:
-    """The id of an element that is no request, if it is a string."""
-    call_id = element.get("id") if type(element) is dict else None
-    return call_id if type(call_id) is str else None
+def _id_of(element: Any) -> Any:
+    """The id of an element, _NO_ID if it has none, None if it can't be written back unchanged."""
+    call_id = element.get("id", _NO_ID) if type(element) is dict else None
+    is_known = call_id is _NO_ID or (type(call_id) in _ID_TYPES and not _is_beyond_64_bits(call_id))
+    return call_id if is_known else None
 
 
-def _problem(request: Any) -> str | None:
+def _is_beyond_64_bits(call_id: Any) -> bool:
+    return type(call_id) is int and not -(2**63) <= call_id < 2**63
+
+
+def _problem(request: Any) -> ProtocolError | None:
     """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
+    wrong = _wrong_member(request)
+    if wrong is not None:
+        return InvalidRequest(wrong)
+    if _is_beyond_64_bits(request.get("id")):
+        return InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
+    return None
+
+
+def _wrong_member(request: Any) -> str | None:
     if type(request) is not dict:
         return f"A request is an object, not {_KINDS[type(request)]}."
     if request.get("jsonrpc") != "2.0":
@@ -300,24 +349,15 @@ def _problem(request: Any) -> str | None:
         return f'The member "method" is {_kind(request, "method")}. Send a name, as a string.'
     if type(request.get("id")) not in _ID_TYPES:
         return f'The member "id" is {_kind(request, "id")}. Send a string, a number or null.'
-    params = request.get("params", _NO_PARAMS)
-    if type(params) is not dict and type(params) is not list:
-        return f'The member "params" is {_KINDS[type(params)]}. Send an object, or leave it out.'
+    if type(request.get("params")) not in _PARAMS_TYPES:
+        return (
+            f'The member "params" is {_kind(request, "params")}. Send an object, or leave it out.'
+        )
     return None
-
-
-def _can_be_echoed(call_id: Any) -> bool:
-    """Whether an id can be written back unchanged."""
-    return type(call_id) is not int or -(2**63) <= call_id < 2**63
 
 
 def _kind(request: dict[str, Any], member: str) -> str:
     return _KINDS[type(request[member])] if member in request else "missing"
-
-
-def shown(text: str) -> str:
-    """A caller's text, cut where it is long."""
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 def _error_response(call_id: Any, error: dict[str, Any]) -> bytes:

@@ -27,7 +27,9 @@ from rpcsvc.errors import (
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import full_error
 from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
+from rpcsvc.http.turns import Turns
 from rpcsvc.http.x402 import payment_headers
+from rpcsvc.logs import Occasional
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
@@ -40,16 +42,34 @@ OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
 # Set on a request that only waits: its handler is cancelled when its caller hangs up.
 ENDS_WITH_CALLER = web.RequestKey("ends_with_caller", bool)
+# Types have some 30 characters, and their parameters few more.
+_LONGEST_TYPE: Final = 256
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
 BODY_SECONDS: Final = 30
+
+
+def media_type(request: web.Request) -> str:
+    """Return the type of a body in lower case; empty if the header is missing or too long.
+
+    Its parameters are not read. aiohttp's property would read them as those of an e-mail, in
+    quadratic time (python/cpython#136063).
+    """
+    given = request.headers.get("content-type", "")
+    return "" if len(given) > _LONGEST_TYPE else given.partition(";")[0].strip().lower()
 
 
 def require_json(
     request: web.Request, limit: int, types: frozenset[str] = frozenset({JSON})
 ) -> None:
     """Check the headers of a body. Raises UnsupportedMediaType and PayloadTooLarge."""
-    if request.content_type not in types:
-        raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
+    given = media_type(request)
+    if not given:
+        raise UnsupportedMediaType(
+            f"The header content-type is missing, or has over {_LONGEST_TYPE} characters. Send"
+            f" {JSON}."
+        )
+    if given not in types:
+        raise UnsupportedMediaType(f"Send the body as {JSON}, not as {given[:64]}.")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
 
@@ -107,7 +127,7 @@ async def _read(request: web.Request, limit: int) -> bytes:
         if request.content.is_eof():  # all of it came with the head: nothing to wait for
             return _of_size(request.content.read_nowait(), limit)
         async with asyncio.timeout(BODY_SECONDS):
-            return await _arrived(request)
+            body = await _arrived(request)
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(limit) from None
     except TimeoutError:
@@ -118,9 +138,12 @@ async def _read(request: web.Request, limit: int) -> bytes:
         raise InvalidRequest(
             "The body can't be read: it breaks off, or is not encoded as its headers say."
         ) from None
+    await request[TURNS].take()  # many bodies may arrive together
+    return body
 
 
-# Set on a request: the event that is set when the service stops.
+# Set on a request: the turns of the event loop, and the event that is set when the service stops.
+TURNS = web.RequestKey("turns", Turns)
 STOPPING = web.RequestKey("stopping", asyncio.Event)
 # How long an arriving body may pause when the service stops, and how long it may take in all.
 _PAUSE_SECONDS: Final = 2.0
@@ -230,12 +253,22 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
 
 
 class Refusals:
-    """Turns exceptions of handlers into envelopes, or flat errors on the BFF."""
+    """Turns exceptions of handlers into envelopes, or flat errors on the BFF.
 
-    def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: Dispatcher) -> None:
+    Most of these requests were charged to no budget, so not each of them is logged.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        dispatcher: Dispatcher,
+        flat_dispatcher: Dispatcher,
+        now: Callable[[], float],
+    ) -> None:
         self._gate = gate
         self._dispatcher = dispatcher
         self._flat_dispatcher = flat_dispatcher
+        self._refused = Occasional(now)
 
     def answer(self, request: web.Request, error: Exception) -> web.Response:
         """The response to an error, with its status."""
@@ -273,7 +306,11 @@ class Refusals:
                 Call(chosen, transport="bff" if flat else "http"),
             )
             body = reply.body
-        log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
+        if count := self._refused.note(error.code):
+            status = error.http_status
+            log.info(
+                "request_refused", request_id=chosen, code=error.code, status=status, count=count
+            )
         all_headers = {
             **(context.headers if context else {}),
             **error_headers(error),

@@ -15,11 +15,13 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.http.documents.agent import description
 from rpcsvc.http.documents.recording import RecordedCall, of_site
-from rpcsvc.http.openapi.document import TAGS, VERSION, contact, effect_sentence, tag_of
+from rpcsvc.http.openapi.document import TAGS, VERSION, contact
+from rpcsvc.http.openapi.operations import effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
-from rpcsvc.http.site import RPC_PATH, Site
+from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.narrowing import cases_of
 from rpcsvc.operations.service import Example, Operation
 
 OPENRPC: Final = "1.3.2"
@@ -30,12 +32,12 @@ _META_SCHEMA: Final = "https://meta.open-rpc.org/"
 _CALL_ERRORS: Final = (
     errors.InvalidRequest,
     errors.InvalidParams,
-    errors.UnknownMethod,
     errors.RateLimited,
     errors.InternalError,
 )
-# JSON-RPC errors of a message that is refused before any call in it is read.
+# JSON-RPC errors of a message that is refused before a method is called.
 _MESSAGE_ERRORS: Final = (
+    errors.UnknownMethod,
     errors.InvalidJson,
     errors.PayloadTooLarge,
     errors.UnsupportedMediaType,
@@ -48,7 +50,9 @@ ErrorClass = type[ServiceError]
 
 def openrpc_document(site: Site) -> Json:
     """OpenRPC of ``/rpc``. It depends on nothing but the site."""
-    methods = [_method(site, operation) for operation in site.operations]
+    shared = _shared_params(site)
+    methods = [_method(site, operation, shared) for operation in site.operations]
+    named = schemas.component_schemas(site)
     document = {
         "openrpc": OPENRPC,
         "info": {
@@ -64,24 +68,33 @@ def openrpc_document(site: Site) -> Json:
         },
         "methods": [*methods, _discover()],
         "components": {
-            "schemas": schemas.reachable(schemas.component_schemas(site), methods),
+            "schemas": schemas.reachable(named, methods, shared),
+            "contentDescriptors": shared,
             "errors": _errors(),
+            "tags": _tags(site),
         },
     }
     # A copy: parts of it are kept by others, the recording and the operations' schemas.
     return of_site(site, document)
 
 
+def _tags(site: Site) -> Json:
+    names = {"discovery", *map(tag_of, site.operations)}
+    return {name: {"name": name, "description": TAGS[name]} for name in TAGS if name in names}
+
+
 def _introduction(site: Site) -> str:
     return "\n\n".join(
         (
             description(site),
-            "POST JSON-RPC 2.0 as `application/json`. Params go by name. What an operation finds"
+            "POST JSON-RPC 2.0 as `application/json`. Params go by name. The result is the envelope"
+            " of the operation, or of its failure. What an operation finds"
             " out by itself, an input that is wrong or an order that is not there, is a result"
             " whose `ok` is false; JSON-RPC errors are for messages that can't be carried out."
             f" A batch may have {site.limits.batch} calls, a body {site.limits.body_bytes} bytes."
-            " Answers may gain fields, and states and codes may gain values, within this version:"
-            " ignore what you don't know.",
+            " The schema `ErrorCode` says what each code means and what to do about it. Answers may"
+            " gain fields, and states and codes may gain values, within this version: ignore what"
+            " you don't know.",
         )
     )
 
@@ -92,17 +105,22 @@ def _admission(site: Site) -> str:
     return "No token is set: answers local clients only."
 
 
-def _method(site: Site, operation: Operation) -> Json:
+def _method(site: Site, operation: Operation, shared: Json) -> Json:
+    params = [
+        {"$ref": f"#/components/contentDescriptors/{param['name']}"}
+        if shared.get(param["name"]) == param
+        else param
+        for param in _params(site, operation)
+    ]
     return {
         "name": site.rpc_method(operation),
         "summary": operation.summary,
         "description": _description(operation),
-        "tags": [{"name": tag_of(operation), "description": TAGS[tag_of(operation)]}],
+        "tags": [{"$ref": f"#/components/tags/{tag_of(operation)}"}],
         "paramStructure": "by-name",
-        "params": _params(site, operation),
+        "params": params,
         "result": {
             "name": "answer",
-            "description": "The envelope: of the operation, or of its failure.",
             "schema": {"oneOf": [ref(schemas.envelope_name(operation)), ref("ErrorEnvelope")]},
         },
         "errors": [{"$ref": f"#/components/errors/{cls.__name__}"} for cls in _CALL_ERRORS],
@@ -120,10 +138,16 @@ def _description(operation: Operation) -> str:
     if operation.creates:
         parts.append("Not carried out as a notification: nobody would learn what was made.")
     if operation.errors:
-        by_code = schemas.errors_by_code()
-        failures = schemas.error_lines(by_code[code] for code in operation.errors)
-        parts.append(f"Results with `ok` false have these codes:\n\n{failures}")
+        codes = ", ".join(f"`{code}`" for code in operation.errors)
+        parts.append(f"Results with `ok` false have one of these codes: {codes}.")
     return " ".join(parts)
+
+
+def _shared_params(site: Site) -> Json:
+    """The params that several operations have, each in its most frequent form, by name."""
+    found = [param for operation in site.operations for param in _params(site, operation)]
+    often = sorted((p for p in found if found.count(p) > 1), key=found.count)
+    return {param["name"]: param for param in often}
 
 
 def _params(site: Site, operation: Operation) -> list[Json]:
@@ -145,12 +169,14 @@ def _params(site: Site, operation: Operation) -> list[Json]:
 def _alone(described: Json, name: str) -> Json:
     """A param's schema by itself: what any case allows, as OpenRPC can't say what goes together."""
     schema: Json = described["properties"][name]
-    cases = [case["properties"].get(name, {}) for case in described.get("anyOf", ())]
-    forms = [form for case in cases for form in case.get("anyOf", [case])]
-    if not all("pattern" in form and "type" not in form for form in forms):
+    cases = [case["properties"].get(name, {}) for case in cases_of(described)]
+    branches = [branch for case in cases for branch in case.get("anyOf", [case])]
+    forms = [schemas.without_null(branch) for branch in branches if branch != schemas.NULL]
+    if not forms or not all("pattern" in form for form in forms):
         return schema  # which says the same, or as much as holds in every case
     different = [form for at, form in enumerate(forms) if form not in forms[:at]]
-    return {**schema, "anyOf": different} if different else schema
+    null = [schemas.NULL] if isinstance(schema["type"], list) else []
+    return {**schema, "anyOf": [*different, *null]}
 
 
 def _content(name: str, schema: Json, *, required: bool = False) -> Json:
@@ -161,40 +187,46 @@ def _content(name: str, schema: Json, *, required: bool = False) -> Json:
 
 
 def _examples(site: Site, operation: Operation) -> list[Json]:
-    """The recorded calls with their answers, then those calls of the table that are not recorded.
+    """The recorded calls whose answers the OpenAPI document shows, and the calls of the table.
 
     Idempotency keys are left out: a key that stands in a document is used by all of its readers.
     """
-    recorded = [
-        exchange
+    answered = schemas.shown(operation)
+    recorded = [(answered, _good_example(site, operation))] if answered else []
+    recorded += [
+        (exchange, site.absolute(f"{links.OPENAPI}#/components/examples/{exchange.name}/value"))
         for exchange in schemas.exchanges(operation)
-        if exchange.answer.get("error", {}).get("code") != errors.IdempotencyConflict.code
+        if exchange.answer.get("error", {}).get("code")
+        not in (None, errors.IdempotencyConflict.code)
     ]
-    known = [exchange.params for exchange in recorded]
+    known = [exchange.params for exchange, _ in recorded]
     fitting = [(example, schemas.params_of(site, example)) for example in operation.examples]
-    pairs = [_recorded(exchange) for exchange in recorded]
+    pairs = [_recorded(exchange, address) for exchange, address in recorded]
     return pairs + [_unanswered(e, params) for e, params in fitting if params not in known]
 
 
-def _recorded(exchange: RecordedCall) -> Json:
+def _good_example(site: Site, operation: Operation) -> str:
+    """Where an operation's answer is shown: the OpenAPI document, or the call itself."""
+    path = f"{API_ROOT}{operation.path}"
+    if operation.method == "GET" and not operation.params.model_fields:
+        return site.absolute(path)
+    call = f"{path.replace('/', '~1')}/{operation.method.lower()}"
+    content = "responses/200/content/application~1json/example"
+    return site.absolute(f"{links.OPENAPI}#/paths/{call}/{content}")
+
+
+def _recorded(exchange: RecordedCall, address: str) -> Json:
+    note = (schemas.OWN_ORDER,) if schemas.needs_order(exchange) else ()
     return {
         "name": exchange.name,
-        "description": " ".join((f"{schemas.label(exchange)}.", *_note(exchange))),
+        "description": " ".join((f"{schemas.label(exchange)}: {address}", *note)),
         "params": _values(exchange.params),
-        "result": {"name": "answer", "value": exchange.answer},
     }
 
 
 def _unanswered(example: Example, params: Json) -> Json:
-    return {
-        "name": example.name,
-        "description": " ".join(("Works as it stands.",) if not _note(example) else _note(example)),
-        "params": _values(params),
-    }
-
-
-def _note(call: Example | RecordedCall) -> tuple[str, ...]:
-    return (schemas.OWN_ORDER,) if schemas.needs_order(call) else ()
+    note = {"description": schemas.OWN_ORDER} if schemas.needs_order(example) else {}
+    return {"name": example.name, **note, "params": _values(params)}
 
 
 def _values(params: Json) -> list[Json]:
@@ -206,7 +238,7 @@ def _discover() -> Json:
         "name": DISCOVER,
         "summary": "This document.",
         "description": "The OpenRPC description of this service.",
-        "tags": [{"name": "discovery", "description": TAGS["discovery"]}],
+        "tags": [{"$ref": "#/components/tags/discovery"}],
         "paramStructure": "by-name",
         "params": [],
         "result": {

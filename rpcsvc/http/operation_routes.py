@@ -6,6 +6,7 @@ Over TCP /rpc has the methods of the agent API; over the UNIX socket the admin m
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
@@ -17,6 +18,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from rpcsvc.domain.integrators import Integrators
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import (
     InputError,
     InternalError,
@@ -34,7 +36,7 @@ from rpcsvc.http.gate import (
     Gate,
     RequestContext,
     given_request_id,
-    is_private,
+    is_on_socket,
     is_request_id,
 )
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, full_error
@@ -42,6 +44,7 @@ from rpcsvc.http.messages import (
     ENDS_WITH_CALLER,
     JSON,
     OPERATION,
+    TURNS,
     Handler,
     error_headers,
     read_body,
@@ -53,12 +56,12 @@ from rpcsvc.http.messages import (
     with_path,
 )
 from rpcsvc.http.x402 import with_payment
+from rpcsvc.local_secret import OPERATOR_HEADER
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
 from rpcsvc.operations.service import Call, Effect, Operation
-from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.
@@ -396,7 +399,11 @@ class Methods(NamedTuple):
 
 
 class RpcHttp:
-    """The /rpc endpoint. ``admin`` methods exist over the UNIX socket only."""
+    """The /rpc endpoint.
+
+    ``admin`` methods exist over the UNIX socket only, for calls with the ``operator_proof`` of who
+    can read the data directory: a proxy that was put on the socket passes strangers' calls on.
+    """
 
     def __init__(
         self,
@@ -405,11 +412,13 @@ class RpcHttp:
         admin: Methods,
         describe: Callable[[], Json],
         *,
+        operator_proof: str,
         body_bytes: int,
         max_batch: int,
         max_depth: int,
     ) -> None:
         self._gate = gate
+        self._proof = operator_proof.encode()
         self._body_bytes = body_bytes
         methods = {**self._methods(public), "rpc.discover": self._discovery(describe)}
         make: Callable[[dict[str, RpcMethod[Caller]]], JsonRpcServer[Caller]] = partial(
@@ -420,7 +429,7 @@ class RpcHttp:
             request_id=Caller.request_id_for,
         )
         self._public = make(methods)
-        self._on_socket = make({**methods, **self._methods(admin)})
+        self._of_operator = make({**methods, **self._methods(admin)})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
@@ -440,10 +449,17 @@ class RpcHttp:
         namespace = "rpc" if by_token else "public"
         who = Client("token", client) if by_token and client else context.client
         caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
-        server = self._on_socket if is_private(request) else self._public
-        answer = await server.answer(body, caller, partial(end_with_caller, request))
+        server = self._of_operator if self._is_operator(request) else self._public
+        turn = request[TURNS].take
+        answer = await server.answer(body, caller, partial(end_with_caller, request), turn)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
         return respond(answer.body, request_id, status=answer.status, headers=context.headers)
+
+    def _is_operator(self, request: web.Request) -> bool:
+        if OPERATOR_HEADER not in request.headers or not is_on_socket(request):
+            return False
+        given = request.headers[OPERATOR_HEADER].encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, self._proof)
 
     def _require_token(self, request: web.Request, context: RequestContext) -> bool:
         """Like Gate.require_token. Raises RateLimited after too many wrong tokens."""

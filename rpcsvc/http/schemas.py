@@ -6,13 +6,15 @@ generators read best. The examples are the table's calls and the answers of the 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
+from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
 from rpcsvc.http.documents import links, recording
@@ -20,17 +22,20 @@ from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
 from rpcsvc.http.documents.agent import example_swap
 from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.site import Site
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations import bff_models, models, narrowing, params
+from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.models import Result
+from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.service import Example, Operation
+from rpcsvc.operations.table import OPERATIONS
 
+NULL: Final[Json] = {"type": "null"}
 _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"
 _PLACEHOLDER: Final = "$orderId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
-_INTERNAL_NOTE = re.compile(r"\s*\((?:spec|design)[^)]*\)")
+_INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
 _KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
 
 
@@ -79,12 +84,58 @@ def component_schemas(site: Site) -> Json:
         found |= lifted(described["params"], is_answer=False)
         found[request_name(operation)] = in_body(found[request_name(operation)], operation.path)
         found |= lifted(described["result"], is_answer=True)
+        title = described["result"]["title"]
+        found[title] = _added_to("Data", found["Data"], found[title])
         found[envelope_name(operation)] = envelope(
-            f"The answer of {operation.name} when it did what it was asked.",
-            {"ok": {"const": True}, "operation": {"const": operation.name}},
-            ref(described["result"]["title"]),
+            {"ok": {"const": True}, "operation": {"const": operation.name}, "data": ref(title)}
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(with_named_types(site, found).items()))
+
+
+def _added_to(name: str, base: Json, schema: Json) -> Json:
+    """An object's schema as a named one and what it has beside that."""
+    properties = {n: s for n, s in schema["properties"].items() if n not in base["properties"]}
+    required = [n for n in schema["required"] if n not in base["required"]]
+    own = {"type": "object", "required": required, "properties": properties}
+    return {"description": schema["description"], "allOf": [ref(name), own]}
+
+
+@cache
+def _named_types(networks: Networks) -> dict[str, tuple[str, Json]]:
+    """The types that the models name, and addresses, by the text of their schemas."""
+    types = {
+        name: _tidy(TypeAdapter(annotated).json_schema(), is_answer=True)
+        for module in (models, params, bff_models)
+        for name, annotated in vars(module).items()
+        if get_origin(annotated) is Annotated and not name.startswith("_")
+    }
+    types["EvmAddress"] = narrowing.address(USDC, networks)
+    types["MoneroAddress"] = narrowing.address(XMR, networks)
+    return {_text_of(schema): (name, schema) for name, schema in types.items()}
+
+
+def _text_of(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def with_named_types(site: Site, schemas: Json) -> Json:
+    """Schemas that refer to each type that the models name, and these types."""
+    used: Json = {}
+    named = _named_types(site.networks)
+    return {**{n: _with_references(s, named, used) for n, s in schemas.items()}, **used}
+
+
+def _with_references(value: Any, named: dict[str, tuple[str, Json]], used: Json) -> Any:
+    """A part of a schema with references to named types, which are noted in ``used``."""
+    if isinstance(value, list):
+        return [_with_references(each, named, used) for each in value]
+    if not isinstance(value, dict):
+        return value
+    for schema in (value, without_null(value)):
+        if (found := named.get(_text_of(schema))) is not None:
+            name, used[name] = found[0], found[1]
+            return ref(name) if schema is value else {"anyOf": [ref(name), NULL]}
+    return {key: _with_references(each, named, used) for key, each in value.items()}
 
 
 def in_path(name: str, path: str | None) -> bool:
@@ -107,37 +158,21 @@ def params_schema(site: Site, operation: Operation) -> Json:
     return dict(parts[request_name(operation)])
 
 
+def envelope(own: Json) -> Json:
+    """The envelope (spec 2.1) with properties of its own."""
+    added = {"type": "object", "required": list(own), "properties": own}
+    return {"allOf": [ref("Envelope"), added]}
+
+
 def error_schema() -> Json:
     """ErrorEnvelope (spec 2.3), which is an agent envelope as well."""
-    failed = envelope(
-        "The answer when the call failed.",
-        {"ok": {"const": False}, "operation": {"type": "string"}},
-        ref("NoData"),
-    )
-    failed["properties"]["error"] = ref("Failure")
-    failed["required"].append("error")
-    return failed
-
-
-def envelope(description: str, fixed: Json, data: Json) -> Json:
-    """The envelope (spec 2.1) around some data, its keys in the order in which they are sent."""
-    properties = {
-        **ENVELOPE_SCHEMA["properties"],
-        **fixed,
-        "state": ref("AgentState"),
-        "missingInputs": _list_of({"type": "string"}, "Names of the inputs that are missing."),
-        "validationErrors": _list_of(ref("InputProblem"), "What is wrong with the inputs."),
-        "nextActions": _list_of(ref("NextAction"), "What to do next."),
-        "data": data,
-        "requestId": {"type": "string", "description": "As in the header x-request-id."},
+    own = {
+        "ok": {"const": False},
+        "operation": {"type": "string"},
+        "data": ref("Data"),
+        "error": ref("Failure"),
     }
-    del properties["error"]
-    return {
-        "type": "object",
-        "description": description,
-        "required": list(ENVELOPE_SCHEMA["required"]),
-        "properties": properties,
-    }
+    return {"description": "The answer when the call failed.", **envelope(own)}
 
 
 def _envelope_parts() -> Json:
@@ -192,8 +227,18 @@ def _envelope_parts() -> Json:
             },
             optional=("operation", "params"),
         ),
-        "NoData": {
-            **lifted(Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
+        "Envelope": _described(
+            "What every answer has beside ok, operation and data.",
+            {
+                "state": ref("AgentState"),
+                "missingInputs": _list_of({"type": "string"}, "Names of the missing inputs."),
+                "validationErrors": _list_of(ref("InputProblem"), "What is wrong with the inputs."),
+                "nextActions": _list_of(ref("NextAction"), "What to do next."),
+                "requestId": _text("As in the header x-request-id."),
+            },
+        ),
+        "Data": {
+            **lifted(models.Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
             "description": "What every data has; a failed call gives no more.",
         },
         "ErrorEnvelope": error_schema(),
@@ -280,16 +325,18 @@ _DROPPED: Final = frozenset({"title", "$defs"})
 def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
     match key, value:
         case "$ref", _:
-            return {key: value.replace("#/$defs/", _ROOT)}
+            value = value.replace("#/$defs/", _ROOT)
         case "description", _:
-            return {key: _INTERNAL_NOTE.sub("", value).replace("``", "`")}
+            value = _INTERNAL_NOTE.sub("", value).replace("``", "`")
         case "properties", _:
             named = {n: _tidy(v, is_answer=is_answer) for n, v in value.items()}
-            return {key: {n: v for n, v in named.items() if n != _KEY_PROPERTY}}
+            value = {n: v for n, v in named.items() if n != _KEY_PROPERTY}
         case "anyOf", _:
             return _choice([_tidy(branch, is_answer=is_answer) for branch in value])
-        case (("items" | "additionalProperties"), dict()):
-            return {key: _tidy(value, is_answer=is_answer)}
+        case "allOf", _:
+            value = [_tidy(part, is_answer=is_answer) for part in value]
+        case (("items" | "additionalProperties" | "if" | "then" | "else"), dict()):
+            value = _tidy(value, is_answer=is_answer)
     return {key: value}
 
 
@@ -298,11 +345,17 @@ _OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
 def _choice(branches: list[Json]) -> Json:
-    """``anyOf`` of plain types as one schema with a list of types; nullable is one of them."""
-    null = {"type": "null"}
-    others = [branch for branch in branches if branch != null]
+    """``anyOf`` of plain types as one schema with a list of types; nullable is one of them.
+
+    An enum stays a branch beside null: all of its values are of one type.
+    """
+    others = [branch for branch in branches if branch != NULL]
+    if len(others) == 1 and NULL in branches and others[0].keys() & {"enum", "const"}:
+        described = {k: v for k, v in others[0].items() if k == "description"}
+        chosen = {k: v for k, v in others[0].items() if k not in described}
+        return {**described, "anyOf": [chosen, NULL]}
     if len(others) == 1 and "type" in others[0]:
-        return _nullable(others[0]) if null in branches else others[0]
+        return _nullable(others[0]) if NULL in branches else others[0]
     if all(branch.keys() <= _OF_ONE_TYPE for branch in others):
         merged = {key: value for branch in others for key, value in branch.items()}
         return {**merged, "type": [branch["type"] for branch in branches]}
@@ -311,12 +364,18 @@ def _choice(branches: list[Json]) -> Json:
 
 def _nullable(schema: Json) -> Json:
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    nullable = {**schema, "type": [*types, "null"]}
-    if "const" in nullable:
-        nullable["enum"] = [nullable.pop("const")]
-    if "enum" in nullable:
-        nullable["enum"] = [*nullable["enum"], None]
-    return nullable
+    return {**schema, "type": [*types, "null"]}
+
+
+def without_null(schema: Json) -> Json:
+    """A nullable schema without null; any other one as it is."""
+    others = [branch for branch in schema.get("anyOf", ()) if branch != NULL]
+    if len(others) == 1:
+        return {**{key: value for key, value in schema.items() if key != "anyOf"}, **others[0]}
+    match schema.get("type"):
+        case [kind, "null"]:
+            return {**schema, "type": kind}
+    return schema
 
 
 # --- errors ---
@@ -328,11 +387,6 @@ def errors_by_code() -> dict[str, type[ServiceError]]:
     for cls in error_classes():
         found.setdefault(cls.code, cls)
     return found
-
-
-def error_lines(classes: Iterable[type[ServiceError]]) -> str:
-    """What errors mean and what to do about each, as a Markdown list."""
-    return _meanings({cls.code: ERROR[cls.code] for cls in classes})
 
 
 # --- examples ---
@@ -348,14 +402,24 @@ def exchanges(operation: Operation) -> list[RecordedCall]:
     return list(kinds.values())
 
 
-def refused(operation: Operation | None, codes: set[str]) -> list[RecordedCall]:
-    """A recorded call for each of the error codes that has one: of the operation, else of any."""
+def shown(operation: Operation) -> RecordedCall | None:
+    """The shortest of the recorded answers with the operation's result, if it gave that one.
+
+    A result that several operations have is shown once.
+    """
+    having = [each.name for each in OPERATIONS if each.result is operation.result]
+    recorded = [e for e in recording.load().values() if e.answer["ok"] and e.operation in having]
+    shortest = min(recorded, key=lambda exchange: len(_text_of(exchange.answer)), default=None)
+    return shortest if shortest and shortest.operation == operation.name else None
+
+
+def refused(codes: set[str]) -> list[RecordedCall]:
+    """A recorded call for each of the error codes that has one."""
     found: dict[str, RecordedCall] = {}
     for exchange in recording.load().values():
         code = exchange.answer.get("error", {}).get("code")
-        own = operation is not None and exchange.operation == operation.name
-        if code in codes and (own or code not in found):
-            found[code] = exchange
+        if code in codes:
+            found.setdefault(code, exchange)
     return list(found.values())
 
 
@@ -396,7 +460,8 @@ def params_of(site: Site, example: Example) -> Json:
         params["chain"] = fitting["chain"]
         if params["direction"] == fitting["direction"]:
             params["amount"] = fitting["amount"]
-    return {name: placed(value) for name, value in params.items()}
+    usdc = site.chains[0].usdc_contract
+    return {n: usdc if value == "$usdc" else placed(value) for n, value in params.items()}
 
 
 def needs_order(call: Example | RecordedCall) -> bool:

@@ -13,19 +13,19 @@ from prometheus_client.registry import Collector
 
 from rpcsvc import __version__
 from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
 from rpcsvc.operations.envelope import flat_failure
-from rpcsvc.orders.backend import Backend, Readings
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.operator import OperatorBooks
-from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.ports.webhooks import Backlog, WebhookStore
+from rpcsvc.orders.settlement import Readings
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.webhooks import Backlog, WebhookStore
 
 METRICS_PATH: Final = "/metrics"
 _DAY_MS: Final = 86_400_000
@@ -63,7 +63,7 @@ class Readout:
 
     def __init__(
         self,
-        backend: Backend,
+        engine: str,
         readings: Readings,
         books: OperatorBooks,
         webhooks: WebhookStore,
@@ -72,7 +72,7 @@ class Readout:
         lease: Lease,
         clock: Clock,
     ) -> None:
-        self._backend = backend
+        self._engine = engine
         self._readings = readings
         self._books = books
         self._webhooks = webhooks
@@ -92,11 +92,11 @@ class Readout:
         ages = [((name,), max(0, now - since) / 1000) for name, (_, since) in orders.items()]
         lags = self._readings.scan_lags().items()
         return [
-            gauge("rpcsvc_info", [((__version__, self._backend.profile.engine), 1)]),
+            gauge("rpcsvc_info", [((__version__, self._engine), 1)]),
             gauge("rpcsvc_orders_open", [((name,), n) for name, (n, _) in orders.items()]),
             gauge("rpcsvc_orders_open_oldest_seconds", ages),
             gauge("rpcsvc_check_ok", [((name,), check.ok) for name, check in checks.items()]),
-            gauge("rpcsvc_payouts_paused", [((), self._backend.paused() is not None)]),
+            gauge("rpcsvc_payouts_paused", [((), self._readings.paused() is not None)]),
             gauge("rpcsvc_scan_lag_seconds", [((name,), lag / 1000) for name, lag in lags]),
             gauge("rpcsvc_wallet_amount", await self._amounts()),
             gauge("rpcsvc_upstream_orders_in_doubt", [((), len(doubts))]),
@@ -123,7 +123,7 @@ class Readout:
         return [((network,), count) for network, count in found.items()]
 
     def _states(self) -> Iterator[Metric]:
-        states = self._backend.states()
+        states = self._readings.states()
         ages = {name: state.block_age for name, state in states.items()}
         yield gauge(
             "rpcsvc_block_age_seconds",
@@ -152,21 +152,21 @@ class Readout:
         )
 
     def _process(self) -> Iterator[Metric]:
-        streams = self._waits.streams.count
-        waits = {"call": self._waits.count - streams, "stream": streams}
         left = self._lease.left_ms()
-        yield gauge("rpcsvc_waits", [((kind,), count) for kind, count in waits.items()])
+        yield gauge(
+            "rpcsvc_waits", [((kind,), count) for kind, count in self._waits.counts.items()]
+        )
         yield gauge("rpcsvc_lease_held", [((), self._lease.has_time())])
         yield gauge("rpcsvc_lease_token", [((), self._lease.token)])
         yield gauge("rpcsvc_lease_left_seconds", [] if left is None else [((), left / 1000)])
 
     def _authorization_gas(self) -> Iterator[Metric]:
-        share = self._backend.authorization_gas()
+        share = self._readings.authorization_gas()
         if share is not None:
             yield gauge("rpcsvc_authorization_gas_ratio", [((), share)])
 
     def _rate(self, now: int) -> Iterator[Metric]:
-        spread = self._backend.rate_spread_bps()
+        spread = self._readings.rate_spread_bps()
         if spread is not None:
             yield gauge("rpcsvc_rate_spread_ratio", [((), spread / 10_000)])
         if self._readings.rate is None:
@@ -179,7 +179,7 @@ class Readout:
         yield gauge("rpcsvc_rate_usdc_per_xmr", [((), rate.usdc_per_xmr / 10**USDC.decimals)])
 
     def _audit(self) -> Iterator[Metric]:
-        audit = self._backend.last_audit()
+        audit = self._readings.last_audit()
         if audit is None:
             return
         if audit.differences is not None:
@@ -233,7 +233,7 @@ class _Rendered(Collector):
 
 
 class MetricsHttp:
-    """GET /metrics, for callers that may call /rpc; the token may also be a bearer token."""
+    """GET /metrics, for callers that may call /rpc, and for holders of a token for metrics."""
 
     def __init__(self, gate: Gate, metrics: Metrics, readout: Readout) -> None:
         self._gate = gate

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.errors import InvalidInput
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Operation, Service
-from rpcsvc.orders.ports.operator import OperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 PREFIX: Final = "admin."
 MOST_LISTED: Final = 10_000
-ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 def admin_row(
@@ -49,9 +49,9 @@ def bound(rows: Iterable[Operation], owner: object) -> tuple[Operation, ...]:
     return tuple(replace(row, handler=partial(row.handler, owner)) for row in rows)
 
 
-def json_of(row: NamedTuple, **changed: Any) -> Json:
+def json_of(row: Struct, **changed: Any) -> Json:
     """Return a record with camelCase names, some of its values ``changed``."""
-    return {to_camel(name): value for name, value in {**row._asdict(), **changed}.items()}
+    return {to_camel(name): value for name, value in {**asdict(row), **changed}.items()}
 
 
 # --- integrators, claims, tickets ----------------------------------------------------------------

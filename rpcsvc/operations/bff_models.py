@@ -86,6 +86,16 @@ class BffQuoteParams(Params):
         """By direction, and within it by chain."""
         return [_pair_case(direction, networks) for direction in Direction]
 
+    @classmethod
+    def input_schema(cls, networks: Networks) -> Json:
+        """The schema with the sides that its cases refer to."""
+        schema = super().input_schema(networks)
+        sides = {
+            name: narrowing.chained([_usdc_side(side, chain) for chain in networks.chains])
+            for side, name in _SIDES.items()
+        }
+        return {**schema, "$defs": {**schema.get("$defs", {}), **sides}}
+
 
 def _pair_case(direction: Direction, networks: Networks) -> Json:
     sent, received = deposit_asset(direction), payout_asset(direction)
@@ -98,8 +108,12 @@ def _pair_case(direction: Direction, networks: Networks) -> Json:
             "toAddress": narrowing.address(received, networks),
             "refundAddress": narrowing.address(sent, networks),
         },
-        "anyOf": [_usdc_side(usdc, chain) for chain in networks.chains],
+        "allOf": [{"$ref": f"#/$defs/{_SIDES[usdc]}"}],
     }
+
+
+# The sides of a pair, as schemas.
+_SIDES = {"from": "FromUsdc", "to": "ToUsdc"}
 
 
 def _usdc_side(side: str, chain: Chain) -> Json:

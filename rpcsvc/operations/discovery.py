@@ -97,8 +97,8 @@ ENVELOPE_SCHEMA: Json = {
 
 def _offered(service: Service) -> list[Operation]:
     """The operations that the venue can carry out."""
-    is_gasless = service.venue.profile.is_gasless
-    return [op for op in service.operations if is_gasless or not op.payable]
+    takes_authorizations = service.venue.profile.takes_authorizations
+    return [op for op in service.operations if takes_authorizations or not op.payable]
 
 
 def _rate_view(market: Market | None) -> dict[str, str] | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from rpcsvc import errors
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import InputError, InputErrors, MissingInput, PaymentRequired, ServiceError
 
@@ -156,9 +157,7 @@ def describe(problem: InputError) -> Json:
 def showable(value: Any) -> Any:
     """A caller's value made safe to send back: short, and readable by every JSON parser."""
     if isinstance(value, str):
-        short = value if len(value) <= 128 else value[:125] + "..."
-        # A header or argument that was not UTF-8 has lone surrogates, which no encoder takes.
-        return short.encode("utf-8", "backslashreplace").decode()
+        return errors.showable(value if len(value) <= 128 else value[:125] + "...")
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):

@@ -18,8 +18,8 @@ from rpcsvc.operations.params import EventsParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_order
 from rpcsvc.operations.views import mined_txid
-from rpcsvc.orders.ports.store import HistoryEntry
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.store.changes import HistoryEntry
 
 # Public names of the order machine's events (domain/events.py).
 TYPE_OF: Final = {
@@ -47,7 +47,7 @@ TYPE_OF: Final = {
 async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     """The events after a cursor; if there are none, those that come within ``waitSec``.
 
-    Raises OrderNotFound, and RateLimited while too many wait.
+    Raises OrderNotFound, and RateLimited while too many of the client's calls wait.
     """
     order = await find_order(service, params.order_id)
     service.venue.watch(order.order_id)
@@ -71,12 +71,12 @@ async def follow(
     """A stream of the events after a cursor; an empty list after a silent while.
 
     It ends once the order is final. None if the order is final and no event is left. Raises
-    OrderNotFound, and RateLimited while too many follow.
+    OrderNotFound, and RateLimited while too many of the client's calls wait.
     """
     order = await find_order(service, params.order_id)
     if _is_all(order, params.after):
         return None
-    service.waits.streams.require(call.client)
+    service.waits.require(call.client)
     return _followed(service, params, call)
 
 

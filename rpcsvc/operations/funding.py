@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.domain.addresses import same_address
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
     OFFER_SECONDS,
     AuthorizationRefused,
@@ -32,11 +32,14 @@ from rpcsvc.operations.x402 import (
     required,
     requirements,
 )
-from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.gasless import FundingRecord, FundingState
+from rpcsvc.orders.authorizations import Authorizations
+from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationState
 
 # An offer has to leave the payer some time to sign.
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
+_NONCE_USED: Final = Refusal(
+    Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
+)
 
 
 async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
@@ -46,72 +49,58 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
     one, and OrderNotFundable. A repeated payment gets the current outcome.
     """
     order = await find_order(service, params.order_id)
-    gasless = service.venue.gasless
+    authorizations = service.venue.authorizations
     if order.terms.deposit_asset is not USDC:
         raise _not_fundable(order, "The order waits for XMR, and only USDC is paid by signing")
     payment = None if params.payment is None else read_payment(params.payment)
-    record = await gasless.unresolved(order.order_id)
+    known = None if payment is None else await authorizations.find(order, payment.signed)
+    if payment is not None and known is not None and _is_repeated(known, order, payment.signed):
+        return await _outcome(service, authorizations, order, known)
+    record = await authorizations.unresolved(order.order_id)
     if payment is None:
         if record is not None:
             return _answer(service, order, record)
-        offer = _offer(service, order, await _due(service, gasless, order))
+        offer = _offer(service, order, await _due(service, authorizations, order))
         raise PaymentRequired(
             "The order is not paid yet. Sign an entry of details.paymentRequired.accepts, and send"
             " the same call with the payment.",
             _required(service.views, order, offer),
         )
-    known = await gasless.find(order, payment.signed)
-    if known is not None:
-        return await _again(service, gasless, order, known, payment.signed)
     if record is not None:
         raise _not_fundable(order, "Another signed payment of the order is under way")
-    due = await _due(service, gasless, order)
+    due = await _due(service, authorizations, order)
     offer = _offer(service, order, due)
-    wrong = _unlike(payment.accepted, offer) or refusal(
-        payment.signed, due, service.clock.now_ms() // 1_000
-    )
+    wrong = _NONCE_USED if known else _unlike(payment.accepted, offer)
+    wrong = wrong or refusal(payment.signed, due, service.clock.now_ms() // 1_000)
     if wrong is not None:
         raise _refused(service.views, order, offer, wrong)
     try:
-        paid = await gasless.pay(order, payment.signed, call.client, service.waits)
+        paid = await authorizations.pay(order, payment.signed, call.client, service.waits)
     except AuthorizationRefused as error:
         raise _refused(service.views, order, offer, error.refusal) from None
     service.wake()
-    return await _outcome(service, gasless, order, paid)
+    return await _outcome(service, authorizations, order, paid)
 
 
-async def _again(
-    service: Service,
-    gasless: GaslessFunding,
-    order: Order,
-    known: FundingRecord,
-    signed: SignedAuthorization,
-) -> Answer:
-    """The answer to a payment whose nonce is on record. Raises PaymentRefused for another one."""
-    is_same = known.order_id == order.order_id and known.signed.signature == signed.signature
-    if not is_same:
-        wrong = Refusal(
-            Reason.NONCE_USED, "The payer used this nonce for another payment: sign a new one."
-        )
-        offer = _offer(service, order, await _due(service, gasless, order))
-        raise _refused(service.views, order, offer, wrong)
-    return await _outcome(service, gasless, order, known)
+def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:
+    """Whether a payment is the one on record under its nonce."""
+    return known.order_id == order.order_id and known.signed.is_same_payment(signed)
 
 
 async def _outcome(
-    service: Service, gasless: GaslessFunding, order: Order, record: FundingRecord
+    service: Service, authorizations: Authorizations, order: Order, record: AuthorizationRecord
 ) -> Answer:
     """The answer to a payment on record. Raises PaymentRefused for one that failed."""
     order = await find_order(service, order.order_id)
-    if record.state is FundingState.FAILED:
+    if record.state is AuthorizationState.FAILED:
         wrong = Refusal(Reason.FAILED, f"{record.reason} Nothing was taken: sign a new payment.")
-        offer = _offer(service, order, await _due(service, gasless, order))
+        offer = _offer(service, order, await _due(service, authorizations, order))
         raise _refused(service.views, order, offer, wrong)
     return _answer(service, order, record)
 
 
-def _answer(service: Service, order: Order, record: FundingRecord) -> Answer:
-    is_paying = record.state in (FundingState.RECORDED, FundingState.SENT)
+def _answer(service: Service, order: Order, record: AuthorizationRecord) -> Answer:
+    is_paying = record.state in (AuthorizationState.RECORDED, AuthorizationState.SENT)
     now = service.clock.now_ms()
     status = status_answer(service.views, order, now, is_paying=is_paying)
     settlement = None
@@ -130,7 +119,7 @@ def _answer(service: Service, order: Order, record: FundingRecord) -> Answer:
     )
 
 
-def _settlement(record: FundingRecord, chain_id: int) -> Json:
+def _settlement(record: AuthorizationRecord, chain_id: int) -> Json:
     """SettlementResponse of x402."""
     return {
         "success": True,
@@ -144,13 +133,13 @@ def _settlement(record: FundingRecord, chain_id: int) -> Json:
 # --- what is to be signed --------------------------------------------------------------------
 
 
-async def _due(service: Service, gasless: GaslessFunding, order: Order) -> Due:
+async def _due(service: Service, authorizations: Authorizations, order: Order) -> Due:
     """What has to be paid now. Raises OrderNotFundable."""
     if not may_fund(order, service.clock.now_ms()):
         raise _not_fundable(order, "Nothing is due on the order any more")
     if _seconds_left(service, order) < _LEAST_OFFER_SECONDS:
         raise _not_fundable(order, "The deposit window closes in less than a minute")
-    return Due(order.terms.deposit_address, order.due_units, await gasless.token(order))
+    return Due(order.terms.deposit_address, order.due_units, await authorizations.token(order))
 
 
 def _offer(service: Service, order: Order, due: Due) -> PaymentRequirements:

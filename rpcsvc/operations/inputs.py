@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, get_args
 
@@ -96,6 +98,7 @@ async def parse_call(model: type[P], params: dict[str, Any], call: Call, service
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """Validate the params. Raises InputError or InputErrors that name every problem."""
+    params = _without_excess(model, params)
     model.screen(params)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
@@ -322,6 +325,8 @@ async def _problems_of_rest(
 
 # Bounded: an answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32
+# For how many of them a near name is looked for: a batch has fifty calls with thirty names each.
+_MOST_GUESSES: Final = 4
 
 
 _CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
@@ -391,9 +396,18 @@ def missing(field: str) -> MissingInput:
 def problems_of(model: type[Params], error: ValidationError) -> list[InputError]:
     """One problem per field, although a union reports each of its branches."""
     by_field: dict[str, InputError] = {}
-    for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
-        by_field.setdefault(_path(item), _problem(model, item))
+    for count, item in enumerate(error.errors(include_url=False)[:MOST_PROBLEMS]):
+        by_field.setdefault(_path(item), _problem(model, item, is_guessed=count < _MOST_GUESSES))
     return list(by_field.values())
+
+
+def _without_excess(model: type[Params], params: dict[str, Any]) -> dict[str, Any]:
+    """Return the params with no more unknown ones than are reported."""
+    if len(params) <= MOST_PROBLEMS:
+        return params
+    known = _wire_names(model)
+    reported = set(islice((name for name in params if name not in known), MOST_PROBLEMS))
+    return {name: params[name] for name in params if name in known or name in reported}
 
 
 def _path(item: Any) -> str:
@@ -404,12 +418,12 @@ def _path(item: Any) -> str:
     return ".".join(parts)[:LONGEST_NAME] or "params"
 
 
-def _problem(model: type[Params], item: Any) -> InputError:
+def _problem(model: type[Params], item: Any, *, is_guessed: bool) -> InputError:
     field, kind, received = _path(item), item["type"], item["input"]
     if kind == "missing":
         return _left_out(model, field)
     if kind == "extra_forbidden":
-        return _unknown(_model_at(model, item["loc"]), field, item)
+        return _unknown(_model_at(model, item["loc"]), field, item, is_guessed=is_guessed)
     if field == "direction":
         return UnsupportedDirection(
             "direction must be x2u (XMR to USDC) or u2x (USDC to XMR).",
@@ -449,14 +463,20 @@ def _model_at(model: type[Params], path: tuple[int | str, ...]) -> type[Params]:
     return model
 
 
-def _unknown(model: type[Params], field: str, item: Any) -> InvalidInput:
-    known = [info.alias or name for name, info in model.model_fields.items()]
+def _unknown(model: type[Params], field: str, item: Any, *, is_guessed: bool) -> InvalidInput:
+    known = _wire_names(model)
+    meant = _meant(str(item["loc"][-1]), known) if is_guessed else ""
     return InvalidInput(
-        f"{field} is not a property of this operation.{_meant(str(item['loc'][-1]), known)}",
+        f"{field} is not a property of this operation.{meant}",
         field=field,
         received=item["input"],
         allowed=known,
     )
+
+
+@cache
+def _wire_names(model: type[Params]) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def _meant(name: str, known: list[str]) -> str:

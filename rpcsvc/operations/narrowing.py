@@ -6,7 +6,7 @@ checksums, limits that move with the rate, addresses of the service or of a toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from pydantic import BeforeValidator
@@ -43,22 +43,65 @@ class Networks(NamedTuple):
 
 
 def narrowed(schema: Json, cases: list[Json]) -> Json:
-    """A model's schema that also requires one of the cases.
+    """Return a model's schema that also requires one of the cases, as a chain of conditions.
 
-    Constraints that all cases share move to the property itself. Null is left to the types.
+    Constraints that all cases share move to the property itself. The first property of each case
+    distinguishes it from the others, except the last case, which holds for the rest.
     """
     cases = [_of_model(schema, case) for case in cases]
     for name, narrow in _common(cases).items():
         schema["properties"][name] = _both(schema["properties"][name], narrow)
         for case in cases:
             del case["properties"][name]
-    return {**schema, "anyOf": cases} if len(cases) > 1 else schema
+    if len(cases) < 2:
+        return schema
+    return {**schema, **chained([_with_null(schema, case) for case in cases])}
+
+
+def chained(cases: list[Json]) -> Json:
+    """Return cases as a chain of ``if``, ``then`` and ``else``.
+
+    It says what ``anyOf`` would say. Claude's API refuses ``anyOf`` at the root of a tool's input
+    schema, and client generators read it as a choice of types that have no other properties.
+    """
+    *before, chain = cases
+    for case in reversed(before):
+        (name, chosen), *others = case["properties"].items()
+        condition = {"properties": {name: chosen}, "required": [name]}
+        chain = {"if": condition, "then": {**case, "properties": dict(others)}, "else": chain}
+    return chain
+
+
+def cases_of(schema: Json) -> Iterator[Json]:
+    """Yield the cases of a schema that ``narrowed`` returned."""
+    while "then" in schema:
+        yield schema["then"]
+        schema = schema["else"]
+        if "then" not in schema:
+            yield schema
 
 
 def _of_model(schema: Json, case: Json) -> Json:
-    """A case reduced to the properties that the model has."""
+    """Return a case reduced to the properties that the model has."""
     known = {n: s for n, s in case["properties"].items() if n in schema["properties"]}
     return {**case, "properties": known}
+
+
+def _with_null(schema: Json, case: Json) -> Json:
+    """Return a case that takes null for the values that may be left out."""
+    optional = {
+        name
+        for name, typed in schema["properties"].items()
+        if _NULL in typed.get("anyOf", ()) and name not in case.get("required", ())
+    }
+    properties = {n: _or_null(s) if n in optional else s for n, s in case["properties"].items()}
+    return {**case, "properties": properties}
+
+
+def _or_null(narrow: Json) -> Json:
+    if not {"type", "anyOf"} & narrow.keys():
+        return narrow
+    return {"anyOf": [*narrow.get("anyOf", [narrow]), _NULL]}
 
 
 def _common(cases: list[Json]) -> Json:
@@ -67,9 +110,11 @@ def _common(cases: list[Json]) -> Json:
 
 
 def _both(typed: Json, narrow: Json) -> Json:
-    if "enum" in narrow and _NULL in typed.get("anyOf", ()):
-        narrow = {**narrow, "enum": [*narrow["enum"], None]}
-    return {**typed, **narrow}
+    """Return a property's schema with a narrower one of the same type; null stays."""
+    if "anyOf" not in typed:
+        return {**typed, **narrow}
+    branches = [b if b == _NULL else {**b, **narrow} for b in typed["anyOf"]]
+    return {**typed, "anyOf": branches}
 
 
 # --- single values ---
@@ -82,27 +127,26 @@ def amount(*assets: Asset) -> Json:
     decimals = max(asset.decimals for asset in assets)
     digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
     return {
+        "type": "string",
         "pattern": rf"^(0|[1-9][0-9]{{0,{digits - 1}}})(\.[0-9]{{1,{decimals}}})?$",
         "not": {"type": "string", "pattern": "^[0.]+$"},
     }
 
 
 def chain(networks: Networks) -> Json:
-    """Schema of a chain: its name, alias, number, or number as a string."""
-    return {
-        "enum": [
-            name
-            for chain in networks.chains
-            for name in (chain.name, *chain.aliases, chain.chain_id, str(chain.chain_id))
-        ]
-    }
+    """Schema of a chain by its name.
+
+    Aliases and numbers are accepted, too, and are left out: an enum of more than one type is
+    refused by Gemini, and client generators make code of it that does not compile.
+    """
+    return {"type": "string", "enum": [chain.name for chain in networks.chains]}
 
 
 def address(asset: Asset, networks: Networks) -> Json:
     """Schema of an address on the asset's network."""
     if asset is XMR:
-        return {"pattern": monero_pattern(networks.monero)}
-    return {"pattern": EVM_PATTERN, "not": {"const": ZERO_ADDRESS}}
+        return {"type": "string", "pattern": monero_pattern(networks.monero)}
+    return {"type": "string", "pattern": EVM_PATTERN, "not": {"const": ZERO_ADDRESS}}
 
 
 def any_address(assets: Iterable[Asset], networks: Networks) -> Json:

@@ -36,8 +36,8 @@ from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, with_session
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
-from rpcsvc.orders.ports.store import StatusView, StoredResponse
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote
+from rpcsvc.store.changes import StatusView, StoredResponse
 
 
 class PlacedOrder(NamedTuple):
@@ -77,8 +77,12 @@ async def _make(
     claim: Claim | None,
     write: Callable[[PlacedOrder], bytes],
 ) -> bytes:
+    webhook = request.webhook
+    if webhook is not None:
+        client = request.client.customer.stored(service.client_secret)
+        webhook = replace(webhook, client=client)
     async with service.venue.opening(request, claim) as opened:
-        return await _commit(service, opened, claim, write, request.webhook)
+        return await _commit(service, opened, claim, write, webhook)
 
 
 async def _commit(

@@ -40,11 +40,18 @@ Direction = Annotated[
 ]
 
 
+def _as_text(schema: Json) -> None:
+    """Describe a chain by its name alone: see ``narrowing.chain``."""
+    del schema["anyOf"]
+    schema["type"] = "string"
+
+
 ChainName = Annotated[
     str | int,
     Field(
-        description="The USDC side: chain name, alias or number, as capabilities list them. Names"
-        " are taken in capitals, too."
+        description="The USDC side. A chain's alias or number, as capabilities list them, is taken"
+        " as well as its name, and names in capitals, too.",
+        json_schema_extra=_as_text,
     ),
     WHOLE,
 ]
@@ -182,7 +189,7 @@ WebhookField = Annotated[
     BeforeValidator(_with_url),
     Field(
         description="Where the order's events are sent as they happen: a URL, or a URL and a"
-        " secret. docs/webhooks.md says how to check them.",
+        " secret. docs/use/webhooks.md says how to check them.",
         json_schema_extra=_or_url,
     ),
 ]

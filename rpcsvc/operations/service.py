@@ -2,7 +2,7 @@
 results.
 
 ``Service`` is the running service, ``Call`` one call. Handlers know no engine by name: they ask the
-venue. ``attester`` signs the terms of orders (docs/signing.md).
+venue. ``attester`` signs the terms of orders (docs/use/signing.md).
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.domain.unfunded import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.store import OrderStore, RateRows, Ticket, TicketCharge, TicketsTaken
 from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
-from rpcsvc.orders.ports.webhooks import WebhookStore
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.orders.waits import Waits
+from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import RateRows
+from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.
@@ -164,39 +166,48 @@ class Operation(Struct, frozen=True, eq=False):
 
 # Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
+# One part in so many of a day's bytes.
+_KEPT_FOR_MONEY: Final = 4
+_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
 
 
 class TicketBudget(NamedTuple):
     """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
 
-    ``size`` bounds the growth of the database.
+    ``size`` bounds the growth of the database. A quarter of it is kept for tickets of owners whose
+    orders have money in them: each such order is a client of its own.
     """
 
     per_client: int
     size: int
 
-    def charge(self, client: str, ticket: Ticket, taken: TicketsTaken) -> TicketCharge:
-        """The budget that a ticket uses; the client is named as it is stored. Raises
-        Unavailable.
+    def charge(
+        self, client: str, ticket: Ticket, taken: TicketsTaken, *, has_money: bool
+    ) -> TicketCharge:
+        """The budget that a ticket uses; the client is named as it is stored.
+
+        Raises RateLimited when the client has used its part up, and Unavailable when all together
+        have.
         """
         now, size = ticket.created_at, _size(ticket)
+        retry_after = -(-ms_to_next_day(now) // 1_000)
         if taken.tickets >= self.per_client:
-            raise _refusal(f"More than {self.per_client} tickets a day.", now)
-        if taken.size + size > self.size:
-            raise _refusal("No more tickets can be taken today.", now)
-        return TicketCharge(day_of(now), client, size, self.per_client, self.size)
+            raise RateLimited(
+                f"More than {self.per_client} tickets a day are not taken. {_LATER}",
+                details={"reason": TICKETS_REASON, "limit": self.per_client},
+                retry_after=retry_after,
+            )
+        most = self.size if has_money else self.size - self.size // _KEPT_FOR_MONEY
+        if taken.size + size > most:
+            raise Unavailable(
+                f"No more tickets can be taken today. {_LATER}", retry_after=retry_after
+            )
+        return TicketCharge(day_of(now), client, size, self.per_client, most)
 
 
 def _size(ticket: Ticket) -> int:
     texts = (ticket.message, ticket.category, ticket.wallet_address or "")
     return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-
-def _refusal(message: str, now: int) -> Unavailable:
-    return Unavailable(
-        f"{message} Write again tomorrow, or to the contact that the service publishes.",
-        retry_after=-(-ms_to_next_day(now) // 1_000),
-    )
 
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.

@@ -16,6 +16,7 @@ from rpcsvc.clock import day_of, iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
+from rpcsvc.domain.unfunded import SOCKET
 from rpcsvc.errors import (
     InputError,
     InvalidDestination,
@@ -35,8 +36,8 @@ from rpcsvc.operations.service import (
 )
 from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
-from rpcsvc.orders.ports.store import Change, StaleWrite, Ticket
-from rpcsvc.orders.unfunded import SOCKET
+from rpcsvc.store.changes import Change, Ticket
+from rpcsvc.store.database import StaleWrite
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +172,10 @@ async def read_untried(text: str, order: Order, service: Service, *, field: str)
 
 
 async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
-    """Record a ticket; set the order's refund address when its owner asks for it."""
+    """Record a ticket; set the order's refund address when its owner asks for it.
+
+    Raises InvalidInput, InvalidDestination, RateLimited and Unavailable.
+    """
     session, order_id = _read_ids(params)
     named = None if order_id is None else await service.store.order(order_id)
     order = _owned(named, session)
@@ -186,8 +190,10 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
         wallet_address=params.wallet_address,
     )
     is_charged = call.client != SOCKET and not _sets_refund_address(order, refund_to)
-    client = call.client.stored(service.client_secret) if is_charged else None
-    await _record(service, ticket, client)
+    client, has_money = call.client.stored(service.client_secret), False
+    if order is not None and order.has_money:
+        client, has_money = order.order_id, True
+    await _record(service, ticket, client if is_charged else None, has_money=has_money)
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
     accepted = await _give_with_ticket(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
@@ -198,17 +204,17 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     )
 
 
-async def _record(service: Service, ticket: Ticket, client: str | None) -> None:
+async def _record(service: Service, ticket: Ticket, client: str | None, *, has_money: bool) -> None:
     """Store a ticket and charge it to its client's budget; None charges nobody.
 
-    Raises Unavailable.
+    Raises RateLimited and Unavailable.
     """
     if client is None:
         await service.store.commit(Change(ticket=ticket))
         return None
     for _ in range(_TRIES):
         taken = await service.store.tickets_taken(day_of(ticket.created_at), client)
-        charge = service.ticket_budget.charge(client, ticket, taken)
+        charge = service.ticket_budget.charge(client, ticket, taken, has_money=has_money)
         with suppress(StaleWrite):  # others were faster: the budget is read again
             return await service.store.commit(Change(ticket=ticket, charge=charge))
     raise Unavailable("Others are writing tickets right now. Try again.", retry_after=1)

@@ -58,7 +58,7 @@ from rpcsvc.operations.service import (
     session_source,
     with_session,
 )
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
 from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
@@ -215,17 +215,17 @@ async def _wait_for_change(service: Service, params: StatusParams, call: Call) -
     await service.waits.history(order.order_id, since, params.wait_sec, call.client)
 
 
-async def is_being_paid(gasless: GaslessFunding, order_id: str) -> bool:
+async def is_being_paid(authorizations: Authorizations, order_id: str) -> bool:
     """Whether a signed payment of the order is under way.
 
     Read the order afterwards: if the payment just ended, the order then has its deposit.
     """
-    return await gasless.unresolved(order_id) is not None
+    return await authorizations.unresolved(order_id) is not None
 
 
 async def find_funding(service: Service, order_id: str) -> tuple[Order, bool]:
     """The order, and whether a signed payment of it is under way. Raises as ``find_order``."""
-    is_paying = await is_being_paid(service.venue.gasless, read_order_id(order_id))
+    is_paying = await is_being_paid(service.venue.authorizations, read_order_id(order_id))
     return await find_order(service, order_id), is_paying
 
 
@@ -281,7 +281,7 @@ async def _limit_problems(service: Service, intent: SwapIntent) -> list[InputErr
         if intent.chain is not None:
             service.venue.profile.require_offered(intent.chain)
         if intent.funding is not None:
-            service.venue.profile.require_gasless()
+            service.venue.profile.require_authorizations()
         if intent.amount is not None:
             await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
     except InputError as problem:

@@ -58,7 +58,7 @@ def _monero(network: str) -> str:
 
 
 _X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
-_U2X: Json = {"direction": "u2x", "chain": 42161, "amount": "150"}
+_U2X: Json = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
 _SWAP_ERRORS = (
     "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
     "amount_below_minimum", "amount_above_maximum", "unavailable",
@@ -72,6 +72,9 @@ _STATUS_ERRORS = (
 )  # fmt: skip
 _CHECK_ERRORS = ("missing_input", "invalid_input", "order_not_found", "unavailable")
 _WAIT_ERRORS = (*_CHECK_ERRORS, "rate_limited")
+_TICKET_ERRORS = (
+    "missing_input", "invalid_input", "invalid_destination", "rate_limited", "unavailable",
+)  # fmt: skip
 CANCEL_ERRORS = (*_STATUS_ERRORS, "order_not_cancellable")
 _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
@@ -314,7 +317,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
             Example("a question", {"message": "How long does a swap take?"}),
             Example("about an order", {"message": "Where is my payout?", "orderId": "$orderId"}),
         ),
-        errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
+        errors=_TICKET_ERRORS,
         creates=True,
         tool=tools.CREATE_SUPPORT_TICKET,
     ),
@@ -471,7 +474,7 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
                 },
             ),
         ),
-        errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
+        errors=_TICKET_ERRORS,
     ),
     Operation(
         name="bff.bridge.rates",

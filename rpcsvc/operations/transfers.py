@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address
-from rpcsvc.domain.money import format_units
+from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.domain.order import (
     FINAL_TRANSFERS,
     REFUND_ADDRESS,
@@ -27,11 +27,11 @@ from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import session
-from rpcsvc.operations.admin import ASSETS, MOST_LISTED, admin_row
+from rpcsvc.operations.admin import MOST_LISTED, admin_row
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import Params, SupportParams
 from rpcsvc.operations.service import Call, Cli, Confirmation, Effect, Flat, Service
-from rpcsvc.orders.ports.operator import BookedTransfer, OperatorBooks, Signed
+from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
 
 log = structlog.get_logger(__name__)
 

@@ -315,7 +315,7 @@ def _funding_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
         f" {order.terms.deposit_address} before {iso8601(order.terms.expires_at)}.",
     )
     asks = [ask]
-    if views.profile.is_gasless and order.terms.deposit_asset is USDC:
+    if views.profile.takes_authorizations and order.terms.deposit_asset is USDC:
         asks.append(action("fund_by_signature", _SIGN, "swap.fund", {"orderId": order.order_id}))
     if not views.profile.is_simulated:
         return asks

@@ -32,9 +32,9 @@ from rpcsvc.operations.service import (
     with_session,
 )
 from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, require_owner
-from rpcsvc.orders.gasless import GaslessFunding
-from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.webhooks import BookedDelivery, BookedWebhook
+from rpcsvc.orders.authorizations import Authorizations
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import BookedDelivery, BookedWebhook
 
 log = structlog.get_logger(__name__)
 
@@ -45,14 +45,14 @@ _STATES: Final = ("pending", "dead", "delivered")
 async def event_body(
     store: OrderStore,
     views: ViewContext,
-    gasless: GaslessFunding,
+    authorizations: Authorizations,
     order_id: str,
     sequence: int,
 ) -> bytes:
     """The body of an event's message. Raises LookupError if there is no such event."""
     # The event first: the order that is read afterwards includes it.
     entries = await store.history(order_id, sequence - 1, 1)
-    is_paying = await is_being_paid(gasless, order_id)
+    is_paying = await is_being_paid(authorizations, order_id)
     order = await store.order(order_id)
     if order is None or not entries or entries[0].version != sequence:
         raise LookupError(f"event {sequence} of {order_id}")

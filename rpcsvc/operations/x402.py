@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from rpcsvc import strict_json
 from rpcsvc.domain.addresses import EVM_PATTERN
-from rpcsvc.domain.gasless import Due, SignedAuthorization
+from rpcsvc.domain.authorizations import Due, SignedAuthorization
 from rpcsvc.domain.usdc import LARGEST_WORD, Authorization
 from rpcsvc.errors import InvalidInput, InvalidJson
 from rpcsvc.operations.envelope import Json

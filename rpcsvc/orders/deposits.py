@@ -19,10 +19,11 @@ from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen, 
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, OrderStore
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.ports.wallets import DepositSighting, Wallets
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

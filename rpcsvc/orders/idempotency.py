@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from rpcsvc.errors import IdempotencyConflict, Unavailable
-from rpcsvc.orders.ports.store import OrderStore, StaleWrite
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.orders import OrderStore
 
 T = TypeVar("T")
 

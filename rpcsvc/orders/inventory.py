@@ -11,16 +11,12 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
-from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
-from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.venue import Rate, network_of
-from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import (
+from rpcsvc.domain.reservations import UPSTREAM, Holdings
+from rpcsvc.domain.unfunded import (
     ALL,
     BY_ADDRESS,
     TOTAL,
@@ -36,6 +32,9 @@ from rpcsvc.orders.unfunded import (
     room,
     worst,
 )
+from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
+from rpcsvc.orders.ports.venue import Rate
+from rpcsvc.store.orders import OrderStore
 
 # So many reservations are looked at to say when there is room. Where it takes more, a caller who
 # comes back is told so again: one refusal costs no more, however many orders there are.

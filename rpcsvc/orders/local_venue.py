@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import NamedTuple
 
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
 from rpcsvc.domain.order import PERPS, Order, OrderStatus
@@ -21,18 +21,19 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
+from rpcsvc.domain.unfunded import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
     OrderNotCancellable,
     Unavailable,
 )
+from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.deposits import ScanProgress
-from rpcsvc.orders.gasless import GaslessFunding
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
-from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, Ticket
+from rpcsvc.orders.policy import Orders, TermsMaker
 from rpcsvc.orders.ports.venue import (
     Confirmations,
     DirectionLimits,
@@ -43,28 +44,13 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     QuoteRequest,
     Rate,
-    VenueProfile,
     VenueQuote,
-    network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.unfunded import Admission, Client
+from rpcsvc.store.changes import RateBounds, Ticket
 
 _JOINED = "This replica takes orders; another one settles them."
-
-
-class Intake(NamedTuple):
-    """What orders are taken by.
-
-    ``inventory`` decides what the wallets can take on. ``pooled`` gives the conditions of an order
-    by its deposit address and the network that pays it, where another replica has the wallets.
-    """
-
-    wallets: OrderingWallets
-    inventory: Inventory
-    scan: ScanProgress
-    pooled: Callable[[str, str], PooledOrder] | None = None
 
 
 class _Priced(NamedTuple):
@@ -76,29 +62,35 @@ class _Priced(NamedTuple):
 
 
 class LocalVenue:
-    """Implements Venue on wallets and a rate source. ``wake`` starts a worker pass at once."""
+    """Implements Venue on wallets and a rate source. ``wake`` starts a worker pass at once.
+
+    ``inventory`` decides which orders the wallets can take on.
+    """
 
     def __init__(
         self,
-        core: Core,
-        profile: VenueProfile,
-        intake: Intake,
+        orders: Orders,
+        wallets: OrderingWallets,
+        inventory: Inventory,
+        scan: ScanProgress,
         rates: PublishedRates,
         wake: Callable[[], None],
-        gasless: GaslessFunding,
+        authorizations: Authorizations,
     ) -> None:
-        self.profile = profile
-        self.price_lock: int | None = core.policy.price_lock
-        self.gasless = gasless
-        self._wallets, self._inventory, self._scan, self._pooled = intake
+        self.profile = orders.profile
+        self.price_lock: int | None = orders.policy.price_lock
+        self.authorizations = authorizations
+        self._wallets = wallets
+        self._inventory = inventory
+        self._scan = scan
         self._rates = rates
         self._wake = wake
-        self._policy = core.policy
-        self._store = core.store
-        self._processor = core.processor
-        self._clock = core.clock
-        self._lease = core.lease
-        self._maker = TermsMaker(core.policy, core.clock, core.random)
+        self._policy = orders.policy
+        self._store = orders.store
+        self._processor = orders.processor
+        self._clock = orders.clock
+        self._lease = orders.lease
+        self._maker = TermsMaker(orders.policy, orders.clock, orders.random)
 
     # --- prices ---
 
@@ -235,7 +227,7 @@ class LocalVenue:
             return 0
         if request.amount.asset is not USDC:
             raise ValueError("only USDC is paid by signing")
-        return self.gasless.fee(network_of(USDC, request.chain))
+        return self.authorizations.fee(network_of(USDC, request.chain))
 
     # --- orders ---
 
@@ -254,7 +246,7 @@ class LocalVenue:
         named = self._maker.ids(request)
         address = self._wallets.deposit_address(quote.deposit_asset)
         terms = self._maker.terms(request, quote, named, address)
-        pooled = self._pooled and self._pooled(address, terms.payout_network)
+        pooled = self._wallets.pooled(address, terms.payout_network)
         yield NewOrder(terms, quote, admission, rates=rates, pooled=pooled)
 
     async def _require_payable(self, request: OrderRequest) -> None:
@@ -274,7 +266,7 @@ class LocalVenue:
 
     async def cancel(self, order: Order) -> Order:
         """End an order that waits for its first deposit. One that expired meanwhile stays so."""
-        await self.gasless.require_none_under_way(order)
+        await self.authorizations.require_none_under_way(order)
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:

@@ -35,8 +35,6 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.store import Commit, OrderStore
 from rpcsvc.orders.ports.wallets import (
     Outcome,
     PreparedTransfer,
@@ -45,6 +43,9 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks, OrderProcessor, Quarantine
+from rpcsvc.store.database import Commit
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 from msgspec import Struct
 
 from rpcsvc import ids
 from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import network_of
 from rpcsvc.domain.order import Terms, Timeouts
+from rpcsvc.domain.reservations import Counting
 from rpcsvc.domain.twap import is_worth_cutting
+from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.store import OrderStore, RateRows
-from rpcsvc.orders.ports.venue import OrderRequest, VenueQuote, network_of
+from rpcsvc.orders.ports.venue import OrderRequest, VenueProfile, VenueQuote
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.published_rates import RateRule
-from rpcsvc.orders.unfunded import UnfundedLimits
+from rpcsvc.store.database import Tables
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.orders import OrderStore
 
 
 class Policy(Struct, frozen=True):
@@ -43,11 +47,15 @@ class Policy(Struct, frozen=True):
     lock_break_bps: int = 0
 
 
-class Core(Struct, frozen=True):
-    """Parts of every venue. ``secret`` keys the hashes of clients' names; under ``lease``
-    orders are written and settled, and rates are published as ``rates``.
+class Orders(Struct, frozen=True):
+    """The orders of one process: their store, their rules, and the venue's names.
+
+    ``tables`` are those of ``store``, for queries beside orders. ``clock`` says when orders expire.
+    ``secret`` keys the hashes of clients' names. Orders are written and settled under ``lease``.
     """
 
+    profile: VenueProfile
+    tables: Tables
     store: OrderStore
     processor: OrderProcessor
     policy: Policy
@@ -56,7 +64,10 @@ class Core(Struct, frozen=True):
     random: RandomBytes
     secret: bytes
     lease: Lease
-    rates: RateRows
+
+
+# Makes the orders of an engine: its names, the clock of its orders, and how it counts reservations.
+MakeOrders: TypeAlias = "Callable[[VenueProfile, Clock, Counting], Orders]"
 
 
 class OrderIds(NamedTuple):
@@ -130,28 +141,32 @@ STEP: Final = 200
 UNPAID_BYTES: Final = 11_000
 
 
-class Kept(Struct, frozen=True):
-    """Retention times in ms; ``unpaid_bytes`` limits the size of unpaid orders' answers.
-
-    ``history``: None keeps it for ever.
-    """
-
-    responses: int
-    tickets: int
-    unpaid: int
-    unpaid_bytes: int
-    history: int | None
-
-
 class Retention:
     """Deletes answers to idempotency keys, tickets, unpaid orders' answers, and the history
     of orders that are over, after their time.
+
+    ``keep_history_ms``: None keeps the history permanently. ``unpaid_bytes`` limits the size of
+    unpaid orders' answers.
     """
 
-    def __init__(self, store: OrderStore, clock: Clock, kept: Kept) -> None:
+    def __init__(
+        self,
+        store: OrderStore,
+        clock: Clock,
+        *,
+        keep_responses_ms: int,
+        keep_tickets_ms: int,
+        keep_unpaid_ms: int,
+        keep_history_ms: int | None,
+        unpaid_bytes: int,
+    ) -> None:
         self._store = store
         self._clock = clock
-        self._kept = kept
+        self._responses_ms = keep_responses_ms
+        self._tickets_ms = keep_tickets_ms
+        self._unpaid_ms = keep_unpaid_ms
+        self._history_ms = keep_history_ms
+        self._most_unpaid = unpaid_bytes // UNPAID_BYTES
         self._next_cleaning = 0
         self._next_pruning = 0
 
@@ -167,11 +182,10 @@ class Retention:
 
     async def _prune(self, now: int) -> None:
         """One step of each; the next one follows at once while there is more."""
-        kept, reduced = self._kept, 0
-        most = kept.unpaid_bytes // UNPAID_BYTES
-        pruned = await self._store.prune_unpaid(now - kept.unpaid, most, STEP)
-        if kept.history is not None:
-            reduced = await self._store.reduce_history(now - kept.history, STEP)
+        reduced = 0
+        pruned = await self._store.prune_unpaid(now - self._unpaid_ms, self._most_unpaid, STEP)
+        if self._history_ms is not None:
+            reduced = await self._store.reduce_history(now - self._history_ms, STEP)
         if max(pruned, reduced) < STEP:
             self._next_pruning = now + _MINUTE_MS
         if pruned:
@@ -180,12 +194,12 @@ class Retention:
             log.info("histories_reduced", count=reduced)
 
     async def _forget(self, now: int) -> None:
-        forgotten = await self._store.forget_responses(now - self._kept.responses)
+        forgotten = await self._store.forget_responses(now - self._responses_ms)
         if forgotten:
             log.info("idempotency_keys_forgotten", count=forgotten)
-        ended = await self._store.forget_webhooks(now - self._kept.responses)
+        ended = await self._store.forget_webhooks(now - self._responses_ms)
         if ended:
             log.info("webhooks_forgotten", count=ended)
-        dropped = await self._store.forget_tickets(now - self._kept.tickets)
+        dropped = await self._store.forget_tickets(now - self._tickets_ms)
         if dropped:
             log.info("tickets_forgotten", count=dropped)

@@ -29,26 +29,25 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.reservations import Counting, counted
+from rpcsvc.domain.unfunded import Admission
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
-from rpcsvc.orders.ports.store import (
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.store.changes import (
     Change,
-    Commit,
-    Health,
     HistoryEntry,
-    OrderStore,
     PendingEffect,
     PooledOrder,
     Projection,
     RateBounds,
     RelayRecord,
-    StaleWrite,
     StatusView,
     StoredResponse,
 )
-from rpcsvc.orders.ports.wallets import PreparedTransfer
-from rpcsvc.orders.reservations import Counting, counted
-from rpcsvc.orders.unfunded import Admission
+from rpcsvc.store.database import Commit, StaleWrite
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -18,9 +18,10 @@ from rpcsvc.clock import Clock, SystemClock, steady_ms
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.pricing import BPS
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.store import RateBounds, RateRow, RateRows
 from rpcsvc.orders.ports.venue import Rate, RateSource
+from rpcsvc.store.changes import RateBounds
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.replicas import RateRow, RateRows
 
 log = structlog.get_logger(__name__)
 

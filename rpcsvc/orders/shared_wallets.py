@@ -12,22 +12,16 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import Health, PooledOrder
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.ports.wallets import (
-    Fees,
-    Holdings,
-    NetworkState,
-    OrderingWallets,
-    PublishedState,
-    SharedWallets,
-    WalletState,
-)
+from rpcsvc.orders.ports.wallets import Fees, NetworkState, OrderingWallets
+from rpcsvc.store.changes import PooledOrder
+from rpcsvc.store.replicas import PublishedState, SharedWallets, WalletState
 
 # How often states are published, and read.
 EVERY_MS: Final = 1_000

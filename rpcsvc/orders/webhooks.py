@@ -1,33 +1,76 @@
 """Delivers the events of orders to their webhooks: at least once, and in order for each order.
 
 The messages are rows of the store, written by the commits of their events. One that was sent and
-not recorded is sent again, with the same id.
+not recorded is sent again, with the same id. Strangers choose the receivers, so the places for
+attempts are shared among the clients that named them; receivers that answered last time, and all
+others, each leave some places to the other kind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Final
 
 import structlog
+from msgspec import Struct
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.webhooks import DAY_MS, judge, message_id
+from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook, judge, message_id
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.webhooks import DueDelivery, Render, Send, WebhookStore
+from rpcsvc.store.webhooks import DueDelivery, WebhookStore
 
 log = structlog.get_logger(__name__)
 
-MOST_AT_ONCE: Final = 64
-# However slow a receiver is, it takes no more than these.
-MOST_OF_RECEIVER: Final = 4
+# Messages to one kind of receiver that are looked at together.
+_MOST_READ: Final = 512
 POLL_SECONDS: Final = 1.0
-# Between two looks at the store, however often it is written.
+# Between two looks at the store: while messages wait for a place, and at the least.
+CROWDED_SECONDS: Final = 0.1
 LEAST_SECONDS: Final = 0.05
 BROKEN_SECONDS: Final = 5.0
+# Sends one message: to whom, its id, its body.
+Send = Callable[[Webhook, str, bytes], Awaitable[DeliveryAttempt]]
+# The body of an event's message, by order id and sequence.
+Render = Callable[[str, int], Awaitable[bytes]]
+
+
+class Places(Struct, frozen=True):
+    """How many attempts may be under way: in all, to receivers of one kind (those that answered
+    last time, or all others), of one client, and to one receiver.
+
+    After ``patience`` seconds an attempt gives its place to a client that has fewer.
+    """
+
+    most: int = 64
+    of_kind: int = 48
+    of_client: int = 8
+    of_receiver: int = 4
+    patience: float = 1.0
+
+
+PLACES: Final = Places()
+
+
+class _Attempt(Struct, eq=False):
+    """An attempt under way since ``began_at``, in seconds of the event loop's clock.
+
+    ``clock`` ends it; None while nothing is being sent. ``yields``: its place goes to another.
+    """
+
+    delivery: DueDelivery
+    began_at: float
+    clock: asyncio.Timeout | None = None
+    yields: bool = False
+
+    @property
+    def client(self) -> str:
+        """Who named the webhook."""
+        return self.delivery.webhook.client
 
 
 class Deliverer:
@@ -39,21 +82,19 @@ class Deliverer:
         render: Render,
         send: Send,
         clock: Clock,
-        *,
-        most: int = MOST_AT_ONCE,
-        most_of_receiver: int = MOST_OF_RECEIVER,
+        places: Places = PLACES,
     ) -> None:
         self._store = store
         self._render = render
         self._send = send
         self._clock = clock
-        self._most = most
-        self._most_of_receiver = most_of_receiver
+        self._places = places
         self._wake = asyncio.Event()
         self._last_look = 0
-        # By order id; at most one message of an order is under way.
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._of_receiver: Counter[str] = Counter()
+        self._is_crowded = False
+        # By order id, the longest first; at most one message of an order is under way.
+        self._running: dict[str, _Attempt] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def observe(self, _before: Order | None, _after: Order, _event: Event | None) -> None:
         """An event was committed (OrderProcessor.on_commit): it may have a message."""
@@ -73,12 +114,14 @@ class Deliverer:
                 await self._look()
                 await asyncio.sleep(LEAST_SECONDS)
                 try:
-                    async with asyncio.timeout(POLL_SECONDS):
+                    async with asyncio.timeout(
+                        CROWDED_SECONDS if self._is_crowded else POLL_SECONDS
+                    ):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
         finally:
-            under_way = list(self._running.values())
+            under_way = list(self._tasks.values())
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
@@ -91,53 +134,110 @@ class Deliverer:
             log.warning("webhooks_not_read", reason=error.message)
 
     async def start_due(self) -> int:
-        """Begin to send what is due and has room; returns how many messages."""
+        """Begin to send what is due and has a place; returns how many messages."""
         now = self._clock.now_ms()
         if now < self._last_look - DAY_MS // 24:  # the clock was set back
             await self._store.hurry(now + DAY_MS)
         self._last_look = now
-        room = self._most - len(self._running)
-        if room <= 0:
-            return 0
-        # Those under way are still pending in the store.
-        found = await self._store.due(now, room + len(self._running), self._busy())
-        started = 0
-        for delivery in found:
-            receiver = delivery.webhook.receiver
-            is_full = self._of_receiver[receiver] >= self._most_of_receiver
-            if delivery.order_id in self._running or is_full or started >= room:
-                continue
-            self._begin(delivery)
-            started += 1
-        return started
+        self._is_crowded = False
+        known = await self._start_kind(now, is_known=True)
+        return known + await self._start_kind(now, is_known=False)
 
     async def drain(self, order_id: str | None = None) -> None:
         """Wait until no message is under way, or none of an order."""
-        while tasks := [task for name, task in self._running.items() if order_id in (None, name)]:
+        while tasks := [task for name, task in self._tasks.items() if order_id in (None, name)]:
             await asyncio.wait(tasks)
 
-    def _busy(self) -> list[str]:
-        return [name for name, n in self._of_receiver.items() if n >= self._most_of_receiver]
+    async def _start_kind(self, now: int, *, is_known: bool) -> int:
+        """Begin to send to receivers of one kind."""
+        places, under_way = self._places, dict(self._running)
+        if self._is_full(is_known) and not self._yielding(is_known):
+            self._is_crowded = True  # perhaps: what is due is read once there may be a place
+            return 0
+        of_receiver = Counter(each.delivery.webhook.receiver for each in under_way.values())
+        of_client = Counter(each.client for each in under_way.values())
+        found = await self._store.due(
+            now,
+            [name for name, count in of_receiver.items() if count >= places.of_receiver],
+            is_known=is_known,
+            most_of_client=2 * places.of_client,  # those under way are still pending in the store
+            limit=_MOST_READ,
+        )
+        # One that ended meanwhile may have been read before its outcome was recorded.
+        found = [each for each in found if each.order_id not in under_way]
+        started, waiting = 0, list[int]()
+        for turn, delivery in _in_turn(found, of_client):
+            receiver, client = delivery.webhook.receiver, delivery.webhook.client
+            if of_receiver[receiver] >= places.of_receiver or of_client[client] >= places.of_client:
+                continue
+            if waiting or self._is_full(is_known):
+                waiting.append(turn)
+                continue
+            self._begin(delivery)
+            of_receiver[receiver] += 1
+            of_client[client] += 1
+            started += 1
+        if waiting:
+            self._is_crowded = True
+            self._make_room(waiting, is_known)
+        return started
+
+    def _is_full(self, is_known: bool) -> bool:
+        """Whether a receiver of a kind finds no place."""
+        return len(self._running) >= self._places.most or self._is_kind_full(is_known)
+
+    def _is_kind_full(self, is_known: bool) -> bool:
+        kinds = (each.delivery.is_known for each in self._running.values())
+        return sum(kind is is_known for kind in kinds) >= self._places.of_kind
+
+    def _yielding(self, is_known: bool) -> list[_Attempt]:
+        """Attempts that may make room for a receiver of a kind, or do so already."""
+        kinds = (is_known,) if self._is_kind_full(is_known) else (True, False)
+        latest = asyncio.get_running_loop().time() - self._places.patience
+        return [
+            each
+            for each in self._running.values()
+            if each.yields
+            or (
+                each.clock is not None
+                and each.began_at <= latest
+                and each.delivery.is_known in kinds
+            )
+        ]
+
+    def _make_room(self, waiting: Sequence[int], is_known: bool) -> None:
+        """End attempts of clients that have more under way than those that wait, the longest first.
+
+        ``waiting``: of each message without a place, how many of its client go before it.
+        """
+        now, attempts = asyncio.get_running_loop().time(), self._yielding(is_known)
+        held = Counter(each.client for each in self._running.values() if not each.yields)
+        for turn in waiting[sum(each.yields for each in attempts) :]:
+            slow = [each for each in attempts if not each.yields]
+            longest = max(slow, key=lambda each: held[each.client], default=None)
+            if longest is None or longest.clock is None or held[longest.client] <= turn:
+                return
+            held[longest.client] -= 1
+            longest.yields = True
+            longest.clock.reschedule(now)
 
     def _begin(self, delivery: DueDelivery) -> None:
-        task = asyncio.create_task(self._deliver(delivery), name=f"webhook {delivery.order_id}")
-        self._running[delivery.order_id] = task
-        self._of_receiver[delivery.webhook.receiver] += 1
-        task.add_done_callback(lambda _task: self._end(delivery))
+        order_id = delivery.order_id
+        attempt = _Attempt(delivery, asyncio.get_running_loop().time())
+        task = asyncio.create_task(self._deliver(attempt), name=f"webhook {order_id}")
+        self._running[order_id], self._tasks[order_id] = attempt, task
+        task.add_done_callback(lambda _task: self._end(order_id))
 
-    def _end(self, delivery: DueDelivery) -> None:
-        receiver = delivery.webhook.receiver
-        del self._running[delivery.order_id]
-        self._of_receiver[receiver] -= 1
-        if not self._of_receiver[receiver]:
-            del self._of_receiver[receiver]
+    def _end(self, order_id: str) -> None:
+        del self._running[order_id], self._tasks[order_id]
         self._wake.set()
 
-    async def _deliver(self, delivery: DueDelivery) -> None:
+    async def _deliver(self, under_way: _Attempt) -> None:
+        delivery = under_way.delivery
         order_id, sequence = delivery.order_id, delivery.sequence
         try:
             body = await self._render(order_id, sequence)
-            attempt = await self._send(delivery.webhook, message_id(order_id, sequence), body)
+            attempt = await self._sent(under_way, body)
             now = self._clock.now_ms()
             verdict = judge(attempt, delivery.standing, now)
             await self._store.record(delivery, attempt, verdict, now)
@@ -157,3 +257,32 @@ class Deliverer:
                 receiver=delivery.webhook.receiver,
                 reason=attempt.error,
             )
+
+    async def _sent(self, under_way: _Attempt, body: bytes) -> DeliveryAttempt:
+        """Send a message and return the outcome, also when the attempt has to yield its place."""
+        delivery = under_way.delivery
+        name = message_id(delivery.order_id, delivery.sequence)
+        try:
+            async with asyncio.timeout(None) as under_way.clock:
+                return await self._send(delivery.webhook, name, body)
+        except TimeoutError:
+            seconds = asyncio.get_running_loop().time() - under_way.began_at
+            return DeliveryAttempt(
+                None, f"No answer within {seconds:.1f} s, and other messages waited."
+            )
+        finally:
+            under_way.clock = None
+
+
+def _in_turn(
+    found: Iterable[DueDelivery], of_client: Mapping[str, int]
+) -> list[tuple[int, DueDelivery]]:
+    """Messages, each with how many of its client go before it, those under way included.
+
+    Those with fewest go first.
+    """
+    before, turns = Counter(of_client), []
+    for delivery in found:
+        turns.append((before[delivery.webhook.client], delivery))
+        before[delivery.webhook.client] += 1
+    return sorted(turns, key=itemgetter(0))

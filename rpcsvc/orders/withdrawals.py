@@ -7,21 +7,20 @@ them. Only addresses that the settings name are ever paid.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 from msgspec import Struct, field
 
-from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import (
     MoneroNetwork,
     parse_evm_address,
     parse_monero_address,
     same_address,
 )
-from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.chains import MONERO_NETWORK, ChainRegistry
 from rpcsvc.domain.money import (
     USDC,
     XMR,
@@ -47,13 +46,9 @@ from rpcsvc.errors import (
     SettingsError,
     Unavailable,
 )
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.payouts import ENGINE_TIMEOUT_SECONDS, published_verdict
-from rpcsvc.orders.ports.operator import WithdrawalStore
-from rpcsvc.orders.ports.store import Commit, OrderStore, StaleWrite
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
+from rpcsvc.orders.policy import Orders
 from rpcsvc.orders.ports.wallets import (
-    Holdings,
     OrderingWallets,
     Outcome,
     PreparedTransfer,
@@ -62,6 +57,8 @@ from rpcsvc.orders.ports.wallets import (
     Wallets,
 )
 from rpcsvc.orders.processor import KeyedLocks
+from rpcsvc.store.database import Commit, StaleWrite
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 log = structlog.get_logger(__name__)
 
@@ -136,48 +133,45 @@ class _Wait(NamedTuple):
     until: int
 
 
-class Wallet(Struct, frozen=True):
-    """What withdrawals need of the wallets.
+class WithdrawalLimits(Struct, frozen=True):
+    """The addresses that withdrawals may pay, and the most units of one, where there is a cap."""
 
-    ``engine`` signs, on the replica that settles; ``ordering``: by which new ones are checked.
-    ``holdings``: of a network; None: wallets without a limit. ``chain``: one of the USDC networks,
-    by which the fee of an XMR transfer is asked for. ``writers`` are shared with payouts.
-    ``caps``: the most units of one transfer, where there is such a bound.
-    """
-
-    engine: Wallets
-    ordering: OrderingWallets
     allowed: AllowList
-    holdings: Callable[[str], Holdings] | None
-    chain: str
-    writers: KeyedLocks
     caps: Mapping[Asset, int] = field(default_factory=dict)
 
 
 class Withdrawals:
-    """The withdrawals of one service. Everything may raise errors.Unavailable."""
+    """The withdrawals of one service. Everything may raise errors.Unavailable.
+
+    ``wallets`` sign, on the replica that settles; new withdrawals are checked by ``ordering``.
+    ``writers`` are shared with payouts.
+    """
 
     def __init__(
         self,
         store: WithdrawalStore,
-        orders: OrderStore,
-        wallet: Wallet,
-        clock: Clock,
-        lease: Lease,
+        orders: Orders,
+        wallets: Wallets,
+        ordering: OrderingWallets,
+        limits: WithdrawalLimits,
+        writers: KeyedLocks,
     ) -> None:
         self._store = store
-        self._orders = orders
-        self._wallet = wallet
-        self._engine = wallet.engine
-        self._ordering = wallet.ordering
-        self._clock = clock
-        self._lease = lease
+        self._orders = orders.store
+        self._engine = wallets
+        self._ordering = ordering
+        self._limits = limits
+        self._writers = writers
+        # A USDC network: the fee of an XMR transfer is asked for by one.
+        self._chain = orders.profile.chains.all()[0].name
+        self._clock = orders.clock
+        self._lease = orders.lease
         self._waits: dict[str, _Wait] = {}
 
     @property
     def allowed(self) -> AllowList:
         """The addresses that may be paid, by network."""
-        return self._wallet.allowed
+        return self._limits.allowed
 
     # --- making --------------------------------------------------------------------------------
 
@@ -238,7 +232,7 @@ class Withdrawals:
     async def _checked(self, request: WithdrawalRequest) -> tuple[Withdrawal, int | None]:
         """The withdrawal as it would be added, and within what. Raises as ``make`` does."""
         address, network = self._allowed_address(request), request.network
-        cap = self._wallet.caps.get(asset := _asset(network))
+        cap = self._limits.caps.get(asset := _asset(network))
         if cap is not None and request.units > cap:
             raise InvalidInput(
                 f"amount {_shown(request.units, asset)} is over the cap per transfer of"
@@ -292,14 +286,15 @@ class Withdrawals:
     def _fee(self, network: str) -> int:
         """Units that the network may take besides. Raises errors.Unavailable before it is known."""
         if network == MONERO_NETWORK:
-            return self._ordering.fees(USDC, XMR, self._wallet.chain).payout
+            return self._ordering.fees(USDC, XMR, self._chain).payout
         return self._ordering.fees(XMR, USDC, network).payout
 
     async def _require_free(self, item: Withdrawal) -> int | None:
         """All that may be reserved on the network; None: no limit. Raises WithdrawalRefused."""
-        if self._wallet.holdings is None:
+        holdings = self._ordering.holdings
+        if holdings is None:
             return None
-        held = self._wallet.holdings(item.network).free
+        held = holdings(item.network).free
         reserved = (await self._orders.reserved(item.network)).total
         if item.units + item.fee > held - reserved:
             most = max(0, held - reserved - item.fee)
@@ -337,7 +332,7 @@ class Withdrawals:
             raise BaseExceptionGroup("withdrawals were not advanced", failures)
 
     async def _advance(self, withdrawal_id: str, network: str) -> None:
-        async with self._wallet.writers.hold(network):
+        async with self._writers.hold(network):
             item = await self._require(withdrawal_id)
             if item.state is TransferState.PLANNED:
                 await self._sign_or_cancel(item)

@@ -1,8 +1,9 @@
 """The ring of signing keys: as a value, as JSON, on disk, and rotated.
 
-``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key with its
-private part, and the public parts of the retired ones. A rotation is one rename: after a crash
-the file holds the old ring or the new one, complete.
+``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key and the next
+one with their private parts, and the public parts of the retired ones. The file says when the next
+key begins to sign, so every process that has the file switches at the same second, without a write.
+A write is one rename: after a crash the file holds the old ring or the new one, complete.
 Source: RFC 8037 (Ed25519 in JWK), RFC 7638 (key ids).
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -28,6 +29,8 @@ from rpcsvc.redacted import Redacted
 from rpcsvc.verify import b64url, parse_time, thumbprint, unb64url
 
 SEED_BYTES: Final = 32
+HANDOVER_SECONDS: Final = 10
+"""How long a replaced key's signatures count: servers notice later, and clocks differ."""
 _FORMAT: Final = 1
 Json = dict[str, Any]
 
@@ -56,11 +59,36 @@ class RetiredSigningKey(Struct, frozen=True):
     retired_at: str
 
 
+class NextSigningKey(Struct, frozen=True):
+    """A key that is published, and signs from the second ``signs_from`` (since the epoch) on."""
+
+    key: SigningKey
+    signs_from: int
+
+
 class Keys(Struct, frozen=True):
-    """A ring: the key that signs, and those that did, the latest first."""
+    """A ring: the key that signs, the next one, and those that signed before, the latest first."""
 
     current: SigningKey
     retired: tuple[RetiredSigningKey, ...] = ()
+    next: NextSigningKey | None = None
+
+    def at(self, second: int) -> Keys:
+        """Return the ring as it is used at a moment: the next key takes over at its time."""
+        if self.next is None or second < self.next.signs_from:
+            return self
+        old = retire(self.current, self.next.signs_from)
+        return Keys(self.next.key, (old, *self.retired))
+
+    def is_handed_over(self, second: int) -> bool:
+        """Whether no replica signs with ``current`` any more, because the next key took over."""
+        return self.next is not None and second >= self.next.signs_from + HANDOVER_SECONDS
+
+
+def retire(key: SigningKey, second: int) -> RetiredSigningKey:
+    """Return the public part of a key that another one replaces at ``second``."""
+    end = iso8601_second(second + HANDOVER_SECONDS)
+    return RetiredSigningKey(key.kid, key.x, key.created_at, end)
 
 
 def signing_key(seed: bytes, created_at: str) -> SigningKey:
@@ -87,11 +115,17 @@ def jwk(key: SigningKey | RetiredSigningKey) -> Json:
 
 def encode(keys: Keys) -> bytes:
     """The ring as it is kept, private part included."""
-    current, retired = keys.current, keys.retired
-    seed = b64url(current.secret[:SEED_BYTES])
-    rows: list[Json] = [{"x": current.x, "d": seed, "createdAt": current.created_at}]
-    rows += [{"x": k.x, "createdAt": k.created_at, "retiredAt": k.retired_at} for k in retired]
-    return json.dumps({"format": _FORMAT, "keys": rows}, indent=2).encode() + b"\n"
+    rows = [_private_row(keys.current)]
+    rows += [{"x": k.x, "createdAt": k.created_at, "retiredAt": k.retired_at} for k in keys.retired]
+    value: Json = {"format": _FORMAT, "keys": rows}
+    if keys.next is not None:
+        signs_from = iso8601_second(keys.next.signs_from)
+        value["next"] = {**_private_row(keys.next.key), "signsFrom": signs_from}
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+def _private_row(key: SigningKey) -> Json:
+    return {"x": key.x, "d": b64url(key.secret[:SEED_BYTES]), "createdAt": key.created_at}
 
 
 def decode(raw: bytes) -> Keys:
@@ -103,10 +137,22 @@ def decode(raw: bytes) -> Keys:
     if value["format"] != _FORMAT:
         raise ValueError(f"format {value['format']!r}, not {_FORMAT}")
     first, *others = value["keys"]
-    current = signing_key(_bytes32(first["d"]), _moment(first["createdAt"]))
-    if current.x != first["x"]:
-        raise ValueError("the current key's two halves do not belong together")
-    return Keys(current, tuple(_retired_key(row) for row in others))
+    retired = tuple(_retired_key(row) for row in others)
+    return Keys(_private_key(first), retired, _next_key(value["next"]) if "next" in value else None)
+
+
+def _private_key(row: Json) -> SigningKey:
+    key = signing_key(_bytes32(row["d"]), _moment(row["createdAt"]))
+    if key.x != row["x"]:
+        raise ValueError("the two halves of a key do not belong together")
+    return key
+
+
+def _next_key(row: Json) -> NextSigningKey:
+    signs_from = parse_time(row["signsFrom"])
+    if signs_from is None:
+        raise ValueError("a time is not RFC 3339")
+    return NextSigningKey(_private_key(row), int(signs_from.timestamp()))
 
 
 def _retired_key(row: Json) -> RetiredSigningKey:
@@ -269,8 +315,9 @@ def _overwrite(fd: int) -> None:
         log.warning("signing_key_overwrite_failed", reason=str(error))
 
 
-HANDOVER_SECONDS: Final = 10
-"""How long after a rotation the old key's signatures count: servers that run notice it later."""
+PUBLISHED_MINUTES: Final = 15
+LEAST_PUBLISHED_MINUTES: Final = 10
+"""How long a key is published before it signs. Verifiers keep a key set for up to ten minutes."""
 
 RandomBytes = Callable[[int], bytes]
 
@@ -282,6 +329,7 @@ class KeyRing:
         self._directory = directory
         self._clock = clock
         self._random = random
+        self._stored: Keys
         self._keys: Keys
         self._mark: Mark
 
@@ -323,54 +371,93 @@ class KeyRing:
         return self._keys.current
 
     @property
+    def next(self) -> NextSigningKey | None:
+        """The key that is published and does not sign yet."""
+        return self._keys.next
+
+    @property
     def retired(self) -> tuple[RetiredSigningKey, ...]:
         """Keys that signed before, the latest first."""
         return self._keys.retired
 
     def jwks(self) -> dict[str, Any]:
-        """The public keys as a JWKS (RFC 7517, RFC 8037), the current one first.
+        """The public keys as a JWKS (RFC 7517, RFC 8037): the current one, the next, the retired.
 
         A retired key has ``retiredAt``: what says that it was signed later is not to be believed.
+        The next key has ``signsFrom``.
         """
-        current = jwk(self.current)
-        retired = [{**jwk(key), "retiredAt": key.retired_at} for key in self.retired]
-        return {"keys": [current, *retired]}
+        keys = [jwk(self.current)]
+        if self.next is not None:
+            signs_from = iso8601_second(self.next.signs_from)
+            keys.append({**jwk(self.next.key), "signsFrom": signs_from})
+        return {"keys": keys + [{**jwk(key), "retiredAt": key.retired_at} for key in self.retired]}
+
+    def prepare(self, minutes: int = PUBLISHED_MINUTES) -> NextSigningKey:
+        """Make the next key. It signs ``minutes`` after every server has noticed and published it.
+
+        The switch needs no further call. Raises SigningKeyError, also while a next key is there.
+        """
+        with explaining(self._directory), locked(self._directory):
+            keys = self._read()
+            if keys.next is not None:
+                raise SigningKeyError(
+                    f"The next key {keys.next.key.kid} is prepared already, and signs from"
+                    f" {iso8601_second(keys.next.signs_from)}. Wait for that. If a key may be"
+                    " stolen: rpcsvc keys rotate --now"
+                )
+            start = self._second() + HANDOVER_SECONDS + minutes * 60
+            prepared = NextSigningKey(self._new_key(), start)
+            commit(self._directory, Keys(keys.current, keys.retired, prepared))
+            self._adopt()
+        return prepared
 
     def rotate(self, *, revoke: bool = False) -> SigningKey:
-        """Make a new key the current one; returns it.
+        """Make a new key the current one at once, and return it.
 
+        Verifiers that fetched the JWKS just before refuse its signatures until they fetch it again.
         The old public key stays in the JWKS with the time from which it is not believed; with
         ``revoke`` it is removed, and its signatures no longer verify: for a key that may be stolen.
+        A next key is dropped, because it lay beside the old one.
         The new key is on disk before the old private key is destroyed. Raises SigningKeyError; what
         is on disk then is the old ring or the new one, complete.
         """
         with explaining(self._directory), locked(self._directory):
-            old, _ = read(self._directory)
-            end = iso8601_second(self._clock.now_ms() // 1000 + HANDOVER_SECONDS)
-            gone = RetiredSigningKey(old.current.kid, old.current.x, old.current.created_at, end)
-            retired = old.retired if revoke else (gone, *old.retired)
-            commit(self._directory, Keys(self._new_key(), retired))
+            old = self._read()
+            gone = () if revoke else (retire(old.current, self._second()),)
+            commit(self._directory, Keys(self._new_key(), (*gone, *old.retired)))
             self._adopt()
         return self.current
 
     def refresh(self) -> bool:
-        """Take over what another process has rotated to; True if something was.
+        """Take over what another process or the time has changed; True if something did.
 
-        Costs one stat when nothing has changed. Never waits: while the other process is at it,
-        the keys stay as they are, and the next call looks again. Raises SigningKeyError.
+        Costs one stat when nothing has changed, and one write after the next key has taken over:
+        it destroys the old private key. Never waits: while another process is at it, the keys stay
+        as they are, and the next call looks again. Raises SigningKeyError; the next key takes over
+        even so.
         """
-        with explaining(self._directory):
-            if mark(self._directory) == self._mark:
-                return False
-            try:
+        before, now = self._keys, self._second()
+        self._keys = self._stored.at(now)
+        with explaining(self._directory), suppress(BlockingIOError):
+            if mark(self._directory) != self._mark:
                 with locked(self._directory, shared=True, wait=False):
                     self._adopt()
-            except BlockingIOError:
-                return False
-        return True
+            elif self._stored.is_handed_over(now):
+                with locked(self._directory, wait=False):
+                    commit(self._directory, self._read())
+                    self._adopt()
+        return self._keys != before
 
     def _adopt(self) -> None:
-        self._keys, self._mark = read(self._directory)
+        self._stored, self._mark = read(self._directory)
+        self._keys = self._stored.at(self._second())
+
+    def _read(self) -> Keys:
+        """Return the ring on disk as it is used now."""
+        return read(self._directory)[0].at(self._second())
+
+    def _second(self) -> int:
+        return self._clock.now_ms() // 1000
 
     def _new_key(self) -> SigningKey:
-        return signing_key(self._random(SEED_BYTES), iso8601_second(self._clock.now_ms() // 1000))
+        return signing_key(self._random(SEED_BYTES), iso8601_second(self._second()))

@@ -112,7 +112,9 @@ class ResponseSigner:
     def _refresh(self) -> None:
         try:
             if self._ring.refresh():
-                log.info("signing_keys_reread", kid=self._ring.current.kid)
+                upcoming = self._ring.next
+                next_kid = None if upcoming is None else upcoming.key.kid
+                log.info("signing_keys_changed", kid=self._ring.current.kid, next_kid=next_kid)
             self.problem = None
         except SigningKeyError as error:
             if self.problem != str(error):

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from rpcsvc.domain.order import Order
-from rpcsvc.orders.reservations import funded_units, unfunded_reservation_of
+from rpcsvc.domain.reservations import funded_units, unfunded_reservation_of
 from rpcsvc.store.database import Tables
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 
 # Each query finds rows that must not exist; its first column names the order or transfer.
 BOOKS: Final[tuple[tuple[str, str], ...]] = (
@@ -150,7 +150,7 @@ async def reservation_problems(database: Tables, now: int) -> list[str]:
     written: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for row in await database.fetch(_RESERVED):
         written[row["order_id"]][row["kind"], row["network"]] = row["units"]
-    store = SqlOrderStore(database, lambda: "")
+    store = OrderStore(database, lambda: "")
     problems: list[str] = []
     for order_id in sorted({*written, *await store.open_orders()}):
         order = await store.order(order_id)

@@ -1,4 +1,4 @@
-"""The database port of the aggregates, implemented by each backend.
+"""The port ``Tables`` of stores and ledgers to a database, which each backend implements.
 
 Queries are written in the subset of SQL that SQLite and PostgreSQL share: ``:name`` stands for a
 value, ``IN :name`` for a list of values, and rows give their columns by name.
@@ -6,11 +6,11 @@ value, ``IN :name`` for a list of values, and rows give their columns by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 
 # One row of a query: row["column"]. Its values are in the order of its keys().
 Row = Any
@@ -23,7 +23,7 @@ class Statement(NamedTuple):
     """A write of one row.
 
     ``first``: other rows of its transaction refer to this row. ``finds``: it must change a row, and
-    raises orders.ports.store.StaleWrite if it finds none. A SELECT may set it as well: the row that
+    raises StaleWrite if it finds none. A SELECT may set it as well: the row that
     it finds is locked until the commit.
     """
 
@@ -66,7 +66,7 @@ class Tables(Protocol):
 class Database(Tables, Protocol):
     """An open database that the service runs on.
 
-    ``lease_ms`` is how long a lease lasts (orders/lease.py); None: it never ends.
+    ``lease_ms`` is how long a lease lasts (store/leases.py); None: it never ends.
     """
 
     lease_ms: int | None
@@ -90,6 +90,16 @@ class DatabaseInUse(Exception):
 
 class DatabaseUnusable(OSError):
     """The database can't be opened: it can't be reached, has no room, or is not a database."""
+
+
+class StaleWrite(Exception):
+    """What a write was decided on changed since it was read. Nothing was written: read again."""
+
+
+# Writes that a store has made ready.
+Rows = Sequence[Statement]
+# Commits rows together with those of who is asked, in one transaction.
+Commit = Callable[[Rows], Awaitable[None]]
 
 
 class StoreConflict(Exception):
@@ -122,10 +132,3 @@ def upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
 def update(table: str, columns: Iterable[str], where: str) -> str:
     """SQL that updates these columns of the rows that ``where`` finds."""
     return f"UPDATE {table} SET {', '.join(f'{name} = :{name}' for name in columns)} WHERE {where}"
-
-
-def fields_of(row: Row) -> dict[str, Any]:
-    """A row as a dictionary: faster than reading many columns one by one."""
-    if type(row) is dict:
-        return row.copy()
-    return dict(zip(row.keys(), row, strict=True))

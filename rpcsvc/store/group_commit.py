@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import StaleWrite
-from rpcsvc.store.database import CommitObserver, Statement, StoreConflict, unobserved
+from rpcsvc.store.database import CommitObserver, StaleWrite, Statement, StoreConflict, unobserved
 
 log = structlog.get_logger(__name__)
 

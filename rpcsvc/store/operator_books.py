@@ -1,7 +1,6 @@
 """The operator's records: transfers, sums over the wallets, claims, tickets, annotations.
 
-Implements the port orders/ports/operator.py. Amounts are atomic units, times ms since the epoch,
-gas is in wei.
+Amounts are atomic units, times ms since the epoch, gas is in wei.
 """
 
 from __future__ import annotations
@@ -14,20 +13,81 @@ from typing import Any, Final, NamedTuple
 import orjson
 from msgspec import Struct
 
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
-from rpcsvc.orders.ports.operator import (
-    BookedTransfer,
-    Doubt,
-    IntegratorFees,
-    Signed,
-    StoredTicket,
-)
-from rpcsvc.orders.ports.store import RelayState
-from rpcsvc.orders.ports.venue import MONERO_NETWORK
-from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
+from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
+from rpcsvc.store.changes import RelayState
 from rpcsvc.store.database import Row, Statement, Tables
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.rows import from_row
+
+
+class BookedTransfer(Struct, frozen=True):
+    """A payout or refund with what its order says about it.
+
+    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
+    JSON that proves the payment.
+    """
+
+    transfer_id: str
+    order_id: str
+    kind: str
+    state: TransferState
+    asset: str
+    network: str
+    address: str
+    units: int
+    txid: str | None
+    reason: str | None
+    since: int
+    order_status: OrderStatus
+    deadline_at: int | None
+    on_deadline: OnDeadline | None
+    action_required: str | None
+    receipt: str | None
+
+
+class Signed(Struct, frozen=True):
+    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
+
+    txid: str
+    made_at: int
+    wallet_state: str
+    block: int | None
+
+
+class IntegratorFees(Struct, frozen=True):
+    """What an integrator has earned in one asset, by so many settled payouts."""
+
+    integrator: str
+    asset: str
+    units: int
+    payouts: int
+
+
+class Doubt(Struct, frozen=True):
+    """A call to the upstream whose outcome is not known.
+
+    ``note``: what the operator noted when closing it, of one that came into doubt again.
+    """
+
+    order_id: str
+    upstream_id: str | None
+    reason: str | None
+    note: str | None
+    created_at: int
+
+
+class StoredTicket(Struct, frozen=True):
+    """A support ticket."""
+
+    ticket_id: str
+    created_at: int
+    category: str
+    order_id: str | None
+    wallet_address: str | None
+    message: str
 
 
 class UnsweptTotal(NamedTuple):
@@ -79,8 +139,6 @@ _OPEN_ORDERS: Final = """
     SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
     UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
 """
-
-
 # A fee counts once, and only with a settled payout.
 _INTEGRATOR_FEES: Final = """
     SELECT o.integrator, t.asset, sum(t.integrator_fee) AS units, count(*) AS payouts
@@ -137,12 +195,12 @@ _ANNOTATE: Final = (
 )
 
 
-class SqlOperatorBooks:
-    """The port OperatorBooks, and what the treasury sums. All may raise errors.Unavailable."""
+class OperatorBooks:
+    """The records as the operator and the treasury see them. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
-        self._orders = SqlOrderStore(database, lambda: "")
+        self._orders = OrderStore(database, lambda: "")
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -160,7 +218,7 @@ class SqlOperatorBooks:
         """All transactions that a wallet signed for a transfer, oldest first."""
         rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
         rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
-        return [Signed(**row) for row in rows]
+        return [from_row(Signed, row) for row in rows]
 
     async def _booked(self, sql: str, **values: Any) -> list[BookedTransfer]:
         rows = await self._db.fetch(sql, **values)
@@ -230,7 +288,10 @@ class SqlOperatorBooks:
         return found
 
     async def network_fees(self, since: int, before: int | None = None) -> dict[str, int]:
-        """Network fees of payments prepared in that time (ms): piconero or wei by network."""
+        """Piconero or wei, by network, that payments prepared in that time (ms) took.
+
+        A network that took nothing is left out. Fees for data on L1 are included.
+        """
         found: dict[str, int] = defaultdict(int)
         end = _LATEST if before is None else before
         for row in await self._db.fetch(_FEES_BETWEEN, since=since, before=end):
@@ -258,16 +319,20 @@ class SqlOperatorBooks:
     async def integrator_fees(self) -> list[IntegratorFees]:
         """Fees that integrators have earned."""
         return [
-            IntegratorFees(row["integrator"], row["asset"], int(row["units"]), row["payouts"])
+            from_row(IntegratorFees, row, units=int(row["units"]))
             for row in await self._db.fetch(_INTEGRATOR_FEES)
         ]
 
     async def doubts(self) -> list[Doubt]:
         """The upstream orders in doubt, oldest first."""
-        return [Doubt(**row) for row in await self._db.fetch(_DOUBTS)]
+        return [from_row(Doubt, row) for row in await self._db.fetch(_DOUBTS)]
 
     async def close_claim(self, order_id: str, reason: str) -> bool:
-        """End a claim in doubt; False when it is not in doubt."""
+        """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
+
+        Nobody was given a deposit address, so no money can be on its way. ``reason`` is appended to
+        the notes of earlier closings and kept.
+        """
         of_claim = "SELECT state, note FROM relays WHERE order_id = :order_id"
         found = await self._db.fetch_one(of_claim, order_id=order_id)
         if found is None or found["state"] != RelayState.RECONCILING.value:
@@ -280,10 +345,10 @@ class SqlOperatorBooks:
 
     async def tickets(self) -> list[StoredTicket]:
         """The tickets, oldest first."""
-        return [StoredTicket(**row) for row in await self._db.fetch(_TICKETS)]
+        return [from_row(StoredTicket, row) for row in await self._db.fetch(_TICKETS)]
 
     async def close_ticket(self, ticket_id: str) -> bool:
-        """Delete a ticket; False if there is none."""
+        """Delete a ticket that was dealt with; False when there is none."""
         sql = "SELECT 1 FROM tickets WHERE ticket_id = :ticket_id"
         if await self._db.fetch_one(sql, ticket_id=ticket_id) is None:
             return False
@@ -426,7 +491,7 @@ _HELD: Final = (
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:
-    """Units reserved by open orders, by network (orders/reservations.py).
+    """Units reserved by open orders, by network (domain/reservations.py).
 
     A reservation for a deposit that has not come ends with the deposit window, as in the service.
     """
@@ -464,13 +529,5 @@ def _owed(order: Order) -> Owed:
 
 
 def _booked(row: Row, since: int, reason: str | None) -> BookedTransfer:
-    on_deadline = row["on_deadline"]
-    return BookedTransfer(
-        transfer_id=row["transfer_id"], order_id=row["order_id"], kind=row["kind"],
-        state=TransferState(row["state"]), asset=row["asset"], network=row["network"],
-        address=row["address"], units=row["units"], txid=row["txid"],
-        reason=row["reason"] if row["reason"] is not None else reason, since=since,
-        order_status=OrderStatus(row["order_status"]), deadline_at=row["deadline_at"],
-        on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
-        action_required=row["action_required"], receipt=row["receipt"],
-    )  # fmt: skip
+    given = row["reason"] if row["reason"] is not None else reason
+    return from_row(BookedTransfer, row, since=since, reason=given)

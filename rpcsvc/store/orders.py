@@ -1,4 +1,4 @@
-"""The OrderStore port over a database: reads orders, and writes their changes.
+"""Orders, their history and their effects as rows.
 
 An order is written only if its version is still the one that was read.
 """
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 import orjson
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.events import AdvanceTransfer, order_of
@@ -18,15 +18,12 @@ from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import (
-    Change,
-    HistoryEntry,
-    PendingEffect,
-    StaleWrite,
-)
+from rpcsvc.store.authorizations import IS_UNRESOLVED
+from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import (
     Query,
     Row,
+    StaleWrite,
     Statement,
     StoreConflict,
     Tables,
@@ -34,7 +31,6 @@ from rpcsvc.store.database import (
     update,
     upsert,
 )
-from rpcsvc.store.gasless import IS_UNRESOLVED
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -57,9 +53,9 @@ from rpcsvc.store.order_rows import (
 )
 from rpcsvc.store.records import (
     SELECT_REPORT,
-    SqlIdempotencyKeys,
-    SqlRelays,
-    SqlTickets,
+    IdempotencyRows,
+    RelayRows,
+    TicketRows,
     charge_statements,
     relay_statements,
     report_from,
@@ -69,16 +65,18 @@ from rpcsvc.store.records import (
 )
 from rpcsvc.store.replicas import pooled_statements, rate_statements
 from rpcsvc.store.reservations import (
-    SqlReservations,
+    ReservationRows,
     admission_statements,
     count_statements,
     reservation_statements,
     scanned_until,
 )
+from rpcsvc.store.rows import from_row
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
-    SqlOldWebhooks,
+    OldWebhookRows,
     delivery_statement,
+    end_statements,
     webhook_statement,
 )
 
@@ -231,8 +229,12 @@ _REDUCE: Final = (
 )
 
 
-class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, SqlOldWebhooks):
-    """The OrderStore port (orders/ports/store.py)."""
+class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWebhookRows):
+    """Keeps orders, their history, pending effects, idempotency keys and tickets.
+
+    Reads are of committed state; ``commit`` returns once the change is durable. Every method raises
+    errors.Unavailable when the database can't serve it.
+    """
 
     def __init__(self, database: Tables, view_key: Callable[[], str]) -> None:
         super().__init__(database)
@@ -262,7 +264,11 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         )
 
     async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
-        """Destination and stored status answer of an order, if the answer is still valid."""
+        """The destination and the status answer of an order.
+
+        None when there is no such order, or its answer is from another version of the service
+        or has run out: then it has to be made from the order.
+        """
         row = await self._db.fetch_one(
             _SELECT_VIEW, order_id=order_id, key=self._view_key(), now=now
         )
@@ -285,7 +291,10 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
     async def orders_of_session(
         self, session_id: str, limit: int, after: str | None = None
     ) -> list[Order]:
-        """The session's orders, newest first; those made before the one with the id ``after``."""
+        """The session's orders, newest first; those made before the one with the id ``after``.
+
+        None at all where ``after`` is no order of the session.
+        """
         values = {"start": session_id[:_SESSION_START], "session_id": session_id, "limit": limit}
         if after is None:
             rows = await self._db.fetch(_SELECT_SESSION, **values)
@@ -297,12 +306,7 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
     async def history(self, order_id: str, after: int, limit: int) -> list[HistoryEntry]:
         """The order's history after a version, oldest first."""
         rows = await self._db.fetch(_SELECT_HISTORY, order_id=order_id, after=after, limit=limit)
-        return [
-            HistoryEntry(
-                row["version"], row["at"], row["event"], row["status"], orjson.loads(row["details"])
-            )
-            for row in rows
-        ]
+        return [from_row(HistoryEntry, row, details=orjson.loads(row["details"])) for row in rows]
 
     async def versions(self, order_ids: Sequence[str]) -> dict[str, int]:
         """The version of each of these orders."""
@@ -312,7 +316,7 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         return {row["order_id"]: row["version"] for row in rows}
 
     async def open_orders(self) -> list[str]:
-        """Ids of open orders, and of those that wait for a refund address."""
+        """Ids of all orders that are not over, and of those that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
         rows = await self._db.fetch(
             "SELECT order_id FROM orders"
@@ -341,7 +345,10 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
     async def locked_beyond(
         self, direction: Direction, rate: int, now: int, limit: int
     ) -> list[str]:
-        """Ids of unpaid orders whose price lock the rate breaks (domain/deposit_rules.py)."""
+        """Ids of orders that await money and whose price lock, not over at ``now``, breaks.
+
+        ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
+        """
         rows = await self._db.fetch(
             _SELECT_LOCKED_BEYOND[direction],
             direction=direction.value,
@@ -407,7 +414,7 @@ class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets, SqlReservations, 
         return other is not None and other.order_id != relay.order_id
 
     def rows(self, *changes: Change) -> list[Statement]:
-        """The statements that ``commit`` writes for these changes."""
+        """The statements that ``commit`` writes, for a transaction that holds more."""
         key = self._view_key()
         return [row for change in changes for row in _statements(change, key)]
 
@@ -460,7 +467,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         ]
         if change.history is not None:
             found.append(_history_statement(order_id, change.history))
-            found += _webhook_statements(change, order_id, change.history.version)
+            found += _webhook_statements(change, order, change.history.version)
         if order.report is not None and change.evidence:
             found.append(report_statement(order_id, order.report, change.evidence))
         if change.admission is not None:
@@ -519,18 +526,18 @@ def _fill_statements(order: Order) -> list[Statement]:
 
 
 def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
-    return Statement(
-        _INSERT_EVENT,
-        {
-            "order_id": order_id, "version": entry.version, "at": entry.at, "event": entry.event,
-            "status": entry.status, "details": orjson.dumps(entry.details).decode(),
-        },
-    )  # fmt: skip
+    details = orjson.dumps(entry.details).decode()
+    values = {**asdict(entry), "order_id": order_id, "details": details}
+    return Statement(_INSERT_EVENT, values)
 
 
-def _webhook_statements(change: Change, order_id: str, version: int) -> list[Statement]:
-    """Statements for the webhook of a new order, and for the message of the event."""
+def _webhook_statements(change: Change, order: Order, version: int) -> list[Statement]:
+    """Statements for the webhook of a new order, for the message of the event, and for the end of
+    the webhook of an order that is cancelled unfunded.
+    """
     if change.is_new and change.webhook is None:
         return []
+    order_id = order.order_id
     new = [] if change.webhook is None else [webhook_statement(order_id, change.webhook)]
-    return [*new, delivery_statement(order_id, version)]
+    end = end_statements(order_id, order.status_at) if order.was_cancelled else []
+    return [*new, delivery_statement(order_id, version), *end]

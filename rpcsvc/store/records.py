@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from msgspec.structs import asdict
 
 from rpcsvc.domain.order import Report
-from rpcsvc.orders.ports.store import (
+from rpcsvc.store.changes import (
     RelayRecord,
     RelayState,
     StoredResponse,
@@ -17,7 +17,8 @@ from rpcsvc.orders.ports.store import (
     TicketCharge,
     TicketsTaken,
 )
-from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update
+from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
 _RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
 _SELECT_RESPONSE: Final = (
@@ -43,8 +44,8 @@ _FORGET_KEYS: Final = "DELETE FROM idempotency_keys WHERE seq <= :last"
 _KEYS_AT_ONCE: Final = 2_000
 
 
-class SqlIdempotencyKeys:
-    """The part of the OrderStore port that is about idempotency keys."""
+class IdempotencyRows:
+    """The part of OrderStore for idempotency keys."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -54,14 +55,8 @@ class SqlIdempotencyKeys:
         row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
         if row is None:
             return None
-        return StoredResponse(
-            namespace=row["namespace"],
-            key=row["idempotency_key"],
-            operation=row["operation"],
-            params=orjson.loads(row["params"]),
-            body=row["body"],
-            created_at=row["created_at"],
-        )
+        params = orjson.loads(row["params"])
+        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params)
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before a time, at most two hours' worth from the oldest on, a
@@ -87,12 +82,8 @@ def response_statement(response: StoredResponse, order_id: str | None) -> Statem
     return Statement(
         _INSERT_RESPONSE,
         {
-            "namespace": response.namespace,
-            "key": response.key,
-            "operation": response.operation,
+            **asdict(response),
             "params": orjson.dumps(response.params).decode(),
-            "body": response.body,
-            "created_at": response.created_at,
             "order_id": order_id,
         },
     )
@@ -145,14 +136,16 @@ SELECT_REPORT: Final = (
 _UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
 
 
-class SqlRelays:
-    """The part of the OrderStore port that is about orders at an upstream."""
+class RelayRows:
+    """The part of OrderStore for orders at an upstream."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
-        """The claim of an idempotency key: the one whose outcome is not known, or the latest."""
+        """The claim on an upstream order under an idempotency key: the one whose outcome is not
+        known, or else the latest.
+        """
         sql = (
             f"{_SELECT_RELAY} WHERE namespace = :namespace AND idempotency_key = :key"
             " ORDER BY state IN ('claimed', 'reconciling') DESC, seq DESC LIMIT 1"
@@ -168,7 +161,10 @@ class SqlRelays:
         return [_relay_from(row) for row in rows]
 
     async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
-        """Put in doubt what has been claimed for so long, by the database's clock."""
+        """Make RECONCILING what has been CLAIMED for so long by the database's clock, or longer.
+
+        Returns the ids of those orders.
+        """
         sql = f"SELECT order_id FROM relays WHERE {_IS_ABANDONED} ORDER BY seq"
         found = [row["order_id"] for row in await self._db.fetch(sql, older_ms=older_ms)]
         values = {"older_ms": older_ms, "reason": reason}
@@ -185,13 +181,13 @@ class SqlRelays:
         return [row["created_at"] for row in rows if row["created_at"] > at]
 
     async def open_relayed(self) -> list[str]:
-        """Ids of open orders that an upstream settles, oldest first."""
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
         return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
 
 
 def report_from(rows: Sequence[Row]) -> Report | None:
     """The upstream's last report on an order; None before the first."""
-    return Report(**rows[0]) if rows else None
+    return from_row(Report, rows[0]) if rows else None
 
 
 def relay_statements(record: RelayRecord) -> list[Statement]:
@@ -199,10 +195,8 @@ def relay_statements(record: RelayRecord) -> list[Statement]:
 
     The transaction fails if another process makes the call, or has answered its key.
     """
-    values: dict[str, Any] = asdict(record)
-    values["idempotency_key"] = values.pop("key")
-    values["state"] = record.state.value
-    values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
+    params = None if record.params is None else orjson.dumps(record.params).decode()
+    values = to_row(record, idempotency_key=record.key, params=params)
     stored = Statement(_UPSERT_RELAY, values, finds=record.state is RelayState.CLAIMED)
     if record.state is RelayState.CLAIMED and record.key is not None:
         return [stored, Statement(_IS_UNANSWERED, values, finds=True)]
@@ -217,12 +211,8 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 
 
 def _relay_from(row: Row) -> RelayRecord:
-    values = fields_of(row)
-    values["key"] = values.pop("idempotency_key")
-    values["state"] = RelayState(values["state"])
-    if values["params"] is not None:
-        values["params"] = orjson.loads(values["params"])
-    return RelayRecord(**values)
+    params = None if row["params"] is None else orjson.loads(row["params"])
+    return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
 
 
 _INSERT_TICKET: Final = insert("tickets", Ticket.__struct_fields__)
@@ -245,8 +235,8 @@ _OLD_TICKETS: Final = (
 )
 
 
-class SqlTickets:
-    """The part of the OrderStore port that is about tickets."""
+class TicketRows:
+    """The part of OrderStore for tickets."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -263,7 +253,10 @@ class SqlTickets:
         )
 
     async def forget_tickets(self, before: int) -> int:
-        """Drop the oldest tickets made before a time, some at once. Returns how many."""
+        """Drop tickets made before that time, the oldest first, a bounded number at once.
+
+        Returns how many.
+        """
         found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
         if found:
             sql = "DELETE FROM tickets WHERE seq IN :found"

@@ -1,119 +1,26 @@
-"""What replicas share, as rows: leases, published rates, and wallet states with their addresses.
-
-With ``Fenced``, a database whose writes need the lease: a write checks the lease's token in its own
-transaction. Taking the lease waits for a running commit; a later write finds another token and is
-rolled back.
-"""
+"""Rows that replicas share: published rates, and wallet states with their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.orders.lease import HeldLease, Lease, LeaseLost
-from rpcsvc.orders.ports.store import PooledOrder, RateBounds, RateRow, StaleWrite
-from rpcsvc.orders.ports.wallets import Holdings, PublishedState, WalletState
-from rpcsvc.store.database import Query, Row, Statement, Tables
-
-_SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
-_HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
-_ADD: Final = (
-    "INSERT INTO leases (name, holder, token, expires_at) VALUES (:name, :holder, 0, 0)"
-    " ON CONFLICT DO NOTHING"
-)
-# A lease without an end comes from a copied SQLite database; nobody holds it.
-_TAKE: Final = (
-    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
-    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
-)
-_TAKE_FOR_GOOD: Final = (
-    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = NULL WHERE name = :name"
-)
-_RENEW: Final = (
-    "UPDATE leases SET expires_at = now_ms() + :lasts_ms WHERE name = :name AND token = :token"
-)
-_RELEASE: Final = "UPDATE leases SET expires_at = 0 WHERE name = :name AND token = :token"
-_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.store.changes import PooledOrder, RateBounds
+from rpcsvc.store.database import Row, StaleWrite, Statement, Tables
+from rpcsvc.store.rows import from_row, to_row
 
 
-class SqlLeases:
-    """The Leases port (orders/lease.py)."""
+class RateRow(NamedTuple):
+    """A published rate: when, how long ago, and the token of the lease it was published under."""
 
-    def __init__(self, database: Tables) -> None:
-        self._db = database
-
-    async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
-        """Take the lease and return its token; None while another process holds it."""
-        taking = _TAKE_FOR_GOOD if lasts_ms is None else _TAKE
-        values = {"name": name, "holder": holder, "lasts_ms": lasts_ms}
-        try:
-            await self._db.write(
-                [Statement(_ADD, values, first=True), Statement(taking, values, finds=True)]
-            )
-        except StaleWrite:
-            return None
-        row = await self._db.fetch_one(_SELECT, name=name)
-        # If this process was paused for longer than the lease lasts, another one may have taken it.
-        return int(row["token"]) if row is not None and row["holder"] == holder else None
-
-    async def renew(self, name: str, token: int, lasts_ms: int) -> bool:
-        """Extend the lease from now; False when another process has taken it."""
-        values = {"name": name, "token": token, "lasts_ms": lasts_ms}
-        try:
-            await self._db.write([Statement(_RENEW, values, finds=True)])
-        except StaleWrite:
-            return False
-        return True
-
-    async def release(self, name: str, token: int) -> None:
-        """Release the lease, so that another process can take it at once."""
-        await self._db.write([Statement(_RELEASE, {"name": name, "token": token})])
-
-    async def held(self, name: str) -> HeldLease | None:
-        """The current holder; None if the lease is free."""
-        row = await self._db.fetch_one(_HELD, name=name)
-        return None if row is None else HeldLease(row["holder"], row["token"])
-
-
-class Fenced:
-    """A database under a lease: once another process takes the lease, every write is refused."""
-
-    def __init__(self, database: Tables, lease: Lease) -> None:
-        self._db = database
-        self._lease = lease
-        values = {"name": lease.name, "token": lease.token}
-        self._fence = Statement(_FENCE, values, first=True, finds=True)
-
-    def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
-        """As Tables says."""
-        return self._db.fetch(sql, **values)
-
-    def fetch_one(self, sql: str, **values: Any) -> Coroutine[Any, Any, Row | None]:
-        """As Tables says."""
-        return self._db.fetch_one(sql, **values)
-
-    def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
-        """As Tables says."""
-        return self._db.fetch_together(queries)
-
-    async def write(self, statements: Sequence[Statement]) -> None:
-        """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later
-        write will be.
-        """
-        if self._lease.lost.is_set():
-            raise LeaseLost
-        try:
-            await self._db.write([self._fence, *statements])
-        except StaleWrite:
-            if await self._is_lost():
-                self._lease.lose()
-                raise LeaseLost from None
-            raise
-
-    async def _is_lost(self) -> bool:
-        row = await self._db.fetch_one(_SELECT, name=self._lease.name)
-        return row is None or bool(row["token"] != self._lease.token)
+    usdc_per_xmr: int
+    at: int
+    age_ms: int
+    token: int
 
 
 KEPT_MS: Final = 7 * 86_400_000
@@ -139,8 +46,8 @@ _SELECT_RECENT: Final = (
 )
 
 
-class SqlRates:
-    """The RateRows port (orders/ports/store.py)."""
+class RateRows:
+    """Keeps published rates for a week. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -179,6 +86,31 @@ def _rate_row(row: Row) -> RateRow:
     return RateRow(row["usdc_per_xmr"], row["published_at"], row["age_ms"], row["token"])
 
 
+class WalletState(Struct, frozen=True):
+    """The wallet of a network, as the replica that settles from it sees it.
+
+    ``fee``: of a transfer; None while it is not known. ``holdings``: None while they are not known,
+    or too low; ``shortage`` says so to a caller then. ``refusal``: why no order is taken now; None:
+    orders are taken. ``height``: of the newest block that the node showed.
+    """
+
+    network: str
+    is_up: bool
+    height: int | None
+    fee: int | None
+    holdings: Holdings | None
+    shortage: str | None
+    refusal: str | None
+
+
+class PublishedState(Struct, frozen=True):
+    """A state with the time when it was published, and how long ago that was (ms)."""
+
+    state: WalletState
+    published_at: int
+    age_ms: int
+
+
 _STATE: Final = (
     "is_up", "height", "fee", "free", "locked", "seconds_to_unlock", "shortage", "refusal",
 )  # fmt: skip
@@ -204,8 +136,8 @@ _CAN_PAY: Final = (
 )
 
 
-class SqlSharedWallets:
-    """The SharedWallets port (orders/ports/wallets.py)."""
+class SharedWallets:
+    """Keeps wallet states and the pool of deposit addresses. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -255,31 +187,12 @@ def pooled_statements(pooled: PooledOrder | None) -> Iterator[Statement]:
         yield Statement(_CAN_PAY, pooled._asdict(), finds=True)
 
 
-def _values(state: WalletState) -> dict[str, object]:
+def _values(state: WalletState) -> dict[str, Any]:
     held = state.holdings
-    return {
-        "network": state.network,
-        "is_up": int(state.is_up),
-        "height": state.height,
-        "fee": state.fee,
-        "free": held and held.free,
-        "locked": held and held.locked,
-        "seconds_to_unlock": held and held.seconds_to_unlock,
-        "shortage": state.shortage,
-        "refusal": state.refusal,
-    }
+    none = dict.fromkeys(Holdings.__struct_fields__)
+    return {**to_row(state), **(none if held is None else to_row(held))}
 
 
 def _published(row: Row) -> PublishedState:
-    known = row["free"] is not None
-    held = Holdings(row["free"], row["locked"], row["seconds_to_unlock"]) if known else None
-    state = WalletState(
-        row["network"],
-        bool(row["is_up"]),
-        row["height"],
-        row["fee"],
-        held,
-        row["shortage"],
-        row["refusal"],
-    )
-    return PublishedState(state, row["published_at"], row["age_ms"])
+    held = None if row["free"] is None else from_row(Holdings, row)
+    return from_row(PublishedState, row, state=from_row(WalletState, row, holdings=held))

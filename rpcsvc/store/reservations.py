@@ -1,5 +1,4 @@
-"""Reservations as rows: the part of the OrderStore port for what orders may still take from
-wallets.
+"""Reservations as rows: the amounts that orders may still take from wallets.
 
 Triggers of the schema keep the sums. A new order is committed only if the sums, itself included,
 are within its admission.
@@ -10,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rpcsvc.orders.ports.store import ReservationChange
-from rpcsvc.orders.unfunded import TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import TOTAL, Admission, Reservation, Reserved
 from rpcsvc.store.database import Statement, Tables, upsert
 
 _FUNDED: Final = upsert(
@@ -63,8 +62,8 @@ _SELECT_EXPIRED: Final = """
 """
 
 
-class SqlReservations:
-    """The part of the OrderStore port for reservations."""
+class ReservationRows:
+    """The part of OrderStore for reservations."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -97,7 +96,9 @@ class SqlReservations:
     async def expired_reservations(
         self, now: int, limit: int, known: Mapping[str, int]
     ) -> list[str]:
-        """Orders whose unfunded reservation has expired, oldest first."""
+        """Orders whose reservation without a deposit is over, oldest first: all that was sent to
+        them in time is on record (``known``: by network, complete until then).
+        """
         scanned, values = scanned_until(known, "expires_at")
         rows = await self._db.fetch(
             _SELECT_EXPIRED.format(scanned=scanned), now=now, limit=limit, **values

@@ -1,18 +1,22 @@
-"""The WebhookStore port, and the rows that commits of orders write for their webhooks."""
+"""Webhooks and their messages as rows, and the rows that commits of orders write for them.
+
+Times are ms since the epoch, by the machine's clock: a sandbox's time machine moves no pause.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rpcsvc.domain.webhooks import DeliveryAttempt, DeliveryVerdict, Standing, Webhook
-from rpcsvc.orders.ports.webhooks import Backlog, BookedDelivery, BookedWebhook, DueDelivery
 from rpcsvc.store.database import Row, Statement, Tables
 
 _SEQ: Final = "(SELECT seq FROM orders WHERE order_id = :order_id)"
 _INSERT_WEBHOOK: Final = (
-    "INSERT INTO webhooks (order_seq, url, receiver, secret, failures, due_at)"
-    f" VALUES ({_SEQ}, :url, :receiver, :secret, 0, 0)"
+    "INSERT INTO webhooks (order_seq, url, receiver, secret, client, failures, due_at)"
+    f" VALUES ({_SEQ}, :url, :receiver, :secret, :client, 0, 0)"
 )
 # Nothing where the order has no webhook. Behind a message that waits, this one waits as well.
 _INSERT_DELIVERY: Final = (
@@ -21,14 +25,24 @@ _INSERT_DELIVERY: Final = (
     f" WHERE order_seq = {_SEQ} AND ended_at IS NULL"
 )
 _SELECT_DUE: Final = """
-    SELECT o.order_id, d.version, w.url, w.secret, w.failures, w.failing_since
+    SELECT o.order_id, t.version, w.url, w.secret, w.client, w.failures, w.failing_since
     FROM (
-        SELECT order_seq, min(version) AS version, min(due_at) AS due_at FROM webhook_deliveries
-        WHERE state = 'pending' AND due_at <= :now GROUP BY order_seq
-    ) AS d
-    JOIN webhooks w ON w.order_seq = d.order_seq JOIN orders o ON o.seq = d.order_seq
-    WHERE w.ended_at IS NULL AND w.receiver NOT IN :busy
-    ORDER BY d.due_at, d.order_seq LIMIT :limit
+        SELECT d.order_seq, d.version, d.due_at,
+            row_number() OVER (PARTITION BY h.client ORDER BY d.due_at, d.order_seq) AS turn
+        FROM (
+            SELECT order_seq, min(version) AS version, min(due_at) AS due_at
+            FROM webhook_deliveries
+            WHERE state = 'pending' AND due_at <= :now GROUP BY order_seq
+        ) AS d
+        JOIN webhooks h ON h.order_seq = d.order_seq
+        WHERE h.ended_at IS NULL AND h.receiver NOT IN :busy AND :is_known = coalesce((
+            SELECT last.has_answered FROM webhooks AS last
+            WHERE last.receiver = h.receiver AND last.tried_at IS NOT NULL
+            ORDER BY last.tried_at DESC LIMIT 1
+        ), 0)
+    ) AS t
+    JOIN webhooks w ON w.order_seq = t.order_seq JOIN orders o ON o.seq = t.order_seq
+    WHERE t.turn <= :most_of_client ORDER BY t.turn, t.due_at, t.order_seq DESC LIMIT :limit
 """
 _ATTEMPTED: Final = (
     "UPDATE webhook_deliveries SET state = :state, attempts = attempts + 1, tried_at = :now,"
@@ -37,15 +51,29 @@ _ATTEMPTED: Final = (
 )
 _STANDS: Final = (
     "UPDATE webhooks SET failures = :failures, failing_since = :failing_since, due_at = :due_at,"
-    f" ended_at = :ended_at WHERE order_seq = {_SEQ}"
+    " tried_at = :now, has_answered = :has_answered, ended_at = coalesce(ended_at, :ended_at)"
+    f" WHERE order_seq = {_SEQ}"
 )
 _DUE: Final = (
     f"UPDATE webhook_deliveries SET due_at = :due_at WHERE order_seq = {_SEQ}"
     " AND state = 'pending' AND due_at <> :due_at"
 )
+# The webhook of an order that was cancelled before a deposit came, unless its receiver took the
+# last message. One whose time passed ended later than it expired.
+_END_CANCELLED: Final = (
+    f"UPDATE webhooks SET ended_at = :now WHERE order_seq = {_SEQ} AND ended_at IS NULL"
+    " AND (failures > 0 OR tried_at IS NULL) AND EXISTS (SELECT 1 FROM orders o"
+    " WHERE o.seq = webhooks.order_seq AND o.unpaid_since < o.expires_at)"
+)
+# Nothing unless the webhook has ended.
 _NO_MORE: Final = (
     f"UPDATE webhook_deliveries SET state = 'dead', error = :error WHERE order_seq = {_SEQ}"
-    " AND state = 'pending'"
+    " AND state = 'pending' AND EXISTS (SELECT 1 FROM webhooks w"
+    " WHERE w.order_seq = webhook_deliveries.order_seq AND w.ended_at IS NOT NULL)"
+)
+_REOPEN: Final = (
+    "UPDATE webhooks SET failures = 0, failing_since = NULL, due_at = 0, ended_at = NULL"
+    f" WHERE order_seq = {_SEQ}"
 )
 _HURRY: Final = (
     "UPDATE webhook_deliveries SET due_at = 0 WHERE state = 'pending' AND due_at > :beyond",
@@ -86,13 +114,14 @@ PRUNE_WEBHOOK: Final = (
 )
 
 ENDED: Final = "The receiver has ended the webhook with status 410."
+CANCELLED: Final = "The order was cancelled before a deposit came."
 
 
 def webhook_statement(order_id: str, webhook: Webhook) -> Statement:
     """The webhook of a new order; its first message refers to it."""
     values = {
         "order_id": order_id, "url": webhook.url, "receiver": webhook.receiver,
-        "secret": webhook.secret,
+        "secret": webhook.secret, "client": webhook.client,
     }  # fmt: skip
     return Statement(_INSERT_WEBHOOK, values, first=True)
 
@@ -102,8 +131,64 @@ def delivery_statement(order_id: str, version: int) -> Statement:
     return Statement(_INSERT_DELIVERY, {"order_id": order_id, "version": version})
 
 
-class SqlOldWebhooks:
-    """A part of the OrderStore port: deleting webhooks after their time."""
+class DueDelivery(Struct, frozen=True):
+    """The oldest message of an order that is not delivered, to be sent now.
+
+    ``is_known``: its receiver answered the last message that it was sent, of any order.
+    """
+
+    order_id: str
+    sequence: int
+    webhook: Webhook
+    standing: Standing
+    is_known: bool
+
+
+class BookedDelivery(NamedTuple):
+    """A message on record. ``event`` and ``at`` are those of the order's history.
+
+    ``due_at``: when a pending one is tried next; 0: at once.
+    """
+
+    order_id: str
+    sequence: int
+    event: str
+    at: int
+    url: str
+    state: str
+    attempts: int
+    tried_at: int | None
+    status: int | None
+    error: str | None
+    due_at: int
+
+
+class BookedWebhook(NamedTuple):
+    """A webhook on record, without its secret."""
+
+    url: str
+    has_secret: bool
+    failing_since: int | None
+    ended_at: int | None
+
+
+class Backlog(NamedTuple):
+    """How many messages are pending, and when the oldest event of them was; None: there is none."""
+
+    pending: int
+    oldest_at: int | None
+
+
+def end_statements(order_id: str, now: int) -> list[Statement]:
+    """End the webhook of an order that was cancelled unfunded, unless its receiver took the last
+    message; then the first failure ends it.
+    """
+    values = {"order_id": order_id, "now": now, "error": CANCELLED}
+    return [Statement(_END_CANCELLED, values), Statement(_NO_MORE, values)]
+
+
+class OldWebhookRows:
+    """The part of OrderStore for webhooks that are deleted after their time."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -121,21 +206,31 @@ class SqlOldWebhooks:
         return len(values)
 
 
-class SqlWebhooks:
-    """The port WebhookStore (orders/ports/webhooks.py)."""
+class WebhookStore:
+    """Messages that are due and on record. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def due(self, now: int, limit: int, busy: Sequence[str]) -> list[DueDelivery]:
-        """The oldest due message of each order, without those of the receivers ``busy``."""
-        rows = await self._db.fetch(_SELECT_DUE, now=now, limit=limit, busy=list(busy))
+    async def due(
+        self, now: int, busy: Sequence[str], *, is_known: bool, most_of_client: int, limit: int
+    ) -> list[DueDelivery]:
+        """The oldest due message of each order: the first of each client, then the second."""
+        rows = await self._db.fetch(
+            _SELECT_DUE,
+            now=now,
+            busy=list(busy),
+            is_known=int(is_known),
+            most_of_client=most_of_client,
+            limit=limit,
+        )
         return [
             DueDelivery(
                 row["order_id"],
                 row["version"],
-                Webhook(row["url"], row["secret"]),
+                Webhook(row["url"], row["secret"], row["client"]),
                 Standing(row["failures"], row["failing_since"]),
+                is_known,
             )
             for row in rows
         ]
@@ -151,14 +246,19 @@ class SqlWebhooks:
         }  # fmt: skip
         stands = {
             **order, "failures": standing.failures, "failing_since": standing.failing_since,
-            "due_at": standing.due_at, "ended_at": now if standing.is_ended else None,
+            "due_at": standing.due_at, "ended_at": now if standing.is_ended else None, "now": now,
+            "has_answered": int(attempt.status is not None),
         }  # fmt: skip
-        rest = (
-            Statement(_NO_MORE, {**order, "error": ENDED})
-            if standing.is_ended
-            else Statement(_DUE, {**order, "due_at": standing.due_at})
-        )
-        await self._db.write([Statement(_ATTEMPTED, tried), Statement(_STANDS, stands), rest])
+        statements = [
+            Statement(_ATTEMPTED, tried),
+            Statement(_STANDS, stands),
+            Statement(_DUE, {**order, "due_at": standing.due_at}),
+        ]
+        if standing.is_ended:
+            statements.append(Statement(_NO_MORE, {**order, "error": ENDED}))
+        elif standing.failures:
+            statements += end_statements(delivery.order_id, now)
+        await self._db.write(statements)
 
     async def hurry(self, beyond: int) -> None:
         """Make messages due now that are due later than ``beyond``: the clock was set back."""
@@ -187,7 +287,10 @@ class SqlWebhooks:
         return [_booked(row) for row in rows]
 
     async def replay(self, order_id: str, sequence: int | None) -> int:
-        """Queue a message, or all dead ones of the order, again; returns how many."""
+        """Have a message, or all dead ones of the order, sent again; returns how many.
+
+        A webhook that the receiver had ended goes on.
+        """
         which = "state = 'dead'" if sequence is None else "version = :version"
         values = {"order_id": order_id, **({} if sequence is None else {"version": sequence})}
         row = await self._db.fetch_one(
@@ -197,14 +300,10 @@ class SqlWebhooks:
         )
         if row is None or not row["found"]:
             return 0
-        fresh = {
-            "order_id": order_id, "failures": 0, "failing_since": None, "due_at": 0,
-            "ended_at": None,
-        }  # fmt: skip
         await self._db.write(
             [
                 Statement(_AGAIN.format(which=which), values),
-                Statement(_STANDS, fresh),
+                Statement(_REOPEN, {"order_id": order_id}),
                 Statement(_DUE, {"order_id": order_id, "due_at": 0}),
             ]
         )

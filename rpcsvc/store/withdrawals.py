@@ -1,4 +1,4 @@
-"""Withdrawals as rows: the WithdrawalStore port over a database.
+"""Withdrawals as rows, each with the reservation of what it takes while it is open.
 
 A withdrawal and its reservation are written by one commit, as are its signed bytes and the wallet's
 own record of them.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.domain.order import FINAL_TRANSFERS, TransferState
+from rpcsvc.domain.money import ASSETS
+from rpcsvc.domain.order import FINAL_TRANSFERS
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import TOTAL
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.orders.ports.store import Commit, ReservationChange, Rows, StaleWrite
-from rpcsvc.orders.unfunded import TOTAL
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
+from rpcsvc.store.database import Commit, Row, Rows, StaleWrite, Statement, Tables, insert, update
 from rpcsvc.store.reservations import reservation_statements, within_statement
+from rpcsvc.store.rows import from_row, to_row
 
 _TABLE: Final = "withdrawals"
 _PROGRESS: Final = ("state", "txid", "raw", "reason", "receipt", "changed_at")
@@ -34,11 +35,10 @@ _SIGNED: Final = (
     "SELECT 'monero' AS network, address, units FROM monero_payments WHERE payment_id = :name"
     " UNION ALL SELECT network, recipient, units FROM evm_payments WHERE payment_id = :name"
 )
-_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
-class SqlWithdrawals:
-    """The WithdrawalStore port (orders/ports/operator.py)."""
+class WithdrawalStore:
+    """Keeps withdrawals. Everything may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
@@ -49,7 +49,7 @@ class SqlWithdrawals:
         return _withdrawal(row) if row else None
 
     async def open(self) -> list[Withdrawal]:
-        """Open withdrawals, oldest first."""
+        """Open withdrawals, oldest first; at most one for each network."""
         rows = await self._db.fetch(f"{_SELECT} WHERE {_IS_OPEN} ORDER BY seq")
         return [_withdrawal(row) for row in rows]
 
@@ -59,13 +59,19 @@ class SqlWithdrawals:
         return [_withdrawal(row) for row in rows]
 
     async def signed_terms(self, withdrawal_id: str) -> tuple[str, str, int] | None:
-        """Network, address and units of the payment recorded under an id."""
+        """Network, address and units of the payment on record under an id; None: there is none.
+
+        After a restore the payment journal may have one that the rows of withdrawals lack.
+        """
         row = await self._db.fetch_one(_SIGNED, name=withdrawal_id)
         return (row["network"], row["address"], int(row["units"])) if row else None
 
     async def add(self, item: Withdrawal, most: int | None) -> None:
-        """Commit a planned withdrawal with its reservation, within ``most`` units. Raises
-        StaleWrite.
+        """Commit a planned withdrawal and its reservation, if all that is reserved on the network
+        is within ``most`` units then; None: any.
+
+        Raises StaleWrite when it is not, when the id is taken, or when the network has an open
+        one: nothing was changed.
         """
         statements = [Statement(_ADD, _values(item), finds=True), *_reserving(item)]
         if most is not None:
@@ -75,7 +81,11 @@ class SqlWithdrawals:
     async def change(
         self, before: Withdrawal, after: Withdrawal, commit: Commit | None = None
     ) -> None:
-        """Commit the next state. Raises StaleWrite."""
+        """Commit the next state; one that is over reserves nothing. ``commit`` writes that
+        together with rows of its own.
+
+        Raises StaleWrite when it is not in the state of ``before`` any more.
+        """
         rows = _changing(_CHANGE, before, after)
         if commit is None:
             await self._db.write(rows)
@@ -83,7 +93,9 @@ class SqlWithdrawals:
             await commit(rows)
 
     async def cancel(self, before: Withdrawal, after: Withdrawal) -> bool:
-        """Commit the cancellation, unless a payment is on record."""
+        """Commit the cancellation of a planned one; False, unchanged, when it is not planned any
+        more or a payment of it is on record.
+        """
         try:
             await self._db.write(_changing(_CANCEL, before, after))
         except StaleWrite:
@@ -92,9 +104,7 @@ class SqlWithdrawals:
 
 
 def _changing(sql: str, before: Withdrawal, after: Withdrawal) -> Rows:
-    values = {**_values(after), "was": before.state.value}
-    names = ("withdrawal_id", "was", *_PROGRESS)
-    changed = Statement(sql, {name: values[name] for name in names}, finds=True)
+    changed = Statement(sql, {**_values(after), "was": before.state.value}, finds=True)
     return [changed, *_reserving(after)] if after.state in FINAL_TRANSFERS else [changed]
 
 
@@ -106,12 +116,8 @@ def _reserving(item: Withdrawal) -> list[Statement]:
 
 
 def _values(item: Withdrawal) -> dict[str, Any]:
-    values = {name: getattr(item, name) for name in _COLUMNS}
-    return {**values, "asset": item.asset.symbol, "state": item.state.value}
+    return to_row(item, asset=item.asset.symbol)
 
 
 def _withdrawal(row: Row) -> Withdrawal:
-    values = {name: row[name] for name in _COLUMNS}
-    return Withdrawal(
-        **{**values, "asset": _ASSETS[row["asset"]], "state": TransferState(row["state"])}
-    )
+    return from_row(Withdrawal, row, asset=ASSETS[row["asset"]])

@@ -25,14 +25,14 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.adapter import EvmNode
 from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, bare_txid
 from rpcsvc.store.database import Tables
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.
@@ -45,7 +45,7 @@ class Annotations:
     def __init__(self, settings: Settings, database: Tables, clock: Clock) -> None:
         self._settings = settings
         self._db = database
-        self._books = SqlOperatorBooks(database)
+        self._books = OperatorBooks(database)
         self._clock = clock
         self._lock = asyncio.Lock()
 
@@ -146,7 +146,7 @@ class Annotations:
             raise _not_asked(network, error) from error
 
     async def _read_monero(self, txid: str) -> str | None:
-        known = await SqlMoneroLedger(self._db).wallet()
+        known = await MoneroLedger(self._db).wallet()
         _, wallet = wiring.monero_clients(self._settings.onchain)
         async with wallet:
             if known is not None:

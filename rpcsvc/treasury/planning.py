@@ -12,12 +12,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.money import USDC, XMR, Asset, as_units, format_units, mul_div_ceil
+from rpcsvc.domain.money import USDC, XMR, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.pricing import ONE_XMR, Direction, convert_floor
-from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import InventorySettings
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.readiness import NetworkFound, XmrHeld
 from rpcsvc.store.operator_books import Flow, UnsweptTotal
 
@@ -137,27 +135,6 @@ def _move(
 
 
 # --- positions from settings, records and nodes --------------------------------------------------
-
-
-def read_targets(settings: InventorySettings, served: ChainRegistry) -> dict[str, int]:
-    """Units to keep free by network. Raises SettingsError for a network that is not served."""
-    networks = (MONERO, *(chain.name for chain in served.all()))
-    targets, problems = {}, []
-    for given in settings.targets:
-        name, _, amount = given.partition("=")
-        network, asset = name.lower(), XMR if name.lower() == MONERO else USDC
-        if network not in networks:
-            problems.append(f"inventory.targets: received {name!r}; allowed: {', '.join(networks)}")
-        elif len(amount.partition(".")[2]) > asset.decimals:
-            problems.append(
-                f"inventory.targets: received {given!r}; allowed: at most {asset.decimals}"
-                f" decimals of {asset.symbol}"
-            )
-        else:
-            targets[network] = int(as_units(amount, asset))
-    if problems:
-        raise SettingsError(problems)
-    return targets
 
 
 class PositionBuilder:

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from rpcsvc.audit.auditor import audit_loop
+from rpcsvc.audit.books import reader_of
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.orders.ports.venue import RateSource
+from rpcsvc.orders.settlement import Settlement
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.guard import SignedPayments
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.readiness import (
     MoneroFound,
     MoneroInspector,
@@ -31,16 +40,13 @@ from rpcsvc.settlement.onchain.readiness import (
     coins,
     inspect_network,
 )
-from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, UnsweptTotal, owed, reserved
-from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.operator_books import OperatorBooks, Owed, UnsweptTotal, owed, reserved
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
-from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view, read_targets
+from rpcsvc.treasury.planning import DAY_MS, PositionBuilder, plan_view
 
 Json = dict[str, Any]
 
@@ -72,8 +78,8 @@ class Recorded(Struct, frozen=True):
 
 async def recorded_wallets(database: Tables) -> Recorded:
     """The recorded wallets. Raises errors.Unavailable."""
-    evm = await SqlEvmDepositLedger(database).wallet()
-    monero = await SqlMoneroLedger(database).wallet()
+    evm = await EvmDepositLedger(database).wallet()
+    monero = await MoneroLedger(database).wallet()
     return Recorded(monero, evm.hot_address if evm else None)
 
 
@@ -89,7 +95,7 @@ async def read_wallets(
     looks = (inspect_network(item.network, item.client, hot_wallet) for item in nodes)
     # The connection is only asked about its node here, and records nothing.
     with empty_snapshot() as nowhere:
-        connection = MoneroConnection(node, wallet, SqlMoneroLedger(nowhere), options)
+        connection = MoneroConnection(node, wallet, MoneroLedger(nowhere), options)
         inspector = MoneroInspector(connection, recorded, options, alone=alone)
         monero, networks = await asyncio.gather(inspector.poll(), asyncio.gather(*looks))
     native = {chain.name: chain.native_token for chain in served.all()}
@@ -173,7 +179,7 @@ class OnchainTreasury:
     async def plan(self) -> Json:
         """The moves between networks that would reach the targets. Nothing is moved."""
         now, settings = self._clock.now_ms(), self._settings.inventory
-        books = SqlOperatorBooks(self._db)
+        books = OperatorBooks(self._db)
         orders = Counter(reserved(await books.open_orders(), now))
         orders.update(await self._withdrawing())
         flows = await books.flows(now - settings.days * DAY_MS)
@@ -182,7 +188,9 @@ class OnchainTreasury:
             self._settings, recorded.monero, recorded.hot_wallet, alone=False
         )
         chains = read_chains(self._settings.chains_file)
-        targets = read_targets(settings, wiring.served_chains(self._settings.onchain, chains))
+        targets = wiring.read_targets(
+            settings, wiring.served_chains(self._settings.onchain, chains)
+        )
         inventory = PositionBuilder(settings, targets, orders, flows)
         positions = [] if found.monero.held is None else [inventory.xmr(found.monero.held)]
         positions += [
@@ -196,11 +204,11 @@ class OnchainTreasury:
 
     async def _withdrawing(self) -> dict[str, int]:
         """Units reserved by open withdrawals, by network; each has one at most."""
-        found = await SqlWithdrawals(self._db).open()
+        found = await WithdrawalStore(self._db).open()
         return {item.network: item.units + item.fee for item in found}
 
     async def _read(self, now: int) -> _Books:
-        books, sums = SqlOperatorBooks(self._db), OnchainBooks(self._db)
+        books, sums = OperatorBooks(self._db), SignedPayments(self._db)
         orders = await books.open_orders()
         return _Books(
             recorded=await recorded_wallets(self._db),
@@ -211,7 +219,7 @@ class OnchainTreasury:
             swept=await books.swept(),
             monero_fees=await books.monero_fees(),
             gas_fees=await books.gas_fees(),
-            unattributed=await SqlUnrecordedLedger(self._db).unattributed_deposits(),
+            unattributed=await UnrecordedLedger(self._db).unattributed_deposits(),
             sent_today={
                 asset.symbol: await sums.sent_since(asset, now - DAY_MS) for asset in (XMR, USDC)
             },
@@ -271,3 +279,26 @@ def _obligations(network: str, asset: Asset, books: _Books) -> Json:
         "waitingForAddress": format_units(due.waiting, asset),
         "ordersWaitingForAddress": due.waiting_orders,
     }
+
+
+# --- beside the service ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def overseen(context: EngineContext, settlement: Settlement) -> AsyncIterator[Settlement]:
+    """Have the engine onchain audited on the replica that settles, with a treasury on each.
+
+    An audit that finds a difference throws the engine's own switch. Raises SettingsError.
+    """
+    settings, tables, switch = context.settings, context.tables, settlement.engine.switch
+    chains = settlement.orders.profile.chains
+    rates = cast("RateSource", settlement.rates)  # where there are wallets, there is one
+    treasury = OnchainTreasury(settings, tables, context.clock, switch.reason, rates)
+    if not context.lease.is_held:
+        yield replace(settlement, treasury=treasury)
+        return
+    books = reader_of(settings.data_dir, tables if settings.postgresql_url else None)
+    async with audit_loop(settings.onchain, chains, books, switch) as audits:
+        settlement.worker.beside(audits.run)
+        readings = replace(settlement.readings, last_audit=lambda: audits.last)
+        yield replace(settlement, treasury=treasury, readings=readings)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.errors import Unavailable
 from rpcsvc.settings import Settings, SettingsError, load_settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -182,7 +182,7 @@ async def looked_after(up: Running) -> AsyncIterator[None]:
     It ends between two rounds of each adapter: addresses that the wallet is still making and that
     are not in the store would make the next start discard the pool.
     """
-    engine = up.backend.engine
+    engine = up.engine
     assert isinstance(engine, OnchainEngine)
     stopping, parked = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -207,7 +207,7 @@ async def looked_after(up: Running) -> AsyncIterator[None]:
 async def _knows_its_money(up: Running) -> bool:
     await up.worker.tick()
     try:
-        engine = up.backend.engine
+        engine = up.engine
         engine.require_ready()
         return all(engine.holdings(network) for network in ("monero", "arbitrum"))
     except Unavailable:

@@ -24,10 +24,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import Statement
-from rpcsvc.store.replicas import Fenced
+from rpcsvc.store.leases import Fenced
 from tests.bench.profile import Tracing
 from tests.bench.report import Reading
 from tests.postgres import DURABLE, PostgresqlServer, own_server

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import orjson
 from monero.seed import Seed
 
-from rpcsvc.app import Running
+from rpcsvc.bootstrap import Running
 from rpcsvc.domain import usdc
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS

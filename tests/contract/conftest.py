@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rpcsvc.orders import backend
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.transport import ClientOptions
 from tests.contract.faulty_line import FaultyLine, faulty_line
@@ -65,7 +64,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 @pytest.fixture
 def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses between looks at payments, and before a lost call is sent again."""
-    monkeypatch.setattr(backend, "POLL_MS", 100)
+    monkeypatch.setattr(wiring, "POLL_MS", 100)
     monkeypatch.setattr(wiring, "ClientOptions", partial(ClientOptions, backoff_ms=25))
 
 

@@ -42,9 +42,85 @@ def closed(schema: Any) -> Any:
     return shut
 
 
+def flat(named: Json) -> Json:
+    """Named schemas in which those that add to another one have its properties, too."""
+    return {name: _flat(schema, named) for name, schema in named.items()}
+
+
+def _flat(schema: Json, named: Json) -> Json:
+    if "allOf" not in schema or "properties" in schema:
+        return schema
+    parts = [named[p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in schema["allOf"]]
+    return {
+        "type": "object",
+        "properties": {name: each for part in parts for name, each in part["properties"].items()},
+        "required": [name for part in parts for name in part["required"]],
+    }
+
+
+ANY_CALL = (403, 405, 421, 500)  # what the default responses are of
+_WHOLE: dict[int, tuple[Json, Json]] = {}
+
+
+def whole(document: Json) -> Json:
+    """The document with what it says once in each place where it holds.
+
+    The headers of every response are on each response, the default response of an operation
+    stands under each of its statuses, schemas that add to another one have its properties, and
+    plain types stand where they are referred to: generators infer more from that.
+    """
+    if id(document) not in _WHOLE:
+        _WHOLE.clear()
+        _WHOLE[id(document)] = document, _unfolded(document)
+    return _WHOLE[id(document)][1]
+
+
+def _unfolded(document: Json) -> Json:
+    unfolded = copy.deepcopy(document)
+    shared = unfolded["components"]["responses"]
+    every = {n: h for n, h in shared["Refused"]["headers"].items() if n != "Allow"}
+    used_up = shared.get("RateLimited", {}).get("headers", {})
+    budget = {n: h for n, h in used_up.items() if n.startswith("RateLimit")}
+    for name in budget:
+        unfolded["components"]["headers"][name]["required"] = True
+    for path, item in unfolded["paths"].items():
+        for called in item.values():
+            anything = called["responses"].pop("default")
+            responses = {str(status): anything for status in ANY_CALL} | called["responses"]
+            for status, response in responses.items():
+                is_charged = int(status) not in ANY_CALL and not path.endswith("/health")
+                headers = {**every, **(budget if is_charged else {})}
+                described = resolved(unfolded, response)
+                own = described.get("headers", {})
+                responses[status] = {**described, "headers": {**headers, **own}}
+            called["responses"] = responses
+            called["parameters"] = [resolved(unfolded, each) for each in called["parameters"]]
+    named = unfolded["components"]["schemas"] = flat(unfolded["components"]["schemas"])
+    return dict(inlined(unfolded, named))
+
+
+FIXED = {"const", "enum"}
+
+
+def inlined(value: Any, named: Json) -> Any:
+    """A part of the document with plain types in the places of references to them."""
+    if isinstance(value, list):
+        return [inlined(each, named) for each in value]
+    if not isinstance(value, dict):
+        return value
+    schema = named.get(str(value.get("$ref")).rpartition("/")[2], {})
+    if isinstance(schema.get("type"), str) and schema["type"] != "object" and "enum" not in schema:
+        return schema
+    found = {key: inlined(each, named) for key, each in value.items()}
+    match found:
+        case {"anyOf": [{"type": str(kind), **rest}, {"type": "null"}]} if not FIXED & rest.keys():
+            return {**rest, "type": [kind, "null"]}
+    return found
+
+
 def closed_document(document: Json) -> Json:
-    """The document with its named schemas closed."""
-    shut = copy.deepcopy(document)
+    """The whole document with its named schemas closed."""
+    shut = copy.deepcopy(whole(document))
     shut["components"]["schemas"] = closed(shut["components"]["schemas"])
     return shut
 
@@ -67,7 +143,7 @@ _LAST: dict[int, tuple[Json, Json]] = {}
 def _closed_schemas(document: Json) -> Json:
     if id(document) not in _LAST:
         _LAST.clear()
-        _LAST[id(document)] = document, closed(document["components"]["schemas"])
+        _LAST[id(document)] = document, closed(flat(document["components"]["schemas"]))
     return _LAST[id(document)][1]
 
 
@@ -84,6 +160,7 @@ def check_response(
     document: Json, path: str, method: str, status: int, headers: Any, body: Any
 ) -> None:
     """Raise AssertionError or ValidationError unless the document declares the response."""
+    document = whole(document)
     declared = document["paths"][path][method]["responses"]
     assert str(status) in declared, f"{method} {path} declares no {status}: {body}"
     response = resolved(document, declared[str(status)])

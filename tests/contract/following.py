@@ -25,16 +25,20 @@ async def status(served: Served, order_id: str, **query: Any) -> Json:
     return dict((await served.http("GET", f"/agent/swap/status/{order_id}", params=query)).body)
 
 
+def count_waiting(waits: Waits) -> int:
+    return sum(waits.counts.values())
+
+
 async def until_waiting(waits: Waits, count: int = 1) -> None:
     while True:
-        if waits.count >= count:
+        if count_waiting(waits) >= count:
             return
         await asyncio.sleep(0.01)
 
 
 async def until_none_waits(served: Served) -> None:
     while True:
-        if not served.up.service.waits.count:
+        if not count_waiting(served.up.service.waits):
             return
         await asyncio.sleep(0.01)
 

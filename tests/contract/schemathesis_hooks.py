@@ -15,6 +15,9 @@ from typing import Any, Final
 import schemathesis
 
 import tests.contract.good_addresses  # noqa: F401 - registers the strategies
+from rpcsvc.http.site import API_ROOT
+
+SWAP: Final = f"{API_ROOT}/agent/swap"
 
 # One line for each answer to a request that follows the schemas.
 TALLY: Final = Path(os.environ["SCHEMATHESIS_TALLY"])
@@ -23,17 +26,17 @@ LIMITS: Final = frozenset({"amount_below_minimum", "amount_above_maximum"})
 # Numbers of 78 digits beyond 256 bits; digests of no quote; in the sandbox: the order has no amount
 # due or no deposit, or the clock would pass 2100.
 STATE: Final = {
-    "/agent/swap/fund/{orderId}": {
+    f"{SWAP}/fund/{{orderId}}": {
         "payment",
         *(f"payment.payload.authorization.{n}" for n in ("value", "validAfter", "validBefore")),
     },
-    "/agent/swap/create": {"quoteDigest"},
-    "/agent/swap/execute": {"quoteDigest"},
-    "/sandbox/fund": {"amount"},
-    "/sandbox/fault": {"orderId", "seconds"},
+    f"{SWAP}/create": {"quoteDigest"},
+    f"{SWAP}/execute": {"quoteDigest"},
+    f"{API_ROOT}/sandbox/fund": {"amount"},
+    f"{API_ROOT}/sandbox/fault": {"orderId", "seconds"},
 }
 # The valid network of a refund address depends on the order.
-BY_ORDER: Final = "/agent/swap/refund-address/{orderId}"
+BY_ORDER: Final = f"{SWAP}/refund-address/{{orderId}}"
 
 
 @schemathesis.hook

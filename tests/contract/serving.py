@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import BaseTestServer, TestClient
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.serving import web_app

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rpcsvc.local_secret import operator_headers
 from rpcsvc.operations.admin import PREFIX
 from tests.contract.serving import Served, serving
 from tests.operator_cli import on_socket
@@ -28,22 +29,28 @@ METHODS = [
 class Socket:
     """Calls over the UNIX socket."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, proof: dict[str, str]) -> None:
         self._session = session
+        self.proof = proof
 
-    async def call(self, method: str, params: Any, **headers: str) -> Any:
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
+    async def call(self, method: str, params: Any) -> Any:
+        """The answer to a call as commands send it."""
+        return await (await self.send(method, params, self.proof)).json()
+
+    async def send(
+        self, method: str, params: Any, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        async with self._session.post("http://localhost/rpc", json=message, headers=names) as got:
-            return await got.json()
+        return await self._session.post("http://localhost/rpc", json=message, headers=headers)
 
 
 @asynccontextmanager
 async def over_socket(served: Served) -> AsyncIterator[Socket]:
     async with on_socket(served.up):
-        path = str(served.up.settings.data_dir / "rpcsvc.sock")
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session:
-            yield Socket(session)
+        data_dir = served.up.settings.data_dir
+        connector = aiohttp.UnixConnector(str(data_dir / "rpcsvc.sock"))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield Socket(session, operator_headers(data_dir))
 
 
 def test_the_table_is_the_one_that_is_tried(served: Served) -> None:
@@ -83,11 +90,34 @@ async def test_admin_over_the_socket_answers_a_plain_object(served: Served) -> N
         assert (await at.call("service.swap.plan", {}))["result"]["ok"]
 
 
-@pytest.mark.parametrize("header", ["x_forwarded_for", "forwarded", "x_real_ip"])
-async def test_a_proxy_to_the_socket_reaches_no_admin_method(served: Served, header: str) -> None:
+@pytest.mark.parametrize(
+    "header",
+    ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-port", "cf-connecting-ip"],
+)
+async def test_socket_refuses_what_a_proxy_passes_on(served: Served, header: str) -> None:
     async with over_socket(served) as at:
-        answer = await at.call("admin.payouts.list", {}, **{header: "203.0.113.7"})
-        assert answer["error"]["code"] == -32601
+        forwarded = {**at.proof, header: "203.0.113.7"}
+        for method in ("admin.payouts.list", "service.swap.plan"):
+            refused = await at.send(method, {}, forwarded)
+            assert refused.status == 421
+            assert "TCP port" in (await refused.json())["error"]["message"]
+
+
+async def test_admin_is_unknown_without_the_operators_header(served: Served) -> None:
+    """A proxy that was put on the socket and adds no header passes on what strangers send."""
+    async with over_socket(served) as at:
+        [name] = at.proof
+        for headers in ({}, {name: ""}, {name: "1"}, {name: at.proof[name][:-1]}, {name: "\udcff"}):
+            answer = await (await at.send("admin.payouts.list", {}, headers)).json()
+            assert answer["error"]["code"] == -32601
+            assert "admin." not in json.dumps(answer["error"]["data"].get("details", {}))
+
+
+async def test_operators_header_opens_nothing_over_tcp(served: Served) -> None:
+    proof = operator_headers(served.up.settings.data_dir)
+    body = b'{"jsonrpc": "2.0", "id": 1, "method": "admin.payouts.list"}'
+    answer = await served.raw(body, **proof)
+    assert answer.body["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize(
@@ -128,6 +158,7 @@ OPENING = {
         "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped
         "rpcsvc/store/backends/sqlite/database.py",  # migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
+        "rpcsvc/store/backends/sqlite/migrations.py",  # in memory, to compare with
     },
 }
 

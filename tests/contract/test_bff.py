@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.money import format_units
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import IntegratorFees, OperatorBooks
 from tests.contract.bff import (
     ORDER,
     ORDER_BACK,
@@ -267,8 +267,8 @@ async def test_the_integrators_fee_is_quoted_taken_and_accounted(tmp_path: Path)
         await fund(served, made["orderId"])
         done = await until(served, made["orderId"], "completed")
         assert done["actualOutput"] == keyed["toAmount"]
-        books = SqlOperatorBooks(served.up.database)
-        assert await books.integrator_fees() == [("acme", "USDC", 990_000, 1)]
+        books = OperatorBooks(served.up.database)
+        assert await books.integrator_fees() == [IntegratorFees("acme", "USDC", 990_000, 1)]
 
 
 async def test_keys_of_integrators_do_not_meet(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ async def test_known_key_is_replayed_without_a_rate_and_makes_no_order(
     def no_rate(_: object) -> Rate:
         raise Unavailable("There is no fresh rate.")
 
-    monkeypatch.setattr(type(served.up.backend.engine), "rate", no_rate)
+    monkeypatch.setattr(type(served.up.engine), "rate", no_rate)
     again = await post(
         served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
     )

@@ -17,7 +17,7 @@ from rpcsvc.http.site import BFF_ROOT
 from rpcsvc.operations import bff_models, models
 from rpcsvc.operations.params import Params
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import IntegratorFees, OperatorBooks
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.described import openapi_of
 from tests.contract.serving import EVM, Served, serving
@@ -168,8 +168,8 @@ async def test_chunked_order_takes_its_fee_per_chunk_and_books_it_once(
         fees = [price.at(f.rate).integrator_fee(direction, f.units) for f in order.fills]
         assert [fill.integrator_fee for fill in order.fills] == fees
         assert min(fees) > 0
-        booked = await SqlOperatorBooks(served.up.database).integrator_fees()
-        assert booked == [("acme", asset, sum(fees), 1)]
+        booked = await OperatorBooks(served.up.database).integrator_fees()
+        assert booked == [IntegratorFees("acme", asset, sum(fees), 1)]
         assert done["actualOutput"] == str(sum(fill.output for fill in order.fills))
 
 
@@ -183,8 +183,8 @@ async def test_usdc_to_xmr_fee_is_quoted_taken_and_booked_in_xmr(tmp_path: Path)
         await fund(served, order_id)
         done = (await watched(served, order_id))[-1]
         assert done["actualOutput"] == keyed["toAmount"]
-        books = SqlOperatorBooks(served.up.database)
-        assert await books.integrator_fees() == [("acme", "XMR", fee, 1)]
+        books = OperatorBooks(served.up.database)
+        assert await books.integrator_fees() == [IntegratorFees("acme", "XMR", fee, 1)]
 
 
 # --- TWAP ---

@@ -184,10 +184,10 @@ async def test_a_sidecar_refuses_where_its_upstream_cannot_cancel(
         beside(central, tmp_path / "sidecar") as sidecar,
     ):
         owned = await ordered(sidecar, SWAPS[swap])
-        upstream = sidecar.up.backend.engine._upstream
-        older = {**upstream._dialect.paths, "cancel_order": "/orders/{id}/not-there-yet"}
+        upstream = sidecar.up.engine._upstream
+        older = {**upstream.dialect.paths, "cancel_order": "/orders/{id}/not-there-yet"}
         for paths in (older, {k: v for k, v in older.items() if k != "cancel_order"}):
-            monkeypatch.setattr(upstream, "_dialect", replace(upstream._dialect, paths=paths))
+            monkeypatch.setattr(upstream, "dialect", replace(upstream.dialect, paths=paths))
             answer = await cancel(sidecar, owned)
             assert answer["error"]["code"] == "order_not_cancellable"
             assert "expiresAt" in answer["error"]["message"]

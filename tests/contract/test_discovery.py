@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from yarl import URL
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
@@ -95,7 +95,7 @@ def documents_edge(up: Running, sources: StubSources) -> Edge:
     routes.add_routes(discovery.routes())
     return Edge(
         routes,
-        Refusals(gate, up.dispatcher, flat_dispatcher(up.service)),
+        Refusals(gate, up.dispatcher, flat_dispatcher(up.service), time.monotonic),
         lambda _request: None,
         Cors(discovery.paths, ()),
         None,
@@ -471,6 +471,7 @@ async def test_a_rotated_key_is_in_the_jwks_at_once(tmp_path: Path) -> None:
         after = await get(served, links.JWKS, if_none_match=before.headers["etag"])
         assert after.status == 200
         assert json.loads(await after.read()) == {"keys": ["second", "first"]}
+        assert "max-age=0" in after.headers["cache-control"], "no cache may keep a revoked key"
 
 
 async def test_the_request_id_is_echoed_or_made(site: Served) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.health import Health
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.rendering import Catalogues
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.local_venue import LocalVenue
-from rpcsvc.orders.ports.store import Health
 from tests.contract.checkout import fault
 from tests.contract.serving import Served, serving
 from tests.rows import set_rates

@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 from eth_account import Account
-from x402.client import x402Client
-from x402.http.clients.httpx import x402HttpxClient
 from x402.mcp.types import MCPToolResult
 from x402.mcp.utils import (
     extract_payment_required_from_result,
     extract_payment_response_from_meta,
 )
-from x402.mechanisms.evm.exact.register import register_exact_evm_client
 from x402.schemas import PaymentRequired
+from x402.schemas.errors import NoMatchingRequirementsError
 
+from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
-from rpcsvc.orders import gasless
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
+from rpcsvc.orders import authorizations
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.orders.waits import Room
-from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
-from rpcsvc.store.gasless import SqlFundingStore
+from rpcsvc.orders.waits import Waits
+from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationStore
+from tests.contract.following import count_waiting
 from tests.contract.paying import (
     PAYER,
     X402_CLIENT,
@@ -47,32 +47,59 @@ from tests.contract.paying import (
 from tests.contract.serving import BACK, SWAP, Served, serving
 from tests.e2e.processes import until
 from tests.mcp import call, meta
+from tests.signature_forms import forms
 
 Json = dict[str, Any]
 
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "x402.md").read_text(), re.DOTALL | re.M)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", (DOCS / "use" / "x402.md").read_text(), re.DOTALL | re.M
+)
 
 
-async def test_x402_http_client_pays_as_documented(served: Served) -> None:
-    """The code of docs/x402.md unchanged, with the package's own HTTP client."""
+CHAINS = load_chains((DOCS.parent / "config" / "chains.toml").read_text(encoding="utf-8"))
+
+
+def documented(lines: str, parameters: str, returned: str) -> Any:
+    """The lines of docs/use/x402.md, unchanged, as a function."""
+    names: dict[str, Any] = {}
+    body = textwrap.indent(f"{lines}\nreturn {returned}", "    ")
+    exec(f"async def run({parameters}):\n{body}", names)
+    return names["run"]
+
+
+@pytest.mark.parametrize("chain", [chain.name for chain in CHAINS.all()])
+async def test_x402_http_client_pays_as_documented(served: Served, chain: str) -> None:
+    """With the package's own HTTP client."""
     (block,) = BLOCKS
-    names: dict[str, Any] = {
-        "Account": Account,
-        "register_exact_evm_client": register_exact_evm_client,
-        "x402Client": x402Client,
-        "x402HttpxClient": x402HttpxClient,
-    }
-    body = textwrap.indent(f"{block}\nreturn paid", "    ")
-    exec(f"async def run(key, site, order_id):\n{body}", names)
-    order_id = await new_order(served)
-    paid = await names["run"](PAYER.key, served.url, order_id)
+    order_id = await new_order(served, {**BACK, "chain": chain})
+    paid = await documented(block, "key, site, order_id", "paid")(PAYER.key, served.url, order_id)
     assert paid.status_code == 200
     settled = X402_CLIENT.get_payment_settle_response(paid.headers.get)
     assert paid.json()["data"]["paymentResponse"]["transaction"] == settled.transaction
     assert (await finished(served, order_id))["state"] == "completed"
     assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_documented_x402_client_signs_usdc_of_each_chain_alone(served: Served) -> None:
+    """On the networks where the money is real, and no more than it says."""
+    lines = BLOCKS[0].partition("async with")[0]
+    client = await documented(lines, "key", "client")(PAYER.key)
+    offer = await offered(served, await new_order(served))
+    for chain in CHAINS.all():
+        for asset, amount, is_signed in (
+            (chain.usdc_contract, "500000000", True),
+            (chain.usdc_contract, "500000001", False),
+            (PAYER.address, "1", False),
+        ):
+            asked = {"network": f"eip155:{chain.chain_id}", "asset": asset, "amount": amount}
+            required = read_required({**offer, "accepts": [{**offer["accepts"][0], **asked}]})
+            if is_signed:
+                assert (await client.create_payment_payload(required)).accepted.asset == asset
+            else:
+                with pytest.raises(NoMatchingRequirementsError):
+                    await client.create_payment_payload(required)
 
 
 async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
@@ -246,7 +273,8 @@ async def test_unknown_outcome_is_202_and_never_a_402(
 ) -> None:
     order_id = await new_order(served)
     offer = await offered(served, order_id)
-    payment = header(await signed(offer))
+    paying = await signed(offer)
+    payment = header(paying)
 
     async def lost(*_: Any) -> Any:
         raise ConnectionError("no reply")
@@ -260,8 +288,57 @@ async def test_unknown_outcome_is_202_and_never_a_402(
             assert (same.status, same.body["ok"]) == (202, True)
         other = await fund(served, order_id, **header(await signed(offer)))
         assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
+        signature = bytearray.fromhex(paying["payload"]["signature"][2:])
+        signature[0] ^= 1
+        altered = with_signature(paying, "0x" + signature.hex())
+        other = await fund(served, order_id, **header(altered))
+        assert (other.status, other.body["error"]["code"]) == (409, "order_not_fundable")
     assert (await finished(served, order_id))["state"] == "completed"
     assert (await fund(served, order_id, **payment)).status == 200
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+async def test_payment_in_another_form_is_the_one_under_way(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wallets and libraries write the same signature in different ways."""
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+    given = payment["payload"]["authorization"]
+    written = [
+        with_signature(payment, "0x" + each)
+        for form in forms(bytes.fromhex(payment["payload"]["signature"][2:]))
+        for each in (form.hex(), form.hex().upper())
+    ]
+    recased = {name: given[name].lower() for name in ("from", "to")}
+    recased["nonce"] = "0x" + given["nonce"][2:].upper()
+    written.append(
+        {**payment, "payload": {**payment["payload"], "authorization": {**given, **recased}}}
+    )
+
+    async def lost(*_: Any) -> Any:
+        raise ConnectionError("no reply")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedAuthorizations, "carry_out", lost)
+        answers = [await fund(served, order_id, **header(each)) for each in [payment, *written]]
+        assert [answer.status for answer in answers] == [202] * len(answers)
+    assert (await finished(served, order_id))["state"] == "completed"
+    answers = [await fund(served, order_id, **header(each)) for each in written]
+    assert [answer.status for answer in answers] == [200] * len(answers)
+    assert debits(served) == [(PAYER.address, 150_000_000)]
+
+
+def with_signature(payment: Json, signature: str) -> Json:
+    return {**payment, "payload": {**payment["payload"], "signature": signature}}
+
+
+async def test_compact_signature_pays(served: Served) -> None:
+    order_id = await new_order(served)
+    payment = await signed(await offered(served, order_id))
+    compact = forms(bytes.fromhex(payment["payload"]["signature"][2:]))[2]
+    paid = await fund(served, order_id, **header(with_signature(payment, "0x" + compact.hex())))
+    assert paid.status == 200
     assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
@@ -304,7 +381,7 @@ class SlowNetwork:
         self.pooled = asyncio.Event()
         really = SimulatedAuthorizations.carry_out
 
-        async def carry_out(own: SimulatedAuthorizations, record: FundingRecord) -> Carried:
+        async def carry_out(own: SimulatedAuthorizations, record: AuthorizationRecord) -> Carried:
             self.pooled.set()
             return await really(own, record) if self.mined.is_set() else Carried(Outcome.PENDING)
 
@@ -343,7 +420,7 @@ async def test_payment_on_record_is_202_when_its_wait_fails(
     with monkeypatch.context() as patch:
         paying = asyncio.create_task(fund(served, order_id, **payment))
         await network.pooled.wait()
-        patch.setattr(SqlFundingStore, "find", away)
+        patch.setattr(AuthorizationStore, "find", away)
         network.mined.set()
         answer = await paying
         assert (answer.status, answer.body["data"]["paymentResponse"]) == (202, None)
@@ -354,7 +431,7 @@ async def test_payment_on_record_is_202_when_its_wait_fails(
 async def test_payment_that_is_mined_late_is_202_then_200(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
+    monkeypatch.setattr(authorizations, "OUTCOME_SECONDS", 0.5)
     network, order_id = SlowNetwork(monkeypatch), await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     answer = await fund(served, order_id, **payment)
@@ -389,14 +466,14 @@ async def test_wait_for_a_payment_ends_with_the_service(
         await network.pooled.wait()
         await until(waits_of(served))
         served.up.service.waits.end()
-        async with asyncio.timeout(gasless.OUTCOME_SECONDS / 2):
+        async with asyncio.timeout(authorizations.OUTCOME_SECONDS / 2):
             assert (await paying).status == 202
 
 
 async def test_payment_is_not_refused_where_no_more_may_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Room, "require", _no_room)
+    monkeypatch.setattr(Waits, "require", _no_room)
     async with serving(tmp_path) as served:
         SlowNetwork(monkeypatch)
         order_id = await new_order(served)
@@ -410,7 +487,7 @@ def _no_room(*_: Any) -> None:
 
 def waits_of(served: Served) -> Callable[[], Awaitable[int]]:
     async def count() -> int:
-        return served.up.service.waits.count
+        return count_waiting(served.up.service.waits)
 
     return count
 
@@ -458,7 +535,7 @@ async def test_status_asks_for_no_deposit_beside_a_signed_payment(
         assert [each["code"] for each in checked["paymentCheck"]["problems"]] == ["not_payable"]
         service = served.up.service
         reported = await event_body(
-            service.store, service.views, service.venue.gasless, order_id, 1
+            service.store, service.views, service.venue.authorizations, order_id, 1
         )
         assert json.loads(reported)["data"]["status"]["fundingInstructions"] is None
         # A plain deposit renews the stored answer, which is not served either.

@@ -220,6 +220,30 @@ async def test_wrong_tokens_are_limited_and_counted(
     assert sum(count for _, count in counts) == 5
 
 
+async def test_wrong_tokens_at_health_are_limited_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The details that a right token gets would tell whoever guesses that it is one."""
+    monkeypatch.setattr(WrongTokens, "PERIOD_SECONDS", 0.0)
+    limits: dict[str, Any] = {
+        "rate_limit__enabled": True,
+        "rate_limit__wrong_tokens_per_minute": 2,
+    }
+
+    async def statuses(path: str, headers: dict[str, str]) -> list[int]:
+        return [(await served.client.get(path, headers=headers)).status for _ in range(4)]
+
+    for path in ("/health", "/status"):
+        with logs_of("rpcsvc.http.gate") as logs:
+            async with serving(tmp_path / path[1:], {"AGENT_RPC_TOKEN": TOKEN}, **limits) as served:
+                wrong = await statuses(path, {"x-agent-rpc-token": "wrong"})
+                right = await statuses(path, {"x-agent-rpc-token": TOKEN})
+                none = await statuses(path, {})
+        assert (wrong, right, none) == ([200, 200, 429, 429], [200] * 4, [200] * 4)
+        counts = [line["count"] for line in logs if line["event"] == "wrong_tokens_refused"]
+        assert sum(counts) == 4
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o702])
 async def test_data_directory_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     data_dir = tmp_path / "a data"

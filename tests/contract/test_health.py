@@ -8,7 +8,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
+from rpcsvc.http.documents import links
 from tests.contract.described import check_response, openapi_of
 from tests.contract.serving import Served, serving
 
@@ -53,10 +54,10 @@ async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served
         assert (answer.body["state"], answer.body["requestId"]) == ("unavailable", "mine")
         assert int(answer.headers["retry-after"]) > 0
         document = openapi_of(served)
-        check_response(document, "/health", "get", 503, answer.headers, answer.body)
+        check_response(document, links.HEALTH, "get", 503, answer.headers, answer.body)
         await served.post("/sandbox/fault", {"fault": f"{fault}_up"})
     well = await served.http("GET", "/health")
-    check_response(document, "/health", "get", 200, well.headers, well.body)
+    check_response(document, links.HEALTH, "get", 200, well.headers, well.body)
     assert "error" not in well.body
 
 
@@ -72,7 +73,7 @@ async def test_check_that_stops_no_order_degrades_health_not_readiness(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Health(False, "USDC: ord_1/payout/1 waits")
-    monkeypatch.setattr(type(served.up.backend.engine), "health", AsyncMock(return_value=stuck))
+    monkeypatch.setattr(type(served.up.engine), "health", AsyncMock(return_value=stuck))
     assert (await served.client.get("/health")).status == 503
     for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
         response = await served.client.get(path)

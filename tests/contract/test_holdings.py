@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from rpcsvc import app_sandbox
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents.advice import ERROR
-from rpcsvc.orders.backend import stocked
-from rpcsvc.orders.ports.wallets import Holdings
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6
@@ -38,7 +37,7 @@ class Wallet:
 def hold(monkeypatch: pytest.MonkeyPatch) -> Wallet:
     """Set the wallet's balance on every network."""
     wallet = Wallet()
-    monkeypatch.setattr(app_sandbox, "unlimited", lambda: stocked(wallet.holdings))
+    monkeypatch.setattr(SandboxEngine, "holdings", staticmethod(wallet.holdings))
     return wallet
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rpcsvc.orders.ports.store import Change
+from rpcsvc.store.changes import Change
 from tests.contract.serving import EVM, SWAP, TOKEN, Served, serving
 
 

@@ -23,7 +23,7 @@ from rpcsvc.errors import (
 )
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.schemas import placed
-from rpcsvc.http.site import BFF_ROOT, site_of
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, site_of
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.inputs import bare_key, read_key
@@ -60,7 +60,7 @@ class World(NamedTuple):
 
     def requests(self, row: Operation) -> st.SearchStrategy[Json]:
         """Params that match the schema of an operation."""
-        path = f"{BFF_ROOT if row in BFF_OPERATIONS else ''}{row.path}"
+        path = f"{BFF_ROOT if row in BFF_OPERATIONS else API_ROOT}{row.path}"
         cases: st.SearchStrategy[Any] = self.api[path][row.method].as_strategy()
         return cases.map(lambda case: {**case.path_parameters, **case.query, **_body(case)})
 

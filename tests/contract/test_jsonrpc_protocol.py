@@ -10,7 +10,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonrpcserver import Error as LibraryError
 
 from rpcsvc.errors import (
     InternalError,
@@ -138,7 +137,7 @@ def outline(response: Any) -> Any:
     return (response["result"], response["id"])
 
 
-def request(method: str = "echo", **members: Any) -> dict[str, Any]:
+def request(method: Any = "echo", **members: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "id": 1} | members
 
 
@@ -282,13 +281,13 @@ async def test_id_null_is_answered_and_a_missing_id_is_not() -> None:
         ({"method": True}, '"method" is a boolean'),
         ({"params": "bar"}, '"params" is a string'),
         ({"params": 1}, '"params" is a number'),
-        ({"params": None}, '"params" is null'),
+        ({"params": True}, '"params" is a boolean'),
     ],
 )
 async def test_wrong_member_of_a_request_is_named(members: dict[str, Any], word: str) -> None:
     response = await reply(request(**members))
 
-    assert outline(response) == (-32600, None)
+    assert outline(response) == (-32600, 1)
     assert word in response["error"]["message"]
     assert response["error"]["data"]["code"] == "invalid_request"
 
@@ -300,7 +299,7 @@ async def test_missing_member_of_a_request_is_named(missing: str) -> None:
 
     response = await reply(message)
 
-    assert outline(response) == (-32600, None)
+    assert outline(response) == (-32600, 1)
     assert f'"{missing}" is missing' in response["error"]["message"]
 
 
@@ -337,6 +336,37 @@ async def test_method_that_was_found_before_refuses_a_list() -> None:
 
 async def test_absent_params_are_an_empty_object() -> None:
     assert outline(await reply(request())) == ({}, 1)
+
+
+async def test_null_stands_for_absent_params() -> None:
+    """The npm package json-rpc-2.0 sends it."""
+    caller = Caller()
+
+    assert outline(await reply(request(params=None), caller)) == ({}, 1)
+    assert await answer('{"jsonrpc":"2.0","method":"echo","params":null}', caller) == (204, None)
+    assert [params for _, _, params in caller.calls] == [{}, {}]
+
+
+@pytest.mark.parametrize("call_id", ["a", "", 7, -1.5, 2**63 - 1])
+@pytest.mark.parametrize("members", [{"method": 1}, {"jsonrpc": "1.0"}, {"params": "x"}])
+async def test_invalid_request_is_answered_with_its_id(
+    members: dict[str, Any], call_id: Any
+) -> None:
+    """A client that matches answers by id would wait for ever."""
+    invalid = request(id=call_id, **members)
+
+    assert outline(await reply(invalid)) == (-32600, call_id)
+    assert outline(await reply([invalid, request("hello")])) == [
+        (-32600, call_id),
+        (["hello", 5], 1),
+    ]
+
+
+@pytest.mark.parametrize("call_id", [None, True, [1], {"a": 1}, 2**63])
+async def test_invalid_request_without_a_readable_id_gets_null(call_id: Any) -> None:
+    body = json.dumps(request(id=call_id, method=1))
+
+    assert outline(await reply(body)) == (-32600, None)
 
 
 PYTHON_NAMES = ["self", "cls", "context", "call", "caller", "params", "request", "method", "id"]
@@ -579,9 +609,14 @@ def runnable(element: Any) -> bool:
         isinstance(element, dict)
         and element.get("jsonrpc") == "2.0"
         and isinstance(element.get("method"), str)
-        and isinstance(element.get("params", {}), dict | list)
+        and isinstance(element.get("params"), dict | list | None)
         and not isinstance(element.get("id"), bool | list | dict)
     )
+
+
+def readable_id(element: Any) -> Any:
+    call_id = element.get("id") if isinstance(element, dict) else None
+    return None if isinstance(call_id, bool | list | dict) else call_id
 
 
 @given(st.lists(MEMBERS | st.sampled_from([1, None, "x", []]), min_size=1, max_size=8))
@@ -597,9 +632,7 @@ def test_batch_answers_each_element_that_is_no_notification(
         return
     assert body is not None
     outlines = outline(json.loads(body))
-    assert [call_id for _, call_id in outlines] == [
-        e["id"] if runnable(e) else None for e in answered
-    ]
+    assert [call_id for _, call_id in outlines] == [readable_id(e) for e in answered]
     assert [code == -32600 for code, _ in outlines] == [not runnable(e) for e in answered]
 
 
@@ -641,8 +674,11 @@ async def test_library_failure_is_logged_and_its_text_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, caller = JsonRpcServer(METHODS), Caller()
-    refusal = LibraryError(-32000, "Server error", "secret")
-    monkeypatch.setattr("rpcsvc.http.method_table.get_method", lambda *_: refusal)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("rpcsvc.http.method_dispatch.call", failing)
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         _, sent = await server.answer(json.dumps(request("echo", id="r-1")).encode(), caller)
 

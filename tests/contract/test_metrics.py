@@ -12,15 +12,16 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.unfunded import Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
-from rpcsvc.orders.backend import LastAudit, Readings
-from rpcsvc.orders.lease import Lease
 from rpcsvc.orders.ports.venue import Rate
-from rpcsvc.orders.ports.wallets import Holdings, NetworkState, NonceGap
-from rpcsvc.orders.unfunded import Reserved
+from rpcsvc.orders.ports.wallets import NetworkState, NonceGap
+from rpcsvc.orders.settlement import LastAudit, Readings
 from rpcsvc.serving import web_app
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.leases import Lease
+from rpcsvc.store.operator_books import OperatorBooks
 from tests.contract.checkout import Ordered, until_paid_out
 from tests.contract.following import until_waiting
 from tests.contract.serving import BACK, SWAP, TOKEN, EdgeServer, Served, serving
@@ -149,11 +150,15 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
     states["arbitrum"] = NetworkState(
         1_000, sweeps={"sent": 2, "done": 1}, nonces=NonceGap(-3, 0, 1)
     )
-    backend = replace(served.up.backend, states=lambda: states, rate_spread_bps=lambda: 150)
     held = {"monero": Holdings(3 * 10**12, 10**12, 0), "arbitrum": Holdings(7, 0, 0)}
-    readings = Readings(networks=frozenset(held), holdings=held.__getitem__)
+    readings = Readings(
+        networks=frozenset(held),
+        holdings=held.__getitem__,
+        states=lambda: states,
+        rate_spread_bps=lambda: 150,
+    )
     lease = Lease("settler", 1, ends_at=9_000, now_ms=lambda: 1_000)
-    up = replace(served.up, backend=backend, readings=readings, lease=lease)
+    up = replace(served.up, readings=readings, lease=lease)
     client: TestClient[Any, Any]
     async with TestClient(EdgeServer(web_app(up))) as client:
         series = await scraped(Served(up, client))
@@ -185,9 +190,9 @@ async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
 async def test_metrics_show_lag_rate_age_and_the_pause(served: Served) -> None:
     now = served.up.service.clock.now_ms()
     readings = Readings(scan_lags=lambda: {"base": 90_000},
-                        rate=lambda: Rate(164_500_000, now - 30_000, "test"))  # fmt: skip
-    backend = replace(served.up.backend, paused=lambda: "by hand")
-    up = replace(served.up, backend=backend, readings=readings)
+                        rate=lambda: Rate(164_500_000, now - 30_000, "test"),
+                        paused=lambda: "by hand")  # fmt: skip
+    up = replace(served.up, readings=readings)
     client: TestClient[Any, Any]
     async with TestClient(EdgeServer(web_app(up))) as client:
         series = await scraped(Served(up, client))
@@ -227,8 +232,8 @@ async def test_metrics_show_fees_and_withdrawals_of_the_books(
     async def over(_books: object) -> dict[tuple[str, str], int]:
         return {("monero", "settled"): 4}
 
-    monkeypatch.setattr(SqlOperatorBooks, "network_fees", fees)
-    monkeypatch.setattr(SqlOperatorBooks, "withdrawals_over", over)
+    monkeypatch.setattr(OperatorBooks, "network_fees", fees)
+    monkeypatch.setattr(OperatorBooks, "withdrawals_over", over)
     series = await scraped(served)
     for family in ("rpcsvc_network_fees_total", "rpcsvc_network_fees_day"):
         assert value(series, family, network="monero") == 0.002
@@ -239,10 +244,8 @@ async def test_metrics_show_fees_and_withdrawals_of_the_books(
 
 async def test_metrics_show_the_last_audit_and_gas_for_authorizations(served: Served) -> None:
     async def shown(audit: LastAudit | None) -> Series:
-        backend = replace(
-            served.up.backend, last_audit=lambda: audit, authorization_gas=lambda: 0.25
-        )
-        up = replace(served.up, backend=backend)
+        readings = Readings(last_audit=lambda: audit, authorization_gas=lambda: 0.25)
+        up = replace(served.up, readings=readings)
         client: TestClient[Any, Any]
         async with TestClient(EdgeServer(web_app(up))) as client:
             return await scraped(Served(up, client))
@@ -324,6 +327,36 @@ async def test_metrics_need_the_token_where_one_is_set(
         response = await served.client.get("/metrics", headers=headers)
         assert response.status == status
         assert ("rpcsvc_info" in await response.text()) is (status == 200)
+
+
+METRICS_TOKEN = "a-token-for-metrics-alone"
+ADMITTED = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-agent-rpc-token"])
+@pytest.mark.parametrize("rpc_token", [TOKEN, None])
+async def test_metrics_token_opens_metrics_and_nothing_else(
+    tmp_path: Path, name: str, rpc_token: str | None
+) -> None:
+    environ = {
+        "RPCSVC_TELEMETRY__METRICS_TOKEN": f"another-token-for-metrics,{METRICS_TOKEN}",
+        "RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8",
+        **({} if rpc_token is None else {"AGENT_RPC_TOKEN": rpc_token}),
+    }
+    given = METRICS_TOKEN if name != "authorization" else f"Bearer {METRICS_TOKEN}"
+    headers = {**ADMITTED, name: given}
+    async with serving(tmp_path, environ) as served:
+        assert (await served.client.get("/metrics", headers=headers)).status == 200
+        wrong = {**ADMITTED, name: given[:-1]}
+        assert (await served.client.get("/metrics", headers=wrong)).status == 401
+        called = {"jsonrpc": "2.0", "id": 1, "method": "service.capabilities"}
+        for path in ("/rpc", "/mcp"):
+            answer = await served.client.post(path, json=called, headers=headers)
+            assert answer.status == 401, path
+        without = await (await served.client.get("/health", headers=ADMITTED)).json()
+        assert (await (await served.client.get("/health", headers=headers)).json())["checks"] == (
+            without["checks"]
+        )
 
 
 async def test_metrics_are_not_served_to_other_machines(served: Served) -> None:

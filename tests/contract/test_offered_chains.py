@@ -58,7 +58,7 @@ async def rpc(served: Served, method: str, **params: Any) -> dict[str, Any]:
 
 async def refresh(served: Served) -> None:
     """Refresh the list of chains now, as the service does periodically."""
-    engine = served.up.backend.engine
+    engine = served.up.engine
     assert isinstance(engine, UpstreamEngine)
     await engine.watch.ask(Urgency.ROUTINE)
 

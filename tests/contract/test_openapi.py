@@ -12,15 +12,17 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents import links
-from rpcsvc.http.site import BFF_ROOT
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, site_of
 from rpcsvc.operations import dispatch
-from tests.contract.described import Json, check, check_response, filled, openapi_of
+from tests.contract.described import Json, check, check_response, filled, openapi_of, resolved
 from tests.contract.serving import BACK, EVM, JSON, SWAP, UNKNOWN_ORDER, Answer, Served, serving
 
-PLAN, QUOTE, CREATE = "/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"
-STATUS = "/agent/swap/status/{orderId}"
-PAY = "/agent/swap/fund/{orderId}"
-FUND, FAULT, TICKETS = "/sandbox/fund", "/sandbox/fault", "/agent/support/tickets"
+PLAN, QUOTE, CREATE, STATUS, PAY = (
+    f"{API_ROOT}/agent/swap/{name}"
+    for name in ("plan", "quote", "create", "status/{orderId}", "fund/{orderId}")
+)
+CAPABILITIES, TICKETS = f"{API_ROOT}/agent/capabilities", f"{API_ROOT}/agent/support/tickets"
+FUND, FAULT = f"{API_ROOT}/sandbox/fund", f"{API_ROOT}/sandbox/fault"
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "http"}
 ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
 
@@ -34,7 +36,7 @@ async def send(
         kwargs["params"] = left
     elif params is not None:
         kwargs["json"] = left
-    answer = await served.http(method.upper(), target, **kwargs)
+    answer = await served.http(method.upper(), target.removeprefix(API_ROOT), **kwargs)
     document = openapi_of(served)
     check_response(document, path, method, answer.status, answer.headers, answer.body)
     return answer
@@ -49,21 +51,21 @@ def calls(document: Json) -> Iterator[tuple[str, str, Json]]:
             yield method, path, operation
 
 
-def request_examples(operation: Json) -> Iterator[Json]:
-    """The params of every example in body, path and query; empty params if there is none."""
-    named = [p for p in operation["parameters"] if "examples" in p]
+def request_examples(document: Json, operation: Json) -> Iterator[Json]:
+    """The params of every example of the body, with those of the path and the query."""
+    parameters = [resolved(document, each) for each in operation["parameters"]]
+    given = {each["name"]: each["example"] for each in parameters if "example" in each}
     content = operation.get("requestBody", {"content": {}})["content"]
-    bodies = content.get("application/json", {"examples": {}})["examples"]
-    labels = dict.fromkeys([*(label for p in named for label in p["examples"]), *bodies])
-    for label in labels or [None]:
-        placed = {p["name"]: p["examples"][label]["value"] for p in named if label in p["examples"]}
-        yield {**placed, **bodies.get(label, {"value": {}})["value"]}
+    bodies = content.get("application/json", {"examples": {"none": {"value": {}}}})["examples"]
+    for body in bodies.values():
+        yield {**given, **body["value"]}
 
 
 async def test_every_request_example_works_as_it_stands(served: Served) -> None:
     sent = 0
-    for method, path, operation in calls(openapi_of(served)):
-        for params in request_examples(operation):
+    document = openapi_of(served)
+    for method, path, operation in calls(document):
+        for params in request_examples(document, operation):
             made = BACK if path == PAY else SWAP
             answer = await send(served, method, path, await with_live_order(served, params, made))
             good = (402, False) if path == PAY else (200, True)
@@ -82,25 +84,61 @@ async def with_live_order(served: Served, params: Json, order: Json = SWAP) -> J
     return {**found, **({"sessionId": made["sessionId"]} if "sessionId" in found else {})}
 
 
-async def test_every_response_example_is_as_its_schema_says(served: Served) -> None:
+async def test_every_example_keeps_to_the_schema_beside_it(served: Served) -> None:
     document = openapi_of(served)
-    shown = 0
-    for _, _, operation in calls(document):
-        for response in operation["responses"].values():
-            content = response.get("content", {}).get("application/json", {})
-            for example in content.get("examples", {}).values():
-                check(document, content["schema"], example["value"])
-                shown += 1
-    assert shown >= 15
+    shown = list(examples_in(document))
+    assert len(shown) > 50
+    for schema, value in shown:
+        check(document, schema, value)
 
 
-async def test_every_operation_but_health_shows_a_good_answer(served: Served) -> None:
+def examples_in(document: Json) -> Iterator[tuple[Json, Any]]:
+    """Every example in the document, of parameters and of bodies, with its schema."""
+
+    def within(part: Any) -> Iterator[tuple[Json, Any]]:
+        if isinstance(part, dict):
+            if isinstance(part.get("schema"), dict):
+                if "example" in part:
+                    yield part["schema"], part["example"]
+                for example in part.get("examples", {}).values():
+                    if "externalValue" not in example:
+                        yield part["schema"], resolved(document, example)["value"]
+            part = list(part.values())
+        if isinstance(part, list):
+            for each in part:
+                yield from within(each)
+
+    yield from within(document)
+
+
+async def test_every_result_is_shown_by_an_operation(served: Served) -> None:
+    """One that several operations have is shown by one of them."""
     without = [
         path
         for _, path, operation in calls(openapi_of(served))
-        if "examples" not in operation["responses"]["200"]["content"]["application/json"]
+        if not {"example", "examples"} & set(good_content(operation))
     ]
-    assert set(without) <= {"/health", FAULT}
+    shown_elsewhere = {f"{API_ROOT}/agent/swap/{name}" for name in ("execute", "cancel/{orderId}")}
+    assert set(without) <= {links.HEALTH, FAULT, *shown_elsewhere}
+
+
+def good_content(operation: Json) -> Json:
+    content: Json = operation["responses"]["200"]["content"]["application/json"]
+    return content
+
+
+async def test_calls_that_show_themselves_answer_as_described(served: Served) -> None:
+    root = site_of(served.up.settings, served.up.service).url
+    document, shown = openapi_of(served), 0
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            live = good_content(operation).get("examples", {}).get("live")
+            if live is not None:
+                assert live["externalValue"] == root + path
+                answer = await (await served.client.get(path)).json()
+                check(document, good_content(operation)["schema"], answer)
+                shown += 1
+    assert shown >= 4
 
 
 async def test_every_link_leads_to_an_answer(served: Served) -> None:
@@ -114,7 +152,7 @@ async def test_every_link_leads_to_an_answer(served: Served) -> None:
     assert len(linked) > 1
     for method, path, link in linked:
         made = await send(served, method, path, SWAP)
-        given = json.dumps(link.get("requestBody") or link["parameters"]).replace(
+        given = json.dumps(link["parameters"]).replace(
             "$response.body#/data/order/orderId", made.body["data"]["order"]["orderId"]
         )
         answer = await send(served, *by_id[link["operationId"]], json.loads(given))
@@ -138,7 +176,7 @@ async def test_every_link_leads_to_an_answer(served: Served) -> None:
         ("get", STATUS, {"orderId": UNKNOWN_ORDER}, 404, "order_not_found"),
         ("get", STATUS, {"orderId": "x"}, 400, "invalid_input"),
         ("get", STATUS, {"orderId": UNKNOWN_ORDER, "verfy": EVM}, 400, "invalid_input"),
-        ("get", "/agent/capabilities", {"what": "x"}, 400, "invalid_input"),
+        ("get", CAPABILITIES, {"what": "x"}, 400, "invalid_input"),
     ],
 )
 async def test_what_an_operation_refuses_is_declared(
@@ -185,7 +223,7 @@ async def test_another_http_method_is_a_declared_refusal(served: Served) -> None
     document = openapi_of(served)
     for method, path, _ in calls(document):
         target, _ = filled(path, {"orderId": UNKNOWN_ORDER})
-        answer = await served.http("DELETE", target)
+        answer = await served.http("DELETE", target.removeprefix(API_ROOT))
         check_response(document, path, method, answer.status, answer.headers, answer.body)
         assert answer.status == 405
         assert method.upper() in answer.headers["allow"]
@@ -213,7 +251,7 @@ async def test_budgets_and_their_refusal_are_declared(tmp_path: Path) -> None:
         for method, path, _ in calls(openapi_of(served)):
             params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
             answer = await send(served, method, path, params)
-            assert answer.status == (200 if path == "/health" else 429)
+            assert answer.status == (200 if path == links.HEALTH else 429)
 
 
 async def test_what_is_down_is_declared_with_when_to_come_back(served: Served) -> None:
@@ -224,7 +262,7 @@ async def test_what_is_down_is_declared_with_when_to_come_back(served: Served) -
     ):
         answer = await send(served, method, path, params)
         assert (answer.status, answer.body["state"]) == (503, "unavailable")
-    assert (await send(served, "get", "/health")).status == 503
+    assert (await send(served, "get", links.HEALTH)).status == 503
 
 
 @pytest.mark.parametrize(
@@ -238,14 +276,14 @@ async def test_a_fault_of_the_service_is_declared_for_every_operation(
 
     monkeypatch.setattr(dispatch, "parse_call", fail)
     for method, path, _ in calls(openapi_of(served)):
-        if path in ("/health", links.QUICKSTART.removeprefix("/api/v1")):
+        if path in (links.HEALTH, links.QUICKSTART):
             continue
         params = {"orderId": UNKNOWN_ORDER} if "{" in path else {}
         assert (await send(served, method, path, params)).status == status
 
 
 async def test_health_and_every_state_of_an_order_are_as_declared(served: Served) -> None:
-    assert (await send(served, "get", "/health")).body["status"] == "ok"
+    assert (await send(served, "get", links.HEALTH)).body["status"] == "ok"
     made = await send(served, "post", CREATE, SWAP)
     order = {"orderId": made.body["data"]["order"]["orderId"]}
     await send(served, "post", FUND, order)
@@ -259,7 +297,7 @@ async def test_health_and_every_state_of_an_order_are_as_declared(served: Served
 
 async def test_the_quickstart_is_as_declared_and_no_copy_is_kept(served: Served) -> None:
     """Its example has an idempotency key for one reader."""
-    path = links.QUICKSTART.removeprefix("/api/v1")
+    path = links.QUICKSTART
     first = await send(served, "get", path)
     assert first.headers["cache-control"].startswith("no-store")
     tag = {"if-none-match": first.headers["etag"]}

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,13 @@ async def made(served: Served, **extra: Any) -> Json:
     return dict(answer.body["data"])
 
 
-async def checked(served: Served, order: Json, *more: str, script: Path | None = None) -> Json:
+COMMAND = ("-m", "rpcsvc", "verify")
+
+
+async def checked(
+    served: Served, order: Json, *more: str, program: Sequence[str] = COMMAND
+) -> Json:
     """The JSON that the command prints, with its exit status."""
-    program = ["-m", "rpcsvc", "verify"] if script is None else ["-I", str(script)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *program, "attestation", order["order"]["attestation"], *MINE,
         "--issuer", served.url, *more, stdout=asyncio.subprocess.PIPE,
@@ -50,15 +54,20 @@ async def checked(served: Served, order: Json, *more: str, script: Path | None =
     return {"exit": process.returncode, **json.loads(out)}
 
 
-async def test_the_copied_file_and_the_command_say_the_same(served: Served, tmp_path: Path) -> None:
+async def test_file_in_place_its_copy_and_the_command_say_the_same(
+    served: Served, tmp_path: Path
+) -> None:
     order = await made(served, refundAddress=MONERO)
-    copy = Path(shutil.copy(verify.__file__, tmp_path / "verify.py"))
+    copy = shutil.copy(verify.__file__, tmp_path / "verify.py")
 
-    answers = [await checked(served, order, *HOME, script=each) for each in (copy, None)]
+    answers = [
+        await checked(served, order, *HOME, program=each)
+        for each in (("-I", str(copy)), (str(copy),), (verify.__file__,), COMMAND)
+    ]
 
     left = [answer.pop("secondsLeft") for answer in answers]
     assert all(3_500 < seconds <= 3_600 for seconds in left)
-    assert answers[0] == answers[1]
+    assert answers == [answers[0]] * 4
     assert (answers[0]["exit"], answers[0]["verified"]) == (0, True)
     assert answers[0]["status"] == "awaiting_deposit"
     assert answers[0]["terms"]["refundAddress"] == MONERO

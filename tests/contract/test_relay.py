@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from monero.address import Address
 
-from rpcsvc.app import local_service
+from rpcsvc.bootstrap import local_service
 from rpcsvc.cli.main import run
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError, load_settings
 from rpcsvc.settlement.upstream.limits import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_XMR, post
 from tests.contract.relaying import (

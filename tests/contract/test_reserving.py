@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.errors import ServiceError
+from rpcsvc.store.changes import Ticket
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
 from tests.contract.sidecar import STAGENET, beside
 from tests.rows import all_rows
@@ -278,11 +280,29 @@ async def test_sidecar_at_its_reservation_limit_pauses_no_other_client(
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
-        assert (await sidecar.up.backend.engine.health()).ok
+        assert (await sidecar.up.engine.health()).ok
         made = served_order(sidecar)
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"
         assert (await sidecar.post(path, body)).status == 200
+        assert (await sidecar.post("/agent/swap/execute", params)).status == 200
+
+
+async def test_sidecar_out_of_tickets_goes_on(tmp_path: Path) -> None:
+    """The upstream takes no more tickets of the sidecar today; it is not left alone for a day."""
+    async with (
+        serving(tmp_path / "central", support__tickets_per_client=1) as central,
+        beside(central, tmp_path / "side") as sidecar,
+    ):
+        params = {**X2U, "amount": "1"}
+        assert (await sidecar.post("/agent/swap/execute", params)).status == 200
+        engine: Any = sidecar.up.engine
+        ticket = Ticket("tkt_1", 0, "agent", "Where is it?", None, None, None)
+        order_id = served_order(central)["orderId"]
+        await engine.pass_on(order_id, ticket)
+        with pytest.raises(ServiceError):
+            await engine.pass_on(order_id, ticket)
+        assert central.count("tickets") == 1
         assert (await sidecar.post("/agent/swap/execute", params)).status == 200
 
 

@@ -7,23 +7,23 @@ import asyncio
 import pytest
 
 from rpcsvc.settlement.sandbox.chain import Setting
-from rpcsvc.store.sandbox import SqlSandboxLedger
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from tests.contract.serving import SWAP, Served
 
 
 async def test_a_read_that_began_before_a_change_does_not_undo_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = SqlSandboxLedger.settings
+    read = SandboxLedger.settings
     has_read, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def slow(ledger: SqlSandboxLedger) -> dict[Setting, int]:
+    async def slow(ledger: SandboxLedger) -> dict[Setting, int]:
         found = await read(ledger)
         has_read.set()
         await may_answer.wait()
         return found
 
-    monkeypatch.setattr(SqlSandboxLedger, "settings", slow)
+    monkeypatch.setattr(SandboxLedger, "settings", slow)
     advance = asyncio.create_task(
         served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 1})
     )

@@ -14,16 +14,16 @@ from eth_account import Account
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from rpcsvc import app_sandbox
 from rpcsvc.client import Swap, SwapClient
 from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.operations.table import MONERO
-from rpcsvc.orders import gasless
+from rpcsvc.orders import authorizations
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settlement.sandbox import wiring
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from rpcsvc.settlement.upstream.failures import NoAnswer
 from rpcsvc.settlement.upstream.transport import (
@@ -90,7 +90,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         raise NoAnswer("The connection was lost.", retryable=False)
 
     monkeypatch.setattr(UpstreamTransport, "send", lost)
-    monkeypatch.setattr(gasless, "OUTCOME_SECONDS", 0.5)
+    monkeypatch.setattr(authorizations, "OUTCOME_SECONDS", 0.5)
 
 
 async def test_signed_payment_is_passed_on(central: Served, sidecar: Served) -> None:
@@ -131,7 +131,7 @@ def settle_on(network: MoneroNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
         return VenueProfile(**{**given, "network": network.value})
 
     monkeypatch.setattr(SandboxEngine, "names", names)
-    monkeypatch.setattr(app_sandbox, "VenueProfile", profile)
+    monkeypatch.setattr(wiring, "VenueProfile", profile)
 
 
 @pytest.mark.parametrize("network", MoneroNetwork)

@@ -204,13 +204,20 @@ async def test_an_answer_to_another_request_is_caught(
 
 
 async def test_a_swapped_deposit_address_is_caught(served: Served) -> None:
-    exchange = await exchanged(served, "POST", f"{API}/agent/swap/execute", ORDER, **JSON)
-    order = json.loads(exchange.body)["data"]["order"]
-    address = order["depositAddress"].encode()
-    swapped = exchange.body.replace(address, b"7" + address[1:-1] + b"7")
+    mine, other = [
+        await exchanged(served, "POST", f"{API}/agent/swap/execute", ORDER, **JSON)
+        for _ in range(2)
+    ]
+    swapped = mine.body.replace(deposit_address(mine), deposit_address(other))
+    assert len(swapped) == len(mine.body)
 
     with pytest.raises(DigestMismatch):
-        verify_response(changed(exchange, body=swapped), await jwks(served))
+        verify_response(changed(mine, body=swapped), await jwks(served))
+
+
+def deposit_address(exchange: Exchange) -> bytes:
+    address: str = json.loads(exchange.body)["data"]["order"]["depositAddress"]
+    return address.encode()
 
 
 async def test_attestation_holds_only_for_what_was_ordered(served: Served) -> None:
@@ -249,14 +256,31 @@ async def test_status_and_replay_carry_the_same_attestation(served: Served) -> N
     assert len(attestations) == 1
 
 
-async def test_rotation_is_seamless_for_clients_that_refetch_the_keys(
+async def rotate(served: Served, *options: str) -> Json:
+    words = ["keys", "rotate", *options, "--data-dir", str(served.up.settings.data_dir)]
+    rotated = await asyncio.to_thread(run_here, words, clean_environ())
+    assert rotated.returncode == 0
+    answer: Json = json.loads(rotated.stdout)
+    return answer
+
+
+async def test_next_key_is_served_while_the_current_one_signs(served: Served) -> None:
+    (current,) = (await jwks(served))["keys"]
+    prepared = await rotate(served)
+
+    while len(keys := (await jwks(served))["keys"]) == 1:
+        pass
+
+    assert [key["kid"] for key in keys] == [current["kid"], prepared["kid"]]
+    assert keys[1]["signsFrom"] == prepared["signsFrom"]
+    assert verify_response(await exchanged(served, "GET", "/llms.txt"), {"keys": [current]})
+
+
+async def test_rotation_now_is_seamless_for_clients_that_refetch(
     served: Served,
 ) -> None:
     before, old_keys = await exchanged(served, "GET", "/llms.txt"), await jwks(served)
-    data_dir = str(served.up.settings.data_dir)
-    words = ["keys", "rotate", "--data-dir", data_dir]
-    rotated = await asyncio.to_thread(run_here, words, clean_environ())
-    assert rotated.returncode == 0
+    await rotate(served, "--now")
 
     while True:
         after = await exchanged(served, "GET", "/llms.txt")

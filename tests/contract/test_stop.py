@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rpcsvc import app, serving
-from rpcsvc.orders.ports.store import Change
+from rpcsvc import bootstrap, serving
 from rpcsvc.settings import load_settings
+from rpcsvc.store.changes import Change
 from tests.contract.processes import free_port, process
 from tests.contract.serving import SWAP
 from tests.e2e.processes import TIMEOUT_SECONDS
@@ -25,7 +25,7 @@ async def test_a_request_in_flight_is_answered_before_the_server_ends(
     flags = {"data_dir": str(tmp_path), "port": port}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
     committing, go_on = asyncio.Event(), asyncio.Event()
-    async with app.running(settings) as up:
+    async with bootstrap.running(settings) as up:
         commit = up.service.store.commit
 
         async def slow_commit(change: Change) -> None:
@@ -115,7 +115,7 @@ async def test_a_connection_that_sends_no_whole_request_is_closed(
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
-    async with app.running(settings) as up, serving.listening(up):
+    async with bootstrap.running(settings) as up, serving.listening(up):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
         writer.write(sent)
         async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -130,7 +130,7 @@ async def test_body_arriving_during_a_stop_is_finished_or_refused(
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings
-    async with app.running(settings) as up:
+    async with bootstrap.running(settings) as up:
         listening = serving.listening(up)
         await listening.__aenter__()
         idle, closing = await asyncio.open_connection("127.0.0.1", int(port))

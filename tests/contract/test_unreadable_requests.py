@@ -17,6 +17,7 @@ from rpcsvc.http.edge import BatchSigner
 from rpcsvc.verify import BadSignature, Exchange, verify_response
 from tests.contract.serving import Served, serving
 from tests.contract.signatures import jwks
+from tests.logs import logs_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -249,6 +250,93 @@ async def test_an_expectation_that_can_t_be_met_gets_an_envelope(
     must_be_ours(got, 400, "invalid_request")
     assert "100-continue" in json.loads(got.body)["error"]["message"]
     verify_response(got.to(method, path, b"{}"), await jwks(served), now=datetime.now(UTC))
+
+
+async def refused(served: Served, head: bytes, body: bytes = b"") -> tuple[int, Any]:
+    """Status and error of the answer to a request with that head."""
+    raw = b"%b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (head, len(body), body)
+    (got,) = await answers(served, raw)
+    return got.status, json.loads(got.body)["error"]
+
+
+async def test_host_that_is_not_utf_8_is_misdirected(served: Served) -> None:
+    for path in (b"/livez", b"/rpc", b"/bff/v1/chains", b"/nowhere"):
+        status, error = await refused(served, b"GET %b HTTP/1.1\r\nhost: a\xff" % path)
+
+        assert status == 421
+        assert "a\\udcff" in error["message"]
+
+
+async def test_origin_that_is_not_utf_8_is_refused_by_mcp(served: Served) -> None:
+    status, error = await refused(served, POST_MCP + b"\r\norigin: \xff", LIST_TOOLS)
+
+    assert (status, error["data"]["details"]["received"]) == (403, "\\udcff")
+
+
+async def test_mcp_revision_that_is_not_utf_8_is_not_served(served: Served) -> None:
+    status, error = await refused(served, POST_MCP + b"\r\nmcp-protocol-version: \xff", LIST_TOOLS)
+
+    assert (status, error["code"], error["data"]["requested"]) == (400, -32022, "\\udcff")
+
+
+POST_MCP = b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+LIST_TOOLS = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
+
+
+@pytest.mark.parametrize("path", [PLAN, "/rpc", "/bff/v1/quote", "/mcp"])
+@pytest.mark.parametrize(
+    ("given", "is_read"),
+    [
+        (b"Application/JSON ; charset=utf-8", True),
+        (b"application/json;a*" + b"(" * 200, True),
+        (b"application/json;" + b'"' * 200, True),
+        (b"application/json;a=" + b"b" * 240, False),
+        (b"application/json;" + b'"' * 8_000, False),
+        (b"application/json, text/plain", False),
+        (b"application/json\xff", False),
+        (b"", False),
+    ],
+)
+async def test_media_type_is_read_up_to_its_parameters(
+    served: Served, path: str, given: bytes, is_read: bool
+) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: %b" % (path.encode(), given)
+    (got,) = await answers(served, head + b"\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+
+    assert got.status in ((200, 400) if is_read else (415,))
+
+
+async def test_no_answer_leaves_its_media_type_to_guesses(served: Served) -> None:
+    preflight = b"origin: http://localhost\r\naccess-control-request-method: POST"
+    close = b"connection: close"
+    requests = [
+        post(close),
+        post(close, to="/nowhere"),
+        post(close, method="PUT"),
+        post(close, preflight, method="OPTIONS"),
+        post(close, b"content-encoding: gzip"),
+        post(close, to="/rpc"),
+        post(close, to="/mcp"),
+        post(close, to="/llms.txt", method="GET"),
+        post(close, to="/", method="GET"),
+        post(close, to="/orders/1", method="GET"),
+        post(close, to="/metrics", method="GET"),
+        post(close, to="/health", method="GET"),
+        b"hello\r\n\r\n",
+    ]
+    for raw in requests:
+        (got,) = await answers(served, raw)
+        assert got.headers["x-content-type-options"] == "nosniff", raw
+
+
+async def test_refusals_before_any_limit_are_logged_once_a_minute(served: Served) -> None:
+    """Each is of a few bytes, and charged to nobody."""
+    with logs_of("rpcsvc.http.messages") as logs:
+        for raw in (b"GET / HTTP/1.1\r\nhost: evil.example\r\n\r\n", b"hello\r\n\r\n"):
+            for _ in range(50):
+                await answers(served, raw)
+
+    assert len(logs) <= 2  # one of each code, unless a test before had it logged
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.engines import ENGINES
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
@@ -63,7 +62,7 @@ async def poll(served: Served) -> tuple[int, str]:
 
 
 def engine_of(served: Served) -> UpstreamEngine:
-    engine = served.up.backend.engine
+    engine = served.up.engine
     assert isinstance(engine, UpstreamEngine)
     return engine
 
@@ -83,7 +82,7 @@ async def test_real_money_sidecar_makes_no_order_at_a_sandbox(
     environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": central.url}
     async with serving(tmp_path / "sidecar", environ) as sidecar:
         up = sidecar.up
-        assert ENGINES["upstream"].network(up.settings) == up.service.views.network == "mainnet"
+        assert up.settings.network == up.service.views.network == "mainnet"
         status, detail = await poll(sidecar)
         assert status == 503
         assert detail == (

@@ -315,7 +315,7 @@ async def test_an_order_s_id_is_described_as_it_is_read(served: Served, order_id
 async def test_a_session_s_id_is_described_as_it_is_read(served: Served, version: str) -> None:
     params = {**SWAP, "sessionId": f"3f2b8c1e-7d64-{version}f0a-9c1b-2a5e8d7f6c90"}
     answer = await served.post("/agent/swap/create", params)
-    schema = _schema_of("/agent/swap/create", served)
+    schema = _schema_of("/api/v1/agent/swap/create", served)
     assert Draft202012Validator(schema).is_valid(params) == (answer.status == 200)
 
 
@@ -323,5 +323,5 @@ async def test_a_session_s_id_is_described_as_it_is_read(served: Served, version
 async def test_an_amount_is_described_as_it_is_judged(served: Served, amount: str) -> None:
     answer = await served.post("/agent/swap/plan", {"amount": amount})
     is_refused = answer.status != 200 and problem(answer.body)["field"] == "amount"
-    schema = _schema_of("/agent/swap/plan", served)
+    schema = _schema_of("/api/v1/agent/swap/plan", served)
     assert Draft202012Validator(schema).is_valid({"amount": amount}) == (not is_refused)

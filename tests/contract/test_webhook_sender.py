@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
@@ -16,12 +15,14 @@ from aiohttp import web
 from rpcsvc import webhook_sender as module
 from rpcsvc.domain.webhooks import DeliveryAttempt, Targets, Webhook
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
+from tests.name_server import NameServer, name_server
 from tests.receiver import HOST, Receiver, receiving
 from tests.sandbox import ManualClock
 
 LOOPBACK = Targets((ip_network("127.0.0.0/8"),))
+ONE_ADDRESS = Targets((ip_network("127.0.0.1/32"),))
 NOT_PUBLIC = DeliveryAttempt(None, "The host's address is not public.")
-Lookup = list[tuple[Any, ...]]
+NOT_LOOKED_UP = DeliveryAttempt(None, "The host's name could not be looked up.")
 
 
 @pytest.fixture
@@ -32,48 +33,33 @@ async def receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 @asynccontextmanager
-async def sending(
-    targets: Targets = LOOPBACK, seconds: float = 15, proxy: str = ""
-) -> AsyncIterator[WebhookSender]:
+async def sending(targets: Targets = LOOPBACK, **options: Any) -> AsyncIterator[WebhookSender]:
     def sign(_content: bytes) -> bytes:
         return b"s" * 64
 
-    made = webhook_sender(targets, sign, ManualClock(), seconds=seconds, onion_proxy=proxy)
-    async with made as sender:
+    async with webhook_sender(targets, sign, ManualClock(), **options) as sender:
         yield sender
+
+
+@asynccontextmanager
+async def resolving(
+    *answers: list[str], targets: Targets = LOOPBACK, **options: Any
+) -> AsyncIterator[tuple[WebhookSender, NameServer]]:
+    """A sender, and a name server that answers each look-up of HOST with the next of the lists."""
+    names = {HOST: list(answers), "other.example.net": list(answers)}
+    async with (
+        name_server(names if answers else {}) as server,
+        sending(targets, name_servers=[server.address], **options) as sender,
+    ):
+        yield sender, server
 
 
 async def sent(sender: WebhookSender, url: str) -> DeliveryAttempt:
     return await sender.send(Webhook(url), "msg_1_1", b"{}")
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Answer DNS lookups with the next of the answers each; returns the names looked up."""
-    asked: list[str] = []
-
-    def lookup(host: str, port: int, _family: int, kind: int) -> Lookup:
-        asked.append(host)
-        addresses = answers[min(len(asked), len(answers)) - 1]
-        return [
-            (
-                socket.AF_INET6 if ":" in address else socket.AF_INET,
-                kind,
-                6,
-                "",
-                (address, port, 0, 0) if ":" in address else (address, port),
-            )
-            for address in addresses
-        ]
-
-    monkeypatch.setattr(module, "lookup", lookup)
-    return asked
-
-
-async def test_a_name_is_checked_by_its_certificate(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolving(monkeypatch, ["127.0.0.1"])
-    async with sending() as sender:
+async def test_a_name_is_checked_by_its_certificate(receiver: Receiver) -> None:
+    async with resolving(["127.0.0.1"]) as (sender, _):
         port = receiver.port
         assert await sent(sender, f"https://{HOST}:{port}/") == DeliveryAttempt(204)
         other = await sent(sender, f"https://other.example.net:{port}/")
@@ -84,13 +70,10 @@ async def test_a_name_is_checked_by_its_certificate(
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "::ffff:127.0.0.1", "::1", "10.0.0.1", "169.254.169.254"]
 )
-async def test_a_name_of_a_private_address_is_not_called(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    asked = resolving(monkeypatch, [address])
-    async with sending(Targets()) as sender:
+async def test_a_name_of_a_private_address_is_not_called(receiver: Receiver, address: str) -> None:
+    async with resolving([address], targets=Targets()) as (sender, server):
         assert await sent(sender, f"https://{HOST}:{receiver.port}/") == NOT_PUBLIC
-    assert asked == [HOST]
+    assert server.asked == [HOST]
     assert receiver.received == []
 
 
@@ -101,24 +84,20 @@ async def test_a_private_address_itself_is_not_called(receiver: Receiver) -> Non
     assert receiver.received == []
 
 
-async def test_a_name_that_is_rebound_is_checked_each_time(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_name_that_is_rebound_is_checked_each_time(receiver: Receiver) -> None:
     """Each connection is checked by its own lookup, and made to the address of that lookup."""
-    asked = resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
-    async with sending(Targets((ip_network("127.0.0.1/32"),))) as sender:
+    answers = (["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
+    async with resolving(*answers, targets=ONE_ADDRESS) as (sender, server):
         url = f"https://{HOST}:{receiver.port}/"
         assert [await sent(sender, url) for _ in range(3)] == [
             DeliveryAttempt(204), NOT_PUBLIC, DeliveryAttempt(204),
         ]  # fmt: skip
-    assert asked == [HOST] * 3
+    assert server.asked == [HOST] * 3
 
 
-async def test_of_several_addresses_only_permitted_ones_are_called(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolving(monkeypatch, ["127.0.0.2", "10.0.0.1", "127.0.0.1"])
-    async with sending(Targets((ip_network("127.0.0.1/32"),))) as sender:
+async def test_of_several_addresses_only_permitted_ones_are_called(receiver: Receiver) -> None:
+    answer = ["127.0.0.2", "10.0.0.1", "127.0.0.1"]
+    async with resolving(answer, targets=ONE_ADDRESS) as (sender, _):
         assert await sent(sender, f"https://{HOST}:{receiver.port}/") == DeliveryAttempt(204)
 
 
@@ -152,14 +131,24 @@ async def test_where_nobody_listens_there_is_no_connection(receiver: Receiver) -
     assert failed == DeliveryAttempt(None, "No connection could be made.")
 
 
-async def test_a_name_that_is_not_found_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lookup(*_args: object) -> Lookup:
-        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+async def test_a_name_that_is_not_found_is_a_failure() -> None:
+    async with resolving([]) as (sender, _):
+        assert await sent(sender, f"https://{HOST}/") == NOT_LOOKED_UP
 
-    monkeypatch.setattr(module, "lookup", lookup)
-    async with sending() as sender:
-        failed = await sent(sender, f"https://{HOST}/")
-    assert failed == DeliveryAttempt(None, "No connection could be made.")
+
+async def test_silent_name_server_is_left_in_time(receiver: Receiver) -> None:
+    """The look-up has a time limit of its own, and takes none of the exchange's."""
+    receiver.hold = asyncio.Event()
+    async with resolving(["127.0.0.1"], lookup_seconds=0.5, seconds=0.2) as (sender, _):
+        assert await sent(sender, "https://silent.example.net/") == NOT_LOOKED_UP
+        failed = await sent(sender, f"https://{HOST}:{receiver.port}/")
+        assert failed == DeliveryAttempt(None, "No answer within 0.2 s.")
+
+
+async def test_slow_look_up_takes_no_time_of_the_exchange(receiver: Receiver) -> None:
+    async with resolving(["127.0.0.1"], seconds=0.5) as (sender, server):
+        server.delay = 0.7
+        assert await sent(sender, f"https://{HOST}:{receiver.port}/") == DeliveryAttempt(204)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +187,16 @@ async def test_an_onion_service_is_called_through_the_proxy() -> None:
     server = await asyncio.start_server(proxy, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     host = f"{'a' * 56}.onion"
-    async with server, sending(Targets(onion=True), proxy=f"socks5://127.0.0.1:{port}") as sender:
+    async with (
+        server,
+        sending(Targets(onion=True), onion_proxy=f"socks5://127.0.0.1:{port}") as sender,
+    ):
         assert await sent(sender, f"http://{host}/hook") == DeliveryAttempt(202)
     assert asked == [b"\x05\x01\x00\x03" + host.encode() + (80).to_bytes(2, "big")]
 
 
-async def test_without_a_proxy_no_onion_service_is_looked_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = resolving(monkeypatch, ["127.0.0.1"])
-    async with sending() as sender:
+async def test_without_a_proxy_no_onion_service_is_looked_up() -> None:
+    async with resolving(["127.0.0.1"]) as (sender, server):
         failed = await sent(sender, f"http://{'a' * 56}.onion/hook")
     assert failed.error == "The service has no proxy to Tor any more."
-    assert asked == []
+    assert server.asked == []

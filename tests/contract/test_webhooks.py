@@ -20,7 +20,7 @@ from rpcsvc.client import Swap, SwapClient
 from rpcsvc.domain import webhooks
 from rpcsvc.operations.params import SwapParams
 from tests.contract.following import events, followed, ordered, status
-from tests.contract.serving import EVM, SWAP, Served, serving
+from tests.contract.serving import BACK, EVM, MONERO, SWAP, Served, serving
 from tests.e2e.processes import until
 from tests.operator_cli import Cli, on_socket
 from tests.receiver import Received, Receiver, receiving
@@ -150,7 +150,7 @@ async def test_the_code_of_the_page_verifies_a_message(pair: tuple[Served, Recei
     served, receiver = pair
     await made(served, {"url": receiver.url, "secret": SECRET})
     (got,) = await receiver.until(1)
-    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "webhooks.md").read_text()
     by_secret, by_key = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     shown = {"body": got.body, "headers": got.headers}
     exec(re.sub(r'"whsec_[^"]+"', repr(SECRET), by_secret), shown)
@@ -222,6 +222,25 @@ async def test_410_ends_a_webhook(pair: tuple[Served, Receiver]) -> None:
     assert len(found["deliveries"]) == len(receiver.received) == 1
 
 
+@pytest.mark.parametrize("swap", [SWAP, {**BACK, "funding": "x402"}], ids=["x2u", "u2x"])
+async def test_request_of_an_unpaid_order_is_6_kb_at_most(
+    pair: tuple[Served, Receiver], swap: Json
+) -> None:
+    """18 of them are the figure of docs/use/webhooks.md (contract/store/test_webhooks.py)."""
+    served, receiver = pair
+    back = MONERO if swap is SWAP else EVM
+    url = receiver.url.ljust(1_000, "x")
+    owned = await made(served, {"url": url, "secret": SECRET}, **swap, refundAddress=back)
+    await receiver.until(1)
+    session = {"sessionId": owned["sessionId"]}
+    assert (await served.post(f"/agent/swap/cancel/{owned['orderId']}", session)).body["ok"]
+    created, cancelled = await receiver.until(2)
+    assert cancelled.json["type"] == "order.cancelled"
+    for each in (created, cancelled):
+        head = sum(len(f"{name}: {value}\r\n") for name, value in each.headers.items())
+        assert len(f"POST {each.path} HTTP/1.1\r\n\r\n") + head + len(each.body) <= 6_000
+
+
 async def test_deliveries_are_for_the_owner_alone(pair: tuple[Served, Receiver]) -> None:
     served, receiver = pair
     owned = await made(served, receiver.url)
@@ -231,6 +250,20 @@ async def test_deliveries_are_for_the_owner_alone(pair: tuple[Served, Receiver])
     none = {"orderId": plain["order"]["orderId"], "sessionId": plain["sessionId"]}
     found = (await deliveries(served, none))["data"]
     assert (found["webhook"], found["deliveries"]) == (None, [])
+
+
+async def test_webhook_is_kept_with_who_named_it(tmp_path: Path) -> None:
+    """The networks of one IPv6 customer are one client, and no address is stored."""
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        for address in ("2001:db8:0:1::1", "2001:db8:0:2::1", "2001:db8:1:1::1"):
+            by = {"x-forwarded-for": address, "x-forwarded-proto": "https"}
+            swap = {**SWAP, "webhook": PUBLIC}
+            answer = await served.http("POST", "/agent/swap/create", json=swap, headers=by)
+            assert answer.body["ok"], answer.body
+        rows = await served.up.database.fetch("SELECT client FROM webhooks ORDER BY order_seq")
+        first, second, third = (row["client"] for row in rows)
+    assert first == second != third
+    assert re.fullmatch(r"address:[0-9a-f]{24}", first)
 
 
 async def test_a_key_stands_for_its_webhook_too(served: Served) -> None:
@@ -300,7 +333,7 @@ async def test_a_rotated_key_signs_what_is_sent_then(
     async with beside(tmp_path, monkeypatch) as (served, receiver):
         await made(served, receiver.url)
         await receiver.until(1)
-        await Cli(tmp_path / "data", capsys).ask("keys", "rotate")
+        await Cli(tmp_path / "data", capsys).ask("keys", "rotate", "--now")
 
         async def rotated() -> list[Json] | None:  # the keys are reread once a second
             keys = await jwks(served)

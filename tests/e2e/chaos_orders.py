@@ -9,7 +9,7 @@ from typing import Final
 from rpcsvc.domain.order import Order, OrderStatus, Transfer, TransferKind, TransferState
 from rpcsvc.domain.pricing import keeps_proportion
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.e2e.audit import count, orders_of
 from tests.e2e.chaos import KillableService
 from tests.e2e.processes import until
@@ -60,7 +60,7 @@ async def stored(data_dir: Path) -> list[Order]:
     """All orders in the database."""
     database = await SqliteDatabase.open(data_dir)
     try:
-        store = SqlOrderStore(database, str)
+        store = OrderStore(database, str)
         found = [await store.order(order_id) for order_id in orders_of(data_dir)]
         return [order for order in found if order is not None]
     finally:

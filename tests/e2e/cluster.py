@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import asyncpg
 
-from rpcsvc.app import client_secret
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
+from rpcsvc.local_secret import local_secret
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from tests.e2e.processes import Server, free_port, until
 from tests.postgres import new_database, own_server, value_of
@@ -53,14 +53,14 @@ class Replicas:
         self._first = folder / "first"
         self._first.mkdir(mode=0o700)
         KeyRing.load_or_create(self._first / KEYS_DIR, SystemClock(), system_random)
-        client_secret(self._first, system_random)
+        local_secret(self._first, system_random)
         self.supervised = 0
         self.module = "rpcsvc"
         self.is_new = False
 
     def start(self, **environ: str) -> Server:
         data_dir = self.folder / f"replica{len(self.all)}"
-        shutil.copytree(self._first, data_dir)  # its keys, as docs/cluster.md says
+        shutil.copytree(self._first, data_dir)  # its keys, as docs/operate/cluster.md says
         made = Server(
             data_dir,
             environ={**self.environ, **environ},

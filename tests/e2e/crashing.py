@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from rpcsvc.__main__ import main
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.settlement.sandbox.gasless import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.sandbox import SqlSandboxLedger
-from rpcsvc.store.webhooks import SqlWebhooks
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.webhooks import WebhookStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.webhook_sender import WebhookSender
 
 
@@ -55,13 +55,13 @@ SEAMS = {
     "publish": Seam(SandboxEngine, "publish"),
     "look_up": Seam(SandboxEngine, "look_up"),
     "send webhook": Seam(WebhookSender, "send"),
-    "record webhook": Seam(SqlWebhooks, "record"),
-    "authorize": Seam(SqlFundingStore, "add"),
+    "record webhook": Seam(WebhookStore, "record"),
+    "authorize": Seam(AuthorizationStore, "add"),
     "carry_out": Seam(SimulatedAuthorizations, "carry_out"),
-    "pool": Seam(SqlSandboxLedger, "broadcast"),
-    "resolve": Seam(SqlFundingStore, "resolve"),
-    "withdraw": Seam(SqlWithdrawals, "add"),
-    "withdrawal": Seam(SqlWithdrawals, "change"),
+    "pool": Seam(SandboxLedger, "broadcast"),
+    "resolve": Seam(AuthorizationStore, "resolve"),
+    "withdraw": Seam(WithdrawalStore, "add"),
+    "withdrawal": Seam(WithdrawalStore, "change"),
 }
 
 

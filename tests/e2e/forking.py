@@ -19,13 +19,14 @@ from typing import Final
 PRELOADED: Final = (
     "asyncpg",
     "eth_account",
-    "rpcsvc.app_onchain",
-    "rpcsvc.app_sandbox",
-    "rpcsvc.app_upstream",
     "rpcsvc.cli.main",
     "rpcsvc.serving",
+    "rpcsvc.settlement.onchain.wiring",
+    "rpcsvc.settlement.sandbox.wiring",
+    "rpcsvc.settlement.upstream.wiring",
     "rpcsvc.store.backends.postgresql",
     "rpcsvc.store.backends.sqlite.database",
+    "rpcsvc.treasury.wallets",
 )
 _FORKED: Final = get_context("forkserver")
 _FORKED.set_forkserver_preload(list(PRELOADED))

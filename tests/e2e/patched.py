@@ -14,12 +14,12 @@ VARIABLE: Final = "PATCHED_CONSTANTS"
 # An upstream is polled often.
 POLLING: Final = {
     "rpcsvc.orders.upstream.follower.ASK_EVERY_MS": 100,
-    "rpcsvc.orders.backend.POLL_MS": 100,
+    "rpcsvc.settlement.upstream.wiring.POLL_MS": 100,
 }
 # The lease is short, and renewed often.
 LEASING: Final = {
     "rpcsvc.store.backends.postgresql.database.PostgresqlDatabase.lease_ms": 5_000,
-    "rpcsvc.orders.lease.RENEW_MS": 500,
+    "rpcsvc.store.leases.RENEW_MS": 500,
 }
 # A collector that does not answer is soon given up.
 EXPORTING: Final = {"rpcsvc.http.tracing.EXPORT_SECONDS": 0.5}

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
+from rpcsvc.local_secret import operator_headers
 from rpcsvc.serving import SOCKET_NAME
 from tests.e2e import forking
 from tests.e2e.patched import VARIABLE
@@ -232,7 +233,9 @@ async def admin(data_dir: Path, method: str, params: dict[str, Any]) -> Any:
         aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(data_dir / SOCKET_NAME))
         ) as session,
-        session.post("http://localhost/rpc", json=asked) as response,
+        session.post(
+            "http://localhost/rpc", json=asked, headers=operator_headers(data_dir)
+        ) as response,
     ):
         answer = await response.json()
     assert "result" in answer, answer

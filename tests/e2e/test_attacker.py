@@ -1,8 +1,9 @@
 """An attacker with many addresses on a moving price: bounds on his profit and on denial of service.
 
 He orders, cancels, pays in time or late, sends dust, and waits, on the whole service with its real
-order machine, limits and store. docs/economics.md states the bound. An honest client with a token
-always gets the quoted amount; so does one without while at most HARMLESS addresses hold orders.
+order machine, limits and store. docs/operate/economics.md states the bound. An honest client with
+a token always gets the quoted amount; so does one without while at most HARMLESS addresses hold
+orders.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import BPS, Direction
-from rpcsvc.orders.unfunded import ADDRESS, Client
+from rpcsvc.domain.unfunded import ADDRESS, Client
 from tests.sandbox import EVM, MONERO, Sandbox, give_wallets, sandbox
 
 XMR = 10**12
@@ -42,7 +43,7 @@ ADDRESSES = st.integers(1, 200)
 HONEST_CLIENT = Client("token", "honest")
 HONEST_STRANGER = Client(ADDRESS, "198.51.100.9")
 # As many addresses may hold unfunded orders and leave a part of the share of all: see
-# docs/economics.md, "How many addresses it takes".
+# docs/operate/economics.md, "How many addresses does an attack take?".
 HARMLESS = 3
 HELD, USDC_HELD = {"monero": 1_500 * XMR}, 250_000 * 10**6
 
@@ -248,7 +249,7 @@ class Market(RuleBasedStateMachine):
                 attack.worth[deposit.key] = max(worth, attack.worth.get(deposit.key, worth))
 
     def require_bounded(self) -> None:
-        """No payout is above the bound of docs/economics.md for its deposits."""
+        """No payout is above the bound of docs/operate/economics.md for its deposits."""
         for attack in self.attacks:
             order = self.found(attack.order_id)
             if order.payout is None:

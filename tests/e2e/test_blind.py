@@ -21,7 +21,7 @@ BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
 @contextmanager
 def without_scans(box: Sandbox, network: str) -> Iterator[None]:
     """The node of one network is down; deposits of the others are still reported."""
-    engine = box.up.backend.engine
+    engine = box.up.engine
     sees = engine.observe
 
     async def observe() -> Observation:

@@ -16,7 +16,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.settlement.sandbox.engine import price_at
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
 from tests.e2e.processes import (
     Crash,
@@ -114,7 +114,7 @@ async def stored(data_dir: Path, order_id: str) -> Order:
     """The order in the database, after the server has ended."""
     database = await SqliteDatabase.open(data_dir)
     try:
-        order = await SqlOrderStore(database, str).order(order_id)
+        order = await OrderStore(database, str).order(order_id)
     finally:
         await database.close()
     assert order is not None

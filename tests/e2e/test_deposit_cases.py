@@ -49,7 +49,7 @@ async def test_confirmations_needed_follow_what_has_arrived(
     def needed(_wallets: object, _network: str, units: int) -> int:
         return 20 if units >= 5 * 10**11 else 10
 
-    monkeypatch.setattr(type(box.up.backend.engine), "required_confirmations", needed)
+    monkeypatch.setattr(type(box.up.engine), "required_confirmations", needed)
     order = await box.order("x2u")
 
     async def required() -> int:

@@ -16,12 +16,12 @@ from tests.e2e.swaps import SWAPS
 STREAMS, POLLS = 2_500, 2_500
 ROOM = 12_000
 QUIET_SECONDS = 12.0
-ADDRESSES = 20  # a client address may have 200 long polls
+ADDRESSES = 20  # a client may have a quarter of the places
 LIMITS = {
     "RPCSVC_LIMITS__CONNECTIONS": str(ROOM),
     "RPCSVC_LIMITS__CONNECTIONS_PER_ADDRESS": str(ROOM),
 }
-# The measured figures are in docs/events.md.
+# The measured figures are in docs/use/events.md.
 MOST_CPU_SHARE = 0.05
 MOST_BYTES_EACH = 64 * 1024
 

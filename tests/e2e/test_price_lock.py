@@ -177,7 +177,7 @@ def outage(box: Sandbox) -> Iterator[None]:
         raise Unavailable("No source tells a rate.")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(box.up.backend.engine, "rate", no_rate)
+        patch.setattr(box.up.engine, "rate", no_rate)
         yield
 
 

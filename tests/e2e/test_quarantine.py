@@ -104,7 +104,7 @@ async def test_a_fault_waits_while_the_chain_is_being_mined(tmp_path: Path) -> N
     async with sandbox(tmp_path) as box:
         order = await box.order("x2u")
         await order.fund()
-        engine = box.up.backend.engine
+        engine = box.up.engine
         await engine.moving.acquire()  # the sandbox's own lock
         dropping = asyncio.create_task(order.fault("drop_deposit"))
         done, _ = await asyncio.wait({dropping}, timeout=0.05)

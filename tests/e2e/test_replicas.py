@@ -19,7 +19,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.settings import load_settings
 from rpcsvc.store.database import DatabaseInUse
 from tests.contract.paying import signed
@@ -47,7 +47,7 @@ from tests.e2e.sidecar import environ
 from tests.e2e.swaps import MONERO, SWAPS
 from tests.postgres import new_database, own_server
 
-# docs/cluster.md. A busy machine may be late: one of so many take-overs has to keep it.
+# docs/operate/cluster.md. A busy machine may be late: one of so many take-overs has to keep it.
 TAKE_OVER_SECONDS = 15
 TAKE_OVERS = 3
 

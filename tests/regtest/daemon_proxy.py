@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -94,6 +95,42 @@ class DaemonProxy:
                 yield self
             finally:
                 await runner.cleanup()
+
+
+class BetweenLooks:
+    """Has a block come between monerod's look into its chain and the one into its pool.
+
+    It stands in for so many look-ups of transactions (``left``), and answers as monerod does then:
+    ``missed`` are the transactions that the block took from the pool.
+    """
+
+    def __init__(self, target: str, mine: Callable[[], Awaitable[object]], left: int = 0) -> None:
+        self._url = f"{target}/get_transactions"
+        self._mine = mine
+        self.left = left
+        self.missed: list[str] = []
+
+    async def __call__(self, body: bytes) -> bytes | None:
+        """Answer a look-up of transactions; pass every other call on."""
+        asked = json.loads(body)
+        if self.left <= 0 or "txs_hashes" not in asked:
+            return None
+        self.left -= 1
+        before = await self._look(body)
+        await self._mine()
+        after = await self._look(body)
+        shown = [item for item in before if not item["in_pool"]]
+        shown += [item for item in after if item["in_pool"]]
+        found = {item["tx_hash"] for item in shown}
+        missed = [txid for txid in asked["txs_hashes"] if txid not in found]
+        self.missed += missed
+        said = {"status": "OK", "untrusted": False, "txs": shown, "missed_tx": missed}
+        return json.dumps(said).encode()
+
+    async def _look(self, body: bytes) -> list[dict[str, Any]]:
+        async with aiohttp.ClientSession() as session, session.post(self._url, data=body) as reply:
+            answer: dict[str, Any] = await reply.json(content_type=None)
+            return list(answer.get("txs", []))
 
 
 def garbage(_body: bytes, _answer: bytes) -> bytes:

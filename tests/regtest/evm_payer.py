@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain.chains import load_chains
@@ -21,16 +22,22 @@ from rpcsvc.settlement.onchain.evm.connection import (
     EvmNetwork,
     EvmOptions,
 )
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.node import (
+    EvmClient,
+    EvmSubmission,
+    EvmSubmissionResult,
+    Receipt,
+)
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
+from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
@@ -72,7 +79,7 @@ class EvmPayer:
     network: EvmNetwork
     clock: ManualClock
     database: SqliteDatabase
-    ledger: SqlEvmPaymentLedger
+    ledger: EvmPaymentLedger
     client: EvmClient
     payments: EvmPayments
     sweeps: EvmSweeps
@@ -141,6 +148,17 @@ class EvmPayer:
         ]
         return [item for item in found if item is not None]
 
+    def refuse(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Have the node refuse all bytes; the seconds after now at which it was given some."""
+        since, submitted = self.clock.now, list[int]()
+
+        async def refused(_raw: bytes) -> EvmSubmissionResult:
+            submitted.append((self.clock.now - since) // 1000)
+            return EvmSubmissionResult(EvmSubmission.REFUSED, "0x", "its own words")
+
+        monkeypatch.setattr(self.client, "submit", refused)
+        return submitted
+
     async def give(self, index: int, units: int, *, state: str | None = "confirmed") -> str:
         """A deposit on the chain and in the database; its address."""
         address = KEYS.address(index)
@@ -186,11 +204,11 @@ async def evm_payer(
 ) -> AsyncIterator[EvmPayer]:
     chosen, hands = network or network_of(token), clock or ManualClock(1_800_000_000_000)
     database = await SqliteDatabase.open(data_dir)
-    ledger, client = SqlEvmPaymentLedger(database), EvmClient(anvil.endpoint)
+    ledger, client = EvmPaymentLedger(database), EvmClient(anvil.endpoint)
     client.rpc.open()
     connection = EvmConnection(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
-    unrecorded, switch = SqlUnrecordedLedger(database), PauseSwitch(data_dir)
+    unrecorded, switch = UnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
@@ -207,8 +225,8 @@ async def evm_payer(
 async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The USDC adapter, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
-    unrecorded = SqlUnrecordedLedger(own.database)
-    deposits, openings = SqlEvmDepositLedger(own.database), SqlOpeningLedger(own.database)
+    unrecorded = UnrecordedLedger(own.database)
+    deposits, openings = EvmDepositLedger(own.database), OpeningLedger(own.database)
     ledgers = Ledgers(deposits, own.ledger, unrecorded, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))

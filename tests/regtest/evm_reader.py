@@ -22,11 +22,11 @@ from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmSubmission
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.recording import record_calls
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
@@ -52,7 +52,7 @@ class EvmReader:
     data_dir: Path
     clock: ManualClock
     database: SqliteDatabase
-    ledger: SqlEvmDepositLedger
+    ledger: EvmDepositLedger
     pool: EvmAddressPool
     connection: EvmConnection
     scanner: EvmDepositScanner
@@ -96,7 +96,7 @@ async def reader_on(
 ) -> AsyncIterator[EvmReader]:
     await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
     database = await SqliteDatabase.open(data_dir)
-    ledger = SqlEvmDepositLedger(database)
+    ledger = EvmDepositLedger(database)
     pool = EvmAddressPool(KEYS, ledger, OPTIONS)
     await pool.load()
     await pool.refill()

@@ -13,18 +13,16 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
-from rpcsvc.settlement.onchain.evm.ledger import EvmPurpose
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import AttemptEntry, EvmEntry, EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
-from rpcsvc.settlement.onchain.journal.entries import AttemptEntry, EvmEntry, MoneroEntry
+from rpcsvc.settlement.onchain.evm.records import EvmPurpose
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPaymentState, MoneroPurpose
+from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger, JournaledMoneroLedger
-from rpcsvc.store.monero import SqlMoneroLedger
 
 Counts = Callable[[tuple[Any, ...]], bool]
 
@@ -80,51 +78,51 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "engine prepare": (OnchainEngine, "prepare", _something),
     "engine publish": (OnchainEngine, "publish", _something),
     "engine acknowledge": (OnchainEngine, "acknowledge", _something),
-    "evm deposit": (SqlEvmDepositLedger, "put_deposits", _something),
-    "evm acknowledge": (SqlEvmDepositLedger, "acknowledge", _something),
+    "evm deposit": (EvmDepositLedger, "put_deposits", _something),
+    "evm acknowledge": (EvmDepositLedger, "acknowledge", _something),
     # Before: nothing is signed.
     "evm prepare": (EvmPayments, "prepare", _something),
     # Before: signed, not in the journal. After: committed, not published.
-    "evm record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
+    "evm record": (EvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
     # After: recorded as published, and not handed to the node.
     "evm mark": (EvmPublisher, "_mark_published", _evm(EvmPurpose.TRANSFER)),
     # After: published, and not recorded as such.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
-    "evm note": (SqlEvmPaymentLedger, "put_payment", _mined),
+    "evm note": (EvmPaymentLedger, "put_payment", _mined),
     # A payment is replaced at a higher fee: needs ``hasten``.
-    "raise record": (JournaledEvmPaymentLedger, "add_attempt", _something),
+    "raise record": (EvmPaymentLedger, "add_attempt", _something),
     "raise journal": (PaymentJournal, "_append", _journaled_raise),
     "raise publish": (EvmPublisher, "hand_over", _raised),
-    "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
+    "sweep record": (EvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
     # After: the node has answered, and its answer is not recorded.
     "authorization look": (EvmAuthorizations, "carry_out", _something),
     "authorization record": (
-        JournaledEvmPaymentLedger,
+        EvmPaymentLedger,
         "add_payment",
         _evm(EvmPurpose.AUTHORIZATION),
     ),
     "authorization journal": (PaymentJournal, "_append", _journaled(EvmPurpose.AUTHORIZATION)),
     "authorization publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.AUTHORIZATION)),
-    "monero deposit": (SqlMoneroLedger, "put_deposits", _something),
-    "monero acknowledge": (SqlMoneroLedger, "acknowledge", _something),
+    "monero deposit": (MoneroLedger, "put_deposits", _something),
+    "monero acknowledge": (MoneroLedger, "acknowledge", _something),
     # Before: nothing is signed.
     "monero prepare": (MoneroPayments, "prepare", _something),
-    "monero record": (JournaledMoneroLedger, "add_payment", _monero),
+    "monero record": (MoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
     # After: recorded as RELAYING, and not handed to the wallet.
-    "monero mark": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.RELAYING)),
+    "monero mark": (MoneroLedger, "put_payment", _monero_in(MoneroPaymentState.RELAYING)),
     # After: relayed, and the wallet has not stored it.
     "monero relay": (WalletClient, "relay", _something),
     "monero relayed": (MoneroPayments, "_relay", _monero),
-    "upkeep record": (JournaledMoneroLedger, "add_payment", _upkeep),
+    "upkeep record": (MoneroLedger, "add_payment", _upkeep),
     "upkeep journal": (PaymentJournal, "_append", _journaled_upkeep),
     "upkeep relayed": (MoneroPayments, "_relay", _upkeep),
-    "monero note": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.PUBLISHED)),
-    "monero settle": (SqlMoneroLedger, "put_payment", _monero_in(MoneroPaymentState.SETTLED)),
+    "monero note": (MoneroLedger, "put_payment", _monero_in(MoneroPaymentState.PUBLISHED)),
+    "monero settle": (MoneroLedger, "put_payment", _monero_in(MoneroPaymentState.SETTLED)),
 }
 
 

@@ -14,16 +14,16 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
-from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
+from rpcsvc.domain.authorizations import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState, EvmPurpose
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (
     COIN_PRICE,
@@ -70,7 +70,7 @@ class Rig:
 
     def record(
         self, nonce: int = 1, *, to: str = DEPOSIT, units: int = VALUE, payer: str | None = None
-    ) -> FundingRecord:
+    ) -> AuthorizationRecord:
         """A payment of an order, signed by the payer: by its key, or by that of its wallet."""
         now, own_key = self.own.clock.now_ms(), self.signer.address
         given = usdc.Authorization(
@@ -81,7 +81,7 @@ class Rig:
         if payer is not None:
             signature = usdc.address_word(own_key) + signature
         key = AuthorizationKey(NETWORK, self.own.token.address, given.source, given.nonce.hex())
-        return FundingRecord(key, "ord_1", SignedAuthorization(given, signature), now)
+        return AuthorizationRecord(key, "ord_1", SignedAuthorization(given, signature), now)
 
     async def wallet(self, owner: str | None = None) -> str:
         """A contract wallet of the payer, or of another, with 1,000 USDC."""
@@ -91,9 +91,10 @@ class Rig:
         await token.mint(address, 1000 * USDC)
         return address
 
-    async def broadcast(self, record: FundingRecord) -> str:
+    async def broadcast(self, record: AuthorizationRecord) -> str:
         """Send a signed authorization from another account; the transaction's id."""
         given, signed = record.signed.authorization, record.signed
+        assert signed.vrs is not None
         data = usdc.transfer_with_authorization(given, signed.vrs)
         return await self.own.controls.send_from(self.own.token.owner, self.own.token.address, data)
 
@@ -102,11 +103,11 @@ class Rig:
         self.own.clock.now += seconds * 1000
         await self.own.token.client.rpc.act("evm_increaseTime", [seconds])
 
-    async def outcome(self, record: FundingRecord) -> tuple[Outcome, str | None]:
+    async def outcome(self, record: AuthorizationRecord) -> tuple[Outcome, str | None]:
         carried = await self.authorizations.carry_out(record)
         return carried.outcome, carried.txid
 
-    async def payment(self, record: FundingRecord) -> EvmPayment | None:
+    async def payment(self, record: AuthorizationRecord) -> EvmPayment | None:
         return await self.own.ledger.payment(payment_id(record))
 
     async def sent(self) -> int:
@@ -145,7 +146,7 @@ async def test_an_authorization_is_sent_once_and_followed(rig: Rig) -> None:
     payment = await rig.payment(record)
     assert payment is not None
     assert (outcome, txid) == (Outcome.SETTLED, payment.latest.txid)
-    sent = replace(record, state=FundingState.SENT, txid=txid)
+    sent = replace(record, state=AuthorizationState.SENT, txid=txid)
     assert await rig.outcome(sent) == (Outcome.SETTLED, txid)
     assert await rig.balance() == VALUE
     await rig.own.controls.mine(rig.own.network.settled_after)
@@ -243,7 +244,7 @@ async def test_one_that_a_reorg_took_is_mined_again(rig: Rig) -> None:
     await rig.outcome(record)
     outcome, txid = await rig.outcome(record)
     assert outcome is Outcome.SETTLED
-    sent = replace(record, state=FundingState.SENT, txid=txid)
+    sent = replace(record, state=AuthorizationState.SENT, txid=txid)
     await controls.automine(enabled=False)
     await controls.reorganise(1)
     assert await rig.balance() == 0
@@ -281,7 +282,7 @@ async def test_what_the_token_would_refuse_is_refused(rig: Rig, case: str, reaso
 # --- contract wallets: ERC-1271, ERC-6492 ----------------------------------------------------
 
 
-def wrapped(record: FundingRecord) -> FundingRecord:
+def wrapped(record: AuthorizationRecord) -> AuthorizationRecord:
     """The same as wallets sign that do not know if they are deployed (ERC-6492)."""
     signature = record.signed.signature
     parts = eth_abi.abi.encode(["address", "bytes", "bytes"], [DEPOSIT, b"\1\2\3", signature])
@@ -289,7 +290,7 @@ def wrapped(record: FundingRecord) -> FundingRecord:
     return replace(record, signed=signed)
 
 
-async def reason_of(rig: Rig, record: FundingRecord) -> Reason:
+async def reason_of(rig: Rig, record: AuthorizationRecord) -> Reason:
     with pytest.raises(AuthorizationRefused) as refused:
         await rig.authorizations.require_usable(record)
     # Even on record nothing is sent that fails when it is tried out.

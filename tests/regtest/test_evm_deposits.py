@@ -15,8 +15,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.node import EvmSubmission
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_reader import (
     CONFIRMED,
@@ -125,6 +125,8 @@ async def test_reorged_deposit_is_removed_and_returns_when_resent(
     key, controls = reader.key(signed.txid), reader.token.controls
     assert await reader.reconcile() == {key: SEEN}
     await controls.reorganise(1)
+    assert await reader.reconcile() == {}, "a node may only be late: it is asked twice"
+    assert await reader.scanner.confirmations(key) == 0
     assert await reader.reconcile() == {key: REMOVED}
     assert await reader.scanner.confirmations(key) == 0
     await controls.mine(5)
@@ -185,6 +187,8 @@ async def test_deposit_replaced_during_downtime_is_found_gone(
     await reader.token.controls.reorganise(6)
     await reader.token.controls.mine(50)
     async with reader.again() as later:
+        assert await later.reconcile() == {}
+        assert await later.scanner.confirmations(key) == 0, "nothing is paid out for it"
         assert await later.reconcile() == {key: REMOVED}
         assert await later.reconcile() == {}
 

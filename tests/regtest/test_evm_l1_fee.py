@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.evm.gas import price_of as price_at
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.regtest.daemons import Anvil
@@ -93,9 +94,9 @@ async def l1_part(own: EvmPayer) -> int:
 
 
 def price_of(own: EvmPayer) -> int:
-    price = own.payments._gas._price
-    assert price is not None
-    return price.max_fee
+    moment = own.payments._gas._moment
+    assert moment is not None
+    return price_at(moment).max_fee
 
 
 # --- the cost of a payout -----------------------------------------------------------------------
@@ -173,6 +174,9 @@ async def test_stuck_payout_is_not_raised_without_the_l1_fee(own: EvmPayer, orac
     # The second payout was rebroadcast, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
     await oracle.put(GWEI)
+    await own.payments.maintain()
+    assert len((await own.payment(transfers[0])).attempts) == 1
+    own.clock.now += MINUTE_MS
     await own.payments.maintain()
     assert len((await own.payment(transfers[0])).attempts) == 2
     await own.controls.mine(3)

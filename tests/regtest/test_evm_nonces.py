@@ -124,5 +124,6 @@ async def test_a_sweep_waits_for_the_operator_too(payer: EvmPayer) -> None:
     assert await payer.token.client.nonce(HOT) == 2
     assert payer.switch.reason() is not None
     payer.switch.resume()
+    payer.clock.now += 4000  # a refused sweep rests
     await payer.sweeps.maintain()
     assert await payer.token.client.nonce(HOT) == 3

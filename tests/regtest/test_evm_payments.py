@@ -16,7 +16,14 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult
+from rpcsvc.settlement.onchain.evm.node import (
+    Block,
+    BlockRef,
+    EvmCall,
+    EvmSubmission,
+    EvmSubmissionResult,
+    Tag,
+)
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (
@@ -169,6 +176,37 @@ async def test_unmined_units_are_not_reserved_twice(payer: EvmPayer) -> None:
     await payer.pay(second)
     await payer.controls.mine(3)
     assert await payer.token.balance(USER) == 1000 * USDC
+
+
+async def test_late_node_signs_no_payout_over_the_balance(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lacks the block with a payout that does not count as owed any more."""
+    await payer.controls.mine()
+    before = await payer.token.client.block()
+    assert before is not None
+    first = await payer.paid(payer.transfer(USER, 700 * USDC))
+    await payer.payments.look_up(first)
+    call, block = payer.client.call, payer.client.block
+
+    async def old_call(what: EvmCall, at: BlockRef = Tag.LATEST) -> bytes:
+        return await call(what, before.number if at is Tag.LATEST else at)
+
+    async def old_block(at: BlockRef = Tag.LATEST) -> Block | None:
+        return await block(before.number if at is Tag.LATEST else at)
+
+    async def old_estimate(_: EvmCall) -> int:
+        return 65_000
+
+    second = payer.transfer(FRIEND, 700 * USDC)
+    with monkeypatch.context() as late:
+        late.setattr(payer.client, "call", old_call)
+        late.setattr(payer.client, "block", old_block)
+        late.setattr(payer.client, "estimate_gas", old_estimate)
+        with pytest.raises(Unavailable, match="lags"):
+            await payer.sign(second)
+    with pytest.raises(Unavailable, match="Not enough USDC"):
+        await payer.sign(second)
 
 
 async def test_without_ether_nothing_is_signed_until_there_is_some(payer: EvmPayer) -> None:

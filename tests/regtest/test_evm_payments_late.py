@@ -105,6 +105,25 @@ async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: EvmPayer) 
     assert await payer.token.balance(USER) == USDC
 
 
+async def test_lost_bytes_that_the_node_refuses_rest_between_tries(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await payer.controls.automine(enabled=False)
+    transfer = await payer.prepared(payer.transfer(USER))
+    await payer.pay(transfer)
+    await payer.controls.drop(transfer.txid or "")
+    submitted = payer.refuse(monkeypatch)
+    for _ in range(25):
+        await payer.payments.maintain()
+        payer.clock.now += 2000
+    assert submitted == [0, 4, 12, 28]
+    monkeypatch.undo()
+    payer.clock.now += 10_000
+    await payer.payments.maintain()
+    await payer.controls.mine(3)
+    assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
+
+
 async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: EvmPayer) -> None:
     first = await stuck_payout(payer)
     await payer.controls.drop(first.txid or "")

@@ -17,9 +17,9 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import Attempt, EvmPaymentState
-from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmSubmission, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, BlockRef, EvmSubmission, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPaymentState
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
@@ -84,6 +84,52 @@ async def test_settled_payout_lost_to_a_deep_reorg_is_republished(
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
     assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
+
+
+async def test_late_node_takes_no_settled_payout_away(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows neither the payout, nor its nonce as spent, nor its block."""
+    await payer.controls.mine()
+    before = await payer.token.client.block()
+    assert before is not None
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    block = payer.client.block
+
+    async def old_block(at: BlockRef = Tag.LATEST) -> Block | None:
+        number = before.number if at is Tag.LATEST else at
+        return await block(number) if isinstance(number, int) and number <= before.number else None
+
+    async def unknown(_txid: str) -> None:
+        return None
+
+    with monkeypatch.context() as late:
+        late.setattr(payer.client, "block", old_block)
+        late.setattr(payer.client, "receipt", unknown)
+        late.setattr(payer.client, "transaction", unknown)
+        await payer.payments.maintain()
+    assert payer.payments.conditions() == []
+    assert (await payer.payment(transfer)).inclusion is not None
+
+
+async def test_settled_payout_that_is_refused_rests_between_tries(
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.payments.maintain()  # found in its block
+    await payer.controls.reorganise(4)
+    submitted = payer.refuse(monkeypatch)
+    for _ in range(100):
+        await payer.payments.maintain()
+        payer.clock.now += 2000
+    assert submitted == [0, 4, 12, 28, 60, 120, 180]
+    assert "was settled and a reorganisation" in payer.payments.conditions()[0]
+    monkeypatch.undo()
+    payer.clock.now += MINUTE_MS
+    await payer.payments.maintain()
+    await mined(payer.token.client, transfer.txid or "")
 
 
 async def test_settled_payout_deep_again_before_a_check_is_silent(

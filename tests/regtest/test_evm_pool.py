@@ -157,6 +157,7 @@ async def test_deposit_moved_by_a_reorg_keeps_its_first_seen_time(
     assert (deposit.state, deposit.first_seen_at) == (SEEN, seen_at)
     await token.controls.reorganise(1)
     await token.controls.mine()
+    assert await found(reader) == {}, "a node may only be late: it is asked twice"
     (gone,) = (await found(reader)).values()
     assert gone == replace(deposit, state=REMOVED)
 

@@ -16,7 +16,6 @@ from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, Sweep, SweepMethod
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
@@ -25,6 +24,8 @@ from rpcsvc.settlement.onchain.evm.node import (
     EvmSubmissionResult,
     Tag,
 )
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, Sweep, SweepMethod
+from tests.recording import record_calls
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (
     ETHER,
@@ -45,6 +46,7 @@ from tests.rows import statement
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 HOUR_MS = 60 * MINUTE_MS
+FIRST_PAUSE_MS = 4000
 
 
 @pytest.fixture
@@ -221,10 +223,53 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     (reported,) = own.sweeps.conditions()
     assert "lacks ether" in reported
     await own.controls.set_ether(HOT, ETHER)
+    own.clock.now += FIRST_PAUSE_MS
     await own.sweeps.maintain()
     assert own.sweeps.conditions() == []
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_a_refused_sweep_is_tried_after_growing_pauses(own: EvmPayer) -> None:
+    """The refresh does not know that the wallet lacks the gas of a sweep besides its reserve."""
+    await own.give(2, 5 * USDC)
+    await own.controls.set_ether(HOT, own.network.gas_reserve)
+    await own.payments.refresh_gas()
+    calls: list[str] = []
+    record_calls(own.client.rpc, calls)
+    tries = []
+    for second in range(0, 600, 2):
+        before = calls.count("eth_estimateGas")
+        await own.sweeps.maintain()
+        if calls.count("eth_estimateGas") > before:
+            tries.append(second)
+        own.clock.now += 2000
+    assert tries == [0, 4, 12, 28, 60, 124, 252, 508], "five minutes are the longest pause"
+
+
+async def test_what_gas_forbids_is_not_asked_for_at_all(own: EvmPayer) -> None:
+    await own.give(2, 5 * USDC)
+    await own.controls.set_ether(HOT, own.network.gas_reserve - 1)
+    await own.payments.refresh_gas()
+    calls: list[str] = []
+    record_calls(own.client.rpc, calls)
+    await own.sweeps.maintain()
+    assert "eth_estimateGas" not in calls
+    (reported,) = own.sweeps.conditions()
+    assert "nothing is swept on arbitrum: the hot wallet on arbitrum lacks ether" in reported
+    await own.controls.set_ether(HOT, ETHER)
+    await own.controls.set_next_base_fee(own.network.highest_fee // 50_000)
+    await own.controls.mine()
+    await own.payments.refresh_gas()
+    calls.clear()
+    await own.sweeps.maintain()
+    (reported,) = own.sweeps.conditions()
+    assert "nothing is swept on arbitrum: gas on arbitrum is too dear" in reported
+    assert "eth_estimateGas" not in calls
+    await own.controls.mine(60)
+    await own.payments.refresh_gas()
+    await own.sweeps.maintain()
+    assert own.sweeps.conditions() == []
 
 
 # --- deposits that can't be swept --------------------------------------------------------------
@@ -406,6 +451,25 @@ async def test_authorization_used_elsewhere_counts_as_swept(own: EvmPayer) -> No
     assert await all_left(own) == []
     assert own.sweeps.conditions() == []
     assert await own.token.balance(HOT) == 9 * USDC
+
+
+async def test_outside_sweep_mined_between_two_looks_counts_whole(
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address's balance is from before the sweep, and the authorization's state from after."""
+    await own.give(2, 5 * USDC)
+    real = own.client.estimate_gas
+
+    async def late(call: EvmCall) -> int:
+        monkeypatch.setattr(own.client, "estimate_gas", real)
+        await steal(own, 2, 5 * USDC)
+        return await real(call)
+
+    monkeypatch.setattr(own.client, "estimate_gas", late)
+    await own.sweeps.maintain()
+    assert await all_left(own) == []
+    await own.sweeps.maintain()
+    assert own.sweeps.conditions() == []
 
 
 async def test_deposit_after_an_outside_sweep_is_swept_next(

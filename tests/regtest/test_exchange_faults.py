@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.processes import Server, until
-from tests.regtest.daemon_proxy import DaemonProxy, garbage, replacing
+from tests.regtest.daemon_proxy import BetweenLooks, DaemonProxy, garbage, replacing
 from tests.regtest.daemons import Anvil, Daemon
-from tests.regtest.exchange import call
+from tests.regtest.exchange import call, reaches
 from tests.regtest.faults import both_refused, degraded, well
 from tests.regtest.trading import Trader, kill_anvil
 
@@ -195,6 +195,34 @@ async def test_a_payment_whose_answer_is_lost_is_not_made_again(lines: Lines, me
         lines.clear()
         await well(at)
         await trader.stop(at)
+    await trader.check()
+
+
+# --- blocks that come while a node answers ------------------------------------------------------
+
+
+async def test_order_keeps_a_deposit_that_is_mined_between_two_looks(lines: Lines) -> None:
+    """Shown as removed, it would be asked for once more, and paid twice."""
+    trader, line = lines.trader, lines.lines["monerod"]
+    blocks = BetweenLooks(lines.daemon("monerod").url, trader.stack.miner.mine)
+    line.stand_in = blocks
+    try:
+        async with trader.stack.serving() as at:
+            swap = await trader.order_and_pay(at, "x2u")
+            await reaches(trader.stack, at, swap.order_id, "deposit_detected", mine=False)
+            blocks.left = 1
+
+            async def is_missed() -> bool:
+                return bool(blocks.missed)
+
+            await until(is_missed)
+            await trader.finish(at, swap)
+            said = await call(at, "service.swap.events", {"orderId": swap.order_id})
+            await trader.stop(at)
+    finally:
+        line.stand_in = None
+    types = [item["type"] for item in said["data"]["events"]]
+    assert (types.count("deposit.seen"), types.count("deposit.removed")) == (1, 0)
     await trader.check()
 
 

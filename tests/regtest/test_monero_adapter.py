@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from rpcsvc.domain.order import DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Observation
-from rpcsvc.settlement.onchain.monero.ledger import Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import Threshold
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     Miner,
@@ -370,6 +370,19 @@ async def test_many_small_outputs_are_put_together(adapter: Treasury, miner: Min
         await miner.mine(SPENDABLE_AGE)
         await later.adapter.maintain()
         assert later.adapter.available().outputs <= 2
+
+
+async def test_outputs_too_dear_to_join_are_not_signed_for(adapter: Treasury, miner: Miner) -> None:
+    await miner.fund(await adapter.wallet.primary_address(), *([XMR // 5] * 12))
+    adapter.use(replace(OPTIONS, outputs_target=1, dusty_outputs=10))
+    async with adapter.again() as later:
+        calls = later.count_calls()
+        for _ in range(3):
+            await later.adapter.maintain()
+        assert "transfer" not in calls
+        (note,) = await later.adapter.notes()
+        assert "joining 12 outputs of the XMR wallet would take a fee of about 0.04" in note
+        assert (await later.adapter.health()).ok, "payouts go on"
 
 
 def test_thresholds_must_rise() -> None:

@@ -19,8 +19,8 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import RpcOutcomeUnknown
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.database import StoreConflict
 from tests.recording import Recorder
@@ -101,10 +101,16 @@ async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
 
 
 async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: Payee) -> None:
+    transfer = own.transfer(payee.address)
     own.use(replace(OPTIONS, highest_fee=1))
     async with own.again() as later:
+        calls = later.count_calls()
         with pytest.raises(Unavailable, match="fee"):
-            await later.sign(later.transfer(payee.address))
+            await later.sign(transfer)
+        assert "transfer" not in calls, "the wallet would work on it for nothing"
+        with pytest.raises(Unavailable, match="fee"):
+            later.adapter.fee("arbitrum")
+        assert "nothing is paid" in ((await later.adapter.health()).detail or "")
         assert await later.live_payments() == []
 
 

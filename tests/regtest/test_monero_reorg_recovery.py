@@ -9,9 +9,9 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, pop_blocks

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain.monero.ledger import Cursor, WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import Cursor, WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.regtest.daemons import Miner
 from tests.regtest.treasury import XMR
 
@@ -37,7 +37,7 @@ async def loss(
     own_wallet: WalletClient, node: MonerodClient, miner: Miner, tmp_path: Path
 ) -> AsyncIterator[Loss]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     own, top = await own_wallet.primary_address(), await node.info()
     await ledger.adopt_wallet(WalletRecord("fakechain", own, 0))
     await ledger.acknowledge([], Cursor(top.height - 1, top.top_hash), -1)
@@ -48,7 +48,7 @@ async def loss(
         payee = await bank.primary_address()
     paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
     await own_wallet.relay(paid.metadata)
-    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqlUnrecordedLedger(database))
+    outgoing = MoneroOutgoing(node, own_wallet, ledger, UnrecordedLedger(database))
     yield Loss(outgoing, own_wallet, seed, paid.txid)
     await database.close()
 

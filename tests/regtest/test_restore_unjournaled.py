@@ -1,4 +1,4 @@
-"""The restore drill without a payment journal: the operator follows docs/restore.md to the letter.
+"""Restores without a payment journal: the operator follows docs/operate/restore.md to the letter.
 
 Each case is one payment since the copy. No payment is made twice, counted on the chains. With the
 journal: test_restore_drill.py. A USDC payout and a sweep have no case with a wallet restored from
@@ -120,7 +120,7 @@ async def a_split(stack: Exchange, _payees: list[str], copy: Path) -> list[str]:
 
 
 async def settle(stack: Exchange) -> None:
-    """Follow docs/restore.md for each payment that the audit names."""
+    """Follow docs/operate/restore.md for each payment that the audit names."""
     for item in await differences(stack):
         if item["kind"] != "unrecorded_payment":
             continue

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import DepositSighting, PreparedTransfer
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentState,
     Threshold,
 )
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import record_calls, sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 from tests.sandbox import ManualClock
@@ -55,7 +55,7 @@ class Treasury:
     options: MoneroOptions
     clock: ManualClock
     adapter: MoneroAdapter
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     database: SqliteDatabase
     node: MonerodClient
     adapter_wallet: WalletClient
@@ -139,10 +139,13 @@ async def treasury(
     options: MoneroOptions = OPTIONS,
     clock: ManualClock | None = None,
     account: int = 0,
+    monerod: DaemonEndpoint | None = None,
 ) -> AsyncIterator[Treasury]:
+    """Run an adapter. ``monerod``: the address that it has for the node of its wallet."""
     database = await SqliteDatabase.open(data_dir)
-    ledger, hands = SqlMoneroLedger(database), clock or ManualClock(1_800_000_000_000)
-    node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
+    ledger, hands = MoneroLedger(database), clock or ManualClock(1_800_000_000_000)
+    node = MonerodClient(monerod or rpc._monerod.endpoint)
+    wallet = WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)
     tests_own.rpc.open()
     adapter = MoneroAdapter(node, wallet, ledger, hands, options)

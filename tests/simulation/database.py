@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.store.backends.sqlite.database import BoundRows, GroupConnection
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.backends.sqlite.reader import compiled
@@ -23,7 +23,7 @@ from rpcsvc.store.group_commit import GroupCommit, StatementRows
 LEASE_MS: Final = 10_000
 
 
-class Server:
+class DatabaseServer:
     """The data, and whether it can be reached now."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -43,7 +43,7 @@ class SimulatedDatabase:
 
     lease_ms: int | None = LEASE_MS
 
-    def __init__(self, server: Server, chance: random.Random, delay_ms: float) -> None:
+    def __init__(self, server: DatabaseServer, chance: random.Random, delay_ms: float) -> None:
         self._server = server
         self._chance = chance
         self._delay_ms = delay_ms

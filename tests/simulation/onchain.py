@@ -23,8 +23,7 @@ from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.wallets import SqlPause
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
 from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding
@@ -284,7 +283,7 @@ class OnchainUniverse(Universe):
     async def _operate(self) -> None:
         """Be the operator: resume what an audit has paused because a deposit's block is gone."""
         database = SimulatedDatabase(self.server, self._outside, 0.0)
-        row = SqlPause(database)
+        row = PauseRow(database)
         switches = [PauseSwitch(self.folder / f"replica-{each.number}") for each in self.replicas]
         while True:
             await asyncio.sleep(60)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import orjson
 
 from rpcsvc import clock as product_clock
-from rpcsvc.app import Running, running_on
+from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Reply
@@ -29,7 +29,7 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.database import DatabaseInUse
-from tests.simulation.database import Server, SimulatedDatabase
+from tests.simulation.database import DatabaseServer, SimulatedDatabase
 from tests.simulation.loop import ACTOR, Actor, SimulatedLoop, new_loop
 
 HOUR_MS: Final = 3_600_000
@@ -154,7 +154,7 @@ class Universe:
         self.chance = random.Random(seed)
         self.loop = new_loop(self.chance.getrandbits(64))
         self.faults = Faults.drawn(self.chance) if faults is None else faults
-        self.server = Server(self.now_ms)
+        self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
         self.replicas = [
             Replica(self, number) for number in range(self.chance.choice([1, 1, 2, 3]))

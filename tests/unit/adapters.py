@@ -7,11 +7,11 @@ from typing import Any
 
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkState,
     Observation,
     PreparedTransfer,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.store.database import Rows
 from tests.unit.journaled import WALLET, JournaledBooks, evm_payment, opened, xmr_payment
 
 

@@ -38,7 +38,7 @@ def runner(
         service.store,
         service.processor,
         payouts,
-        box.up.backend.engine,
+        box.up.engine,
         clock,
         poll_ms=poll_ms,
         payable=AsyncMock(return_value=None),

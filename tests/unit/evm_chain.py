@@ -13,12 +13,10 @@ from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.ledger import (
-    EvmAddress,
-)
 from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Log, LogFilter, Receipt, Tag
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.sandbox import ManualClock
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
@@ -151,7 +149,7 @@ class CheckedConnection(EvmConnection):
 class Reader:
     """A scanner on a simulated chain, and the deposits that the order layer would record."""
 
-    def __init__(self, ledger: SqlEvmDepositLedger, **options: Any) -> None:
+    def __init__(self, ledger: EvmDepositLedger, **options: Any) -> None:
         self.ledger = ledger
         self.network = replace(NETWORK, **options)
         self.chain = Chain()

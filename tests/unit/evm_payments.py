@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from rpcsvc.settlement.onchain.evm.ledger import (
-    Attempt,
-    EvmPayment,
-    EvmPaymentOrder,
-    EvmPurpose,
-)
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPayment, EvmPaymentOrder, EvmPurpose
 
 GWEI = 10**9
 NET = "arbitrum"

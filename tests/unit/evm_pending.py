@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rpcsvc.domain import usdc
-from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import PoolSighting
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of
 
 NODE = ("node", "eth_getBlockByNumber")
@@ -16,7 +16,7 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
 
 async def reading(database: SqliteDatabase) -> Reader:
     """A scanner after one pass without waiting orders, at the time of the newest block."""
-    ledger = SqlEvmDepositLedger(database)
+    ledger = EvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
     made = Reader(ledger)

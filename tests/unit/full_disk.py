@@ -10,12 +10,16 @@ import pytest
 
 
 class Disk:
-    """``is_full``: every fsync fails. ``synced``: the files and directories synced so far."""
+    """``is_full``: every fsync fails. ``synced``: the files and directories synced so far.
+
+    ``sizes``: what each of them had when it was synced last.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
         self.directories_fail = False
         self.synced: list[Path] = []
+        self.sizes: dict[Path, int] = {}
         self._sync = os.fsync
         monkeypatch.setattr(os, "fsync", self._fsync)
 
@@ -24,6 +28,7 @@ class Disk:
         if self.is_full or (self.directories_fail and path.is_dir()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.synced.append(path)
+        self.sizes[path] = os.fstat(fd).st_size
         self._sync(fd)
 
 

@@ -13,20 +13,17 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.evm import ledger as evm
+from rpcsvc.settlement.onchain.evm import records as evm
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.journal_replay import (
-    JournaledEvmDepositLedger,
-    JournaledEvmPaymentLedger,
-    JournaledMoneroLedger,
-    ReplayResult,
-    open_journal,
-)
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 
@@ -40,10 +37,11 @@ class JournaledBooks:
     def __init__(self, data_dir: Path, database: SqliteDatabase, journal: PaymentJournal) -> None:
         self.data_dir = data_dir
         self.db = database
-        self.monero = JournaledMoneroLedger(database, journal)
-        self.evm = JournaledEvmPaymentLedger(database, journal)
-        self.addresses = JournaledEvmDepositLedger(database, journal)
-        self.store = SqlOrderStore(database, lambda: "")
+        self.journal = journal
+        self.monero = MoneroLedger(database, journal)
+        self.evm = EvmPaymentLedger(database, journal)
+        self.addresses = EvmDepositLedger(database, journal)
+        self.store = OrderStore(database, lambda: "")
         self.clock = ManualClock()
         self.clock.now = NOW
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
-from rpcsvc.store.monero import SqlMoneroLedger
 
 OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
 
@@ -59,7 +59,7 @@ class AddressWallet:
         return Subaddress(SubaddressIndex(0, minor), f"{self.spelling}{minor}")
 
 
-async def pool_of(wallet: Any, ledger: SqlMoneroLedger) -> AddressPool:
+async def pool_of(wallet: Any, ledger: MoneroLedger) -> AddressPool:
     pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
     await pool.reconcile()
     await pool.refill()

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
     MoneroSubmissionResult,
@@ -22,8 +17,13 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     PoolTransaction,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
-from rpcsvc.store.monero import SqlMoneroLedger
 
 XMR = 10**12
 OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
@@ -31,7 +31,10 @@ OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
 
 @dataclass
 class ReorgNode:
-    """``known``: the height of each transaction, None in the pool."""
+    """``known``: the height of each transaction, None in the pool.
+
+    ``misses``: transactions that are mined while it looks for them, which it misses once.
+    """
 
     top: int = 100
     known: dict[str, int | None] = field(default_factory=dict)
@@ -43,8 +46,18 @@ class ReorgNode:
     relayed: list[str] = field(default_factory=list)
     is_restricted: bool = False
     pools: int = 0
+    misses: set[str] = field(default_factory=set)
+
+    async def info(self) -> NodeInfo:
+        height, top = self.top + 1, f"h{self.top}"
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        missed = self.misses.intersection(txids)
+        self.misses -= missed
+        return {txid: item for txid, item in self._known(txids).items() if txid not in missed}
+
+    def _known(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         return {
             txid: NodeTransaction(txid, self.known[txid], False)
             for txid in txids
@@ -102,15 +115,12 @@ class ReorgWallet:
 class ReorgRig:
     node: ReorgNode
     wallet: ReorgWallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     recovery: MoneroReorgRecovery
 
     async def poll(self, blocks: int = 0) -> None:
         self.node.top += blocks
-        height, top = self.node.top + 1, f"h{self.node.top}"
-        await self.recovery.poll(
-            NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
-        )
+        await self.recovery.poll(await self.node.info())
 
     async def put(
         self,

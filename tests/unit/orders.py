@@ -17,7 +17,7 @@ from rpcsvc.domain.order import (
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Direction, Price
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView, StoredResponse
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView, StoredResponse
 
 NOW = 1_000_000
 HOUR = 3_600_000

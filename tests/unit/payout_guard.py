@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer
-from rpcsvc.settlement.onchain.guard import Caps
+from rpcsvc.settlement.onchain.guard import Caps, SignedPayments
 
 CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
 
 
 @dataclass
-class SignedBooks:
+class SignedBooks(SignedPayments):
     """Books of wallets that paid ``sent`` units within a day, and have no unmatched payment."""
 
     sent: int = 0

@@ -10,11 +10,12 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, HistoryEntry, OrderStore
-from rpcsvc.orders.reservations import counted, funded_reservations_of, reservations_of
-from rpcsvc.orders.unfunded import Admission
+from rpcsvc.domain.reservations import counted, funded_reservations_of, reservations_of
+from rpcsvc.domain.unfunded import Admission
+from rpcsvc.store.changes import Change, HistoryEntry
 from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import Tables
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import NOW, VIEW, terms
 
 NETWORKS = ("monero", "arbitrum")

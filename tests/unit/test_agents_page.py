@@ -1,4 +1,4 @@
-"""docs/agents.md: each way of integration, copied unchanged, ends in a completed swap."""
+"""docs/use/agents.md: each way of integration, copied unchanged, ends in a completed swap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.e2e.processes import SETTINGS, Server
 
 ROOT = Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs" / "agents.md").read_text()
+TEXT = (ROOT / "docs" / "use" / "agents.md").read_text()
 URL = "http://127.0.0.1:8080"
 
 
@@ -58,7 +58,7 @@ async def output(*command: str) -> list[str]:
 
 
 async def test_python_of_the_agents_page_swaps(server: Server) -> None:
-    by_async, by_sync = blocks("python", "Python")
+    by_async, by_sync = blocks("python", r"How does a Python program swap\?")
     lines = await output(sys.executable, "-c", by_async.replace(URL, server.url))
     assert lines[0] == "the user gets 131.29 USDC"
     assert lines[1].startswith("the user sends 0.8 XMR to ")
@@ -68,28 +68,30 @@ async def test_python_of_the_agents_page_swaps(server: Server) -> None:
 
 
 async def test_x402_wallet_of_the_agents_page_swaps(server: Server) -> None:
-    (program,) = blocks("python", "An agent with an x402 wallet")
+    (program,) = blocks("python", r"How does an agent with an x402 wallet swap\?")
     lines = await output(sys.executable, "-c", program.replace(URL, server.url))
     assert lines[0] == "paid"
     assert lines[1].startswith("completed ")
 
 
 async def test_curl_of_the_agents_page_swaps(server: Server) -> None:
-    (script,) = blocks("sh", "curl")
+    (script,) = blocks("sh", r"How do I swap with curl\?")
     lines = await output("bash", "-euo", "pipefail", "-c", script.replace(URL, server.url))
     assert (lines[0], lines[-1]) == ("True", "completed")
     assert '"type":"transfer.settled"' in "".join(lines)
 
 
 async def test_functions_of_the_agents_page_are_callable(server: Server) -> None:
-    (program,) = blocks("python", "Function calling")
+    (program,) = blocks("python", r"How does a model with function calling swap\?")
     lines = await output(sys.executable, "-c", program.replace(URL, server.url))
     assert "'create_swap'" in lines[0]
     assert lines[1] == "quoted"
 
 
 async def test_desktop_agent_of_the_agents_page_swaps(tmp_path: Path) -> None:
-    config, calls = (json.loads(block) for block in blocks("json", "A desktop agent.*?"))
+    config, calls = (
+        json.loads(block) for block in blocks("json", r"How does a desktop agent swap\?")
+    )
     listed = config["mcpServers"]["rpcsvc"]
     assert (listed["command"], listed["args"][-2:]) == (".venv/bin/rpcsvc", ["--data-dir", "var"])
     words = ["-m", "rpcsvc", *listed["args"][:-1], str(tmp_path / "data")]

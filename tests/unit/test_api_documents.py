@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
 from msgspec.structs import replace
 from openapi_spec_validator import validate
@@ -16,13 +17,16 @@ from openapi_spec_validator import validate
 from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.http import schemas
+from rpcsvc.http.documents import advice, links
 from rpcsvc.http.documents.advice import error_classes
+from rpcsvc.http.documents.agent import agent
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.site import BFF_ROOT, Site, site_of
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.settings import RateLimitSettings
+from tests.contract.described import resolved
 from tests.sandbox import EVM, MONERO, sandbox
 
 Json = dict[str, Any]
@@ -88,11 +92,27 @@ def spoil(value: Any) -> None:
         value.clear()
 
 
+# Bytes as served.
+MOST = [(openapi_document, 150_000), (openrpc_document, 90_000), (agent, 30_000)]
+
+
+@pytest.mark.parametrize(("make", "most"), MOST)
+def test_document_is_no_larger_than_agreed(site: Site, make: Any, most: int) -> None:
+    assert len(orjson.dumps(make(site))) < most
+
+
+def test_descriptions_of_codes_stand_once(site: Site) -> None:
+    text = json.dumps(openapi_document(site))
+    for cls in error_classes():
+        assert text.count(json.dumps(advice.ERROR[cls.code])[1:-1]) == 1, cls.code
+
+
 def test_only_operations_with_a_path_are_described(site: Site) -> None:
     for offered in (site, without_sandbox(site)):
         paths = openapi_document(offered)["paths"]
-        expected = {(op.path, op.method.lower()) for op in offered.operations if op.path}
-        expected |= {("/health", "get"), ("/agent/quickstart", "get")}
+        offered_ops = [op for op in offered.operations if op.path]
+        expected = {(f"{API_ROOT}{op.path}", op.method.lower()) for op in offered_ops}
+        expected |= {(links.HEALTH, "get"), (links.QUICKSTART, "get")}
         expected |= {(BFF_ROOT + op.path, op.method.lower()) for op in BFF_OPERATIONS}
         expected.add((f"{BFF_ROOT}/health", "get"))
         assert {(path, method) for path, item in paths.items() for method in item} == expected
@@ -104,6 +124,37 @@ def test_without_the_sandbox_engine_nothing_of_it_is_described(site: Site) -> No
     assert not [name for name in document["components"]["schemas"] if "Sandbox" in name]
     methods = [method["name"] for method in openrpc_document(without_sandbox(site))["methods"]]
     assert not [name for name in methods if "sandbox" in name]
+
+
+def test_paths_are_whole_and_the_server_is_the_site(site: Site) -> None:
+    document = openapi_document(replace(site, url="https://swap.example"))
+    assert [server["url"] for server in document["servers"]] == ["https://swap.example"]
+    for path, item in document["paths"].items():
+        assert path.startswith((f"{API_ROOT}/", f"{BFF_ROOT}/"))
+        assert not [method for method, call in item.items() if "servers" in call]
+
+
+def test_calls_are_open_where_none_says_otherwise(site: Site) -> None:
+    document = openapi_document(site)
+    assert document["security"] == []
+    calls = [(path, call) for path, item in document["paths"].items() for call in item.values()]
+    asked = {path: call["security"] for path, call in calls if "security" in call}
+    assert asked
+    assert all(path.startswith(BFF_ROOT) and {} in needed for path, needed in asked.items())
+
+
+def test_links_give_parameters_by_expression(site: Site) -> None:
+    found = [
+        link
+        for item in openapi_document(site)["paths"].values()
+        for call in item.values()
+        for response in call["responses"].values()
+        for link in response.get("links", {}).values()
+    ]
+    assert found
+    for link in found:
+        assert set(link) == {"operationId", "description", "parameters"}
+        assert all(value.startswith("$response.") for value in link["parameters"].values())
 
 
 def test_operation_ids_are_unique_and_names_for_programs(site: Site) -> None:
@@ -123,11 +174,9 @@ def test_every_error_of_the_table_has_its_status_and_its_meaning(site: Site) -> 
     for op in site.operations:
         if not op.path:
             continue
-        declared = document["paths"][op.path][op.method.lower()]["responses"]
+        declared = document["paths"][f"{API_ROOT}{op.path}"][op.method.lower()]["responses"]
         for code in op.errors:
-            response = declared[str(by_code[code].http_status)]
-            if "$ref" in response:
-                response = document["components"]["responses"][response["$ref"].split("/")[-1]]
+            response = resolved(document, declared[str(by_code[code].http_status)])
             assert f"`{code}`" in response["description"], (op.name, code)
 
 
@@ -147,7 +196,7 @@ def test_brand_address_and_contact_come_from_the_settings(site: Site) -> None:
         contact="mailto:ops@swap.example",
     )
     document, rpc = openapi_document(other), openrpc_document(other)
-    assert document["servers"][0]["url"] == "https://swap.example/api/v1"
+    assert document["servers"][0]["url"] == "https://swap.example"
     assert rpc["servers"][0]["url"] == "https://swap.example/rpc"
     assert document["info"]["contact"]["email"] == "ops@swap.example"
     assert "x-acme-signature" in document["components"]["headers"]
@@ -159,27 +208,32 @@ def test_brand_address_and_contact_come_from_the_settings(site: Site) -> None:
 def test_without_rate_limits_none_are_described(site: Site) -> None:
     off = replace(site, rate_limit=RateLimitSettings(enabled=False))
     # For unfunded orders and for waits.
-    bounded = {(op.path, op.method) for op in off.operations if "rate_limited" in op.errors}
-    bounded |= {
-        (BFF_ROOT + op.path, op.method) for op in BFF_OPERATIONS if "rate_limited" in op.errors
+    bounded = {
+        (root + (op.path or ""), op.method)
+        for root, operations in ((API_ROOT, off.operations), (BFF_ROOT, BFF_OPERATIONS))
+        for op in operations
+        if "rate_limited" in op.errors
     }
     for path, item in openapi_document(off)["paths"].items():
         for method, described in item.items():
             is_bounded = (path, method.upper()) in bounded
             assert ("429" in described["responses"]) == is_bounded, path
-            assert "RateLimit" not in described["responses"]["200"]["headers"]
+    used_up = [openapi_document(s)["components"]["responses"]["RateLimited"] for s in (site, off)]
+    assert ["RateLimit" in response["headers"] for response in used_up] == [True, False]
     assert all(
         "429" in item["get"]["responses"]
         for path, item in openapi_document(site)["paths"].items()
-        if path == "/agent/capabilities"
+        if path == f"{API_ROOT}/agent/capabilities"
     )
 
 
 def test_examples_name_a_chain_that_the_installation_has(site: Site) -> None:
     only = replace(site, chains=tuple(chain for chain in site.chains if chain.name == "ethereum"))
     paths = openapi_document(only)["paths"]
-    for path in ("/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"):
-        body = paths[path]["post"]["requestBody"]["content"]["application/json"]
+    for name in ("plan", "quote", "create"):
+        body = paths[f"{API_ROOT}/agent/swap/{name}"]["post"]["requestBody"]["content"][
+            "application/json"
+        ]
         chains = {e["value"].get("chain", "ethereum") for e in body["examples"].values()}
         assert chains == {"ethereum"}
 
@@ -205,15 +259,11 @@ def test_schema_name_is_unique_across_operations(site: Site) -> None:
 
 def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
     on = replace(site, chains=site.chains[:1], monero_networks=frozenset({MoneroNetwork.STAGENET}))
-    described = schemas.component_schemas(on)["SwapRequest"]
-    assert described["properties"]["chain"]["enum"] == [
-        "arbitrum",
-        "arb",
-        "arbitrum-one",
-        42161,
-        "42161",
-    ]
-    takes = jsonschema.Draft202012Validator(described).is_valid
+    named = schemas.component_schemas(on)
+    described = named["SwapRequest"]
+    assert described["properties"]["chain"]["enum"] == ["arbitrum"]
+    whole = {**described, "components": {"schemas": named}}
+    takes = jsonschema.Draft202012Validator(whole).is_valid
     swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
     assert not takes({**swap, "to": MONERO})
     assert takes({**swap, "to": subaddress_on(MONERO, MoneroNetwork.STAGENET)})
@@ -228,16 +278,18 @@ def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
             ["0", "0.0", "0.0000000000001"],
         ),
         ("to", [EVM, MONERO], ["", EVM[:-1], "0x" + "0" * 40, f"3{MONERO[1:]}"]),
-        ("chain", ["arb", 42161, "42161"], ["solana", 0, True]),
+        ("chain", ["arbitrum", "base"], ["solana", 0, True]),
         ("direction", ["x2u", "u2x"], ["up", None]),
     ],
 )
 def test_a_param_of_openrpc_takes_what_any_direction_takes(
     site: Site, name: str, good: list[Any], bad: list[Any]
 ) -> None:
-    methods = openrpc_document(site)["methods"]
+    document = openrpc_document(site)
+    methods = document["methods"]
     params = next(m["params"] for m in methods if m["name"].endswith("swap.execute"))
-    described = next(param["schema"] for param in params if param["name"] == name)
+    found = [resolved(document, param) for param in params]
+    described = next(param["schema"] for param in found if param["name"] == name)
     takes = jsonschema.Draft202012Validator(described).is_valid
     assert [takes(value) for value in good] == [True] * len(good)
     assert [takes(value) for value in bad] == [False] * len(bad)
@@ -245,11 +297,15 @@ def test_a_param_of_openrpc_takes_what_any_direction_takes(
 
 def test_nullable_values_are_lists_of_types(site: Site) -> None:
     named = schemas.component_schemas(site)
-    assert named["PlanRequest"]["properties"]["direction"]["enum"] == ["x2u", "u2x", None]
-    assert named["PlanRequest"]["properties"]["direction"]["type"] == ["string", "null"]
-    assert named["PlanRequest"]["properties"]["chain"]["type"] == ["string", "integer", "null"]
-    needed = named["StatusResult"]["properties"]["actionRequired"]["enum"]
-    assert needed == ["refund_address", "refund_blocked", None]
+    assert named["SwapRequest"]["properties"]["quoteDigest"]["type"] == ["string", "null"]
+    assert named["PlanRequest"]["properties"]["amount"]["anyOf"][1] == {"type": "null"}
+    assert named["CheckRequest"]["properties"]["chain"]["type"] == ["string", "integer", "null"]
+    given = named["PlanRequest"]["properties"]["direction"]
+    assert given == {"anyOf": [schemas.ref("Direction"), {"type": "null"}]}
+    needed = {"type": "string", "enum": ["refund_address", "refund_blocked"]}
+    status = named["StatusResult"]["allOf"][1]["properties"]
+    assert status["actionRequired"]["anyOf"] == [needed, {"type": "null"}]
+    assert status["actionRequired"]["description"]
     text = json.dumps(named)
     assert '"title"' not in text
     assert "$defs" not in text
@@ -260,15 +316,17 @@ def test_nullable_values_are_lists_of_types(site: Site) -> None:
 def test_idempotency_key_is_a_header_or_a_json_rpc_param(site: Site) -> None:
     document = openapi_document(site)
     assert "idempotency-key" not in document["components"]["schemas"]["SwapRequest"]["properties"]
-    create = document["paths"]["/agent/swap/create"]["post"]
+    create = document["paths"][f"{API_ROOT}/agent/swap/create"]["post"]
     assert {"$ref": "#/components/parameters/IdempotencyKey"} in create["parameters"]
     conflict = str(errors.IdempotencyConflict.http_status)
     assert conflict in create["responses"]
-    quote = document["paths"]["/agent/swap/quote"]["post"]
+    quote = document["paths"][f"{API_ROOT}/agent/swap/quote"]["post"]
     assert conflict not in quote["responses"]
 
 
 def test_examples_say_to_replace_the_order_id(site: Site) -> None:
-    status = openapi_document(site)["paths"]["/agent/swap/status/{orderId}"]["get"]
-    example = status["parameters"][0]["examples"]["by-id"]
-    assert example == {"value": schemas.example_order_id(), "description": schemas.OWN_ORDER}
+    document = openapi_document(site)
+    status = document["paths"][f"{API_ROOT}/agent/swap/status/{{orderId}}"]["get"]
+    parameter = resolved(document, status["parameters"][0])
+    assert parameter["example"] == schemas.example_order_id()
+    assert schemas.OWN_ORDER in parameter["description"]

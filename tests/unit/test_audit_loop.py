@@ -24,7 +24,7 @@ from rpcsvc.audit.records import (
     MoneroFacts,
     Unfit,
 )
-from rpcsvc.orders.backend import LastAudit
+from rpcsvc.orders.settlement import LastAudit
 from rpcsvc.settlement.onchain.evm.node import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader

@@ -11,7 +11,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Fill, Report
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from tests.unit.orders import NOW, key, terms
 
 NEW = open_order(terms())

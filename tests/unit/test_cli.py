@@ -654,7 +654,25 @@ def test_the_demo_gives_the_terminal_no_orders_of_a_stranger(cli: Cli, stub: Stu
     answer = {**envelope("x", {}, ok=False), "error": error}
     stub.answers({"jsonrpc": "2.0", "id": 1, "result": answer})
     assert cli("demo", "--url", stub.url) == 1
-    assert b"swap.plan answered unavailable:  [2J gone\n" in cli.out
+    assert rb"swap.plan answered unavailable: \u001b[2J\u0007gone" in cli.out
+
+
+HOSTILE = "\x9b2J\x7f\u202eegnahcxe\u2069"
+
+
+@pytest.mark.parametrize("pretty", ["--pretty", "--compact"])
+def test_operation_gives_the_terminal_no_orders_of_a_stranger(
+    cli: Cli, stub: Stub, pretty: str
+) -> None:
+    answer = envelope("x", {"brand": HOSTILE, HOSTILE: "Zoë"})
+    stub.body = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "result": answer}, ensure_ascii=False
+    ).encode()
+    assert cli("agent:capabilities", pretty, "--url", stub.url) == 0
+    assert cli.answer["data"] == {"brand": HOSTILE, HOSTILE: "Zoë"}
+    shown = cli.out.decode()
+    assert "Zoë" in shown
+    assert all(line.isprintable() for line in shown.split("\n"))
 
 
 def test_url_and_token_can_come_from_the_environment(cli: Cli, stub: Stub) -> None:

@@ -358,4 +358,4 @@ def test_oversized_answer_is_not_read_to_its_end(
 def test_what_answers_a_probe_gives_the_terminal_no_orders(cli: Cli, upstream: Upstream) -> None:
     upstream.answers = [(200, b"\x1b]0;owned\x07\x1b[2J{\n}")]
     assert cli("health", "--url", upstream.url) == 0
-    assert cli.out == " ]0;owned  [2J{\n}\n"
+    assert cli.out == "\\u001b]0;owned\\u0007\\u001b[2J{\n}\n"

@@ -14,7 +14,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import BFF_OPERATIONS
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from tests.operator_cli import Cli, served
 from tests.rows import all_rows
 from tests.sandbox import EVM, Placed, Sandbox

@@ -22,10 +22,9 @@ from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.withdrawals import Withdrawal, stepped
 from rpcsvc.ids import system_random
-from rpcsvc.orders.ports.operator import BookedTransfer
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -37,8 +36,8 @@ from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransf
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
 from tests.operator_cli import Cli
@@ -93,7 +92,7 @@ def test_close_settles_a_planned_withdrawal(cli: Cli, network: str) -> None:
 
     async def make() -> None:
         async with opened(cli.data_dir) as books:
-            await SqlWithdrawals(books.db).add(item, None)
+            await WithdrawalStore(books.db).add(item, None)
 
     asyncio.run(make())
     assert cli("payouts", "close", "wd_0002", TXID, "--note", "by hand") == USAGE
@@ -103,7 +102,7 @@ def test_close_settles_a_planned_withdrawal(cli: Cli, network: str) -> None:
     assert cli("payouts", "close", "wd_0001", TXID, "--note", "again") == FAILED
     paid = TXID if network == "monero" else f"0x{TXID}"
     with snapshot(cli.data_dir) as taken:
-        (closed,) = asyncio.run(SqlWithdrawals(taken).latest(2))
+        (closed,) = asyncio.run(WithdrawalStore(taken).latest(2))
     assert (closed.state, closed.txid) == ("settled", paid)
     assert check_database(cli.data_dir) == []
     books = read_books(cli.data_dir)
@@ -122,7 +121,7 @@ async def _adopted(
     """Stands in for a proof from the chain."""
     assert others == []
     name = opened.transfer.transfer_id
-    await record(PreparedTransfer(txid, "02ff", (name,)))
+    await record(PreparedTransfer(txid, "02ff", (name,)), None)
     return Adopted(txid, (opened,), 5)
 
 
@@ -134,13 +133,13 @@ def test_adopt_records_the_payment_of_a_planned_withdrawal(
 
     async def make() -> None:
         async with opened(cli.data_dir) as books:
-            await SqlWithdrawals(books.db).add(item, None)
+            await WithdrawalStore(books.db).add(item, None)
 
     asyncio.run(make())
     assert cli("payouts", "adopt", "wd_0001", TXID) == OK, cli.err
     assert "wd_0001" in cli.out
     with snapshot(cli.data_dir) as taken:
-        found = asyncio.run(SqlWithdrawals(taken).find("wd_0001"))
+        found = asyncio.run(WithdrawalStore(taken).find("wd_0001"))
     assert found is not None
     assert (found.state, found.txid, found.raw) == ("prepared", TXID, "02ff")
     assert booked(cli, order.transfers[0].transfer_id).state == "planned"
@@ -152,7 +151,7 @@ def test_adopt_refuses_a_withdrawal_that_is_over(cli: Cli) -> None:
 
     async def make() -> None:
         async with opened(cli.data_dir) as books:
-            store = SqlWithdrawals(books.db)
+            store = WithdrawalStore(books.db)
             await store.add(item, None)
             await store.cancel(item, stepped(item, TransferState.CANCELLED, NOW))
 
@@ -164,7 +163,7 @@ def test_adopt_refuses_a_withdrawal_that_is_over(cli: Cli) -> None:
 def booked(cli: Cli, transfer_id: str) -> BookedTransfer:
     """The recorded transfer."""
     with snapshot(cli.data_dir) as taken:
-        found = asyncio.run(SqlOperatorBooks(taken).transfer(transfer_id))
+        found = asyncio.run(OperatorBooks(taken).transfer(transfer_id))
     assert found is not None
     return found
 

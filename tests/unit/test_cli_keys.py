@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from rpcsvc import verify
 from rpcsvc.cli.main import run
-from rpcsvc.clock import SystemClock
+from rpcsvc.clock import SystemClock, iso8601_second
 from rpcsvc.ids import system_random
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
@@ -111,9 +114,49 @@ def test_keys_are_listed_with_the_current_one_first(cli: Cli, ring: KeyRing) -> 
     assert retired["retiredAt"] == ring.retired[0].retired_at
 
 
+def test_rotate_prepares_the_key_that_signs_next(cli: Cli, ring: KeyRing) -> None:
+    assert cli("keys", "rotate") == 0
+    prepared = cli.answer
+    assert ring.refresh() is True
+    assert ring.next is not None
+    signs_from = iso8601_second(ring.next.signs_from)
+    assert (prepared["kid"], prepared["signsFrom"]) == (ring.next.key.kid, signs_from)
+    assert prepared["retired"]["kid"] == ring.current.kid
+    assert prepared["retired"]["retiredAt"] > signs_from > prepared["createdAt"]
+    assert cli("keys", "list") == 0
+    assert cli.answer["keys"][1] == {
+        "kid": prepared["kid"],
+        "status": "next",
+        "createdAt": prepared["createdAt"],
+        "signsFrom": signs_from,
+    }
+
+
+def test_rotate_refuses_a_second_next_key(cli: Cli, ring: KeyRing) -> None:
+    assert cli("keys", "rotate", "--after", "60") == 0
+    next_kid = cli.answer["kid"]
+    assert cli("keys", "rotate") == 2
+    assert next_kid in cli.err
+    assert "--now" in cli.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--after", "9"), ("--after", "10081"), ("--after", "ten"), ("--after", "20", "--now"),
+        ("--after", "20", "--revoke"),
+    ],
+)  # fmt: skip
+def test_rotate_refuses_options_that_can_not_hold(
+    cli: Cli, ring: KeyRing, options: tuple[str, ...]
+) -> None:
+    assert cli("keys", "rotate", *options) == 2
+    assert ring.refresh() is False
+
+
 def test_a_rotation_is_seen_by_the_ring_of_a_server(cli: Cli, ring: KeyRing) -> None:
     old = ring.current.kid
-    assert cli("keys", "rotate") == 0
+    assert cli("keys", "rotate", "--now") == 0
     assert ring.refresh() is True
     assert cli.answer["kid"] == ring.current.kid
     assert cli.answer["retired"] == {"kid": old, "retiredAt": ring.retired[0].retired_at}
@@ -368,6 +411,67 @@ def test_what_is_no_key_set_verifies_nothing(
 ) -> None:
     assert cli(*saved.arguments(jwks=site(200, body))) == 1
     assert cli.error == "bad_jwks"
+
+
+class Dripping:
+    """A server that answers a byte at a time for 15 s, from the head or the body on."""
+
+    def __init__(self, head: bytes) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.hung_up = threading.Event()
+        self.thread = threading.Thread(target=self._serve, args=(head,))
+        self.thread.start()
+
+    def _serve(self, head: bytes) -> None:
+        connection, _ = self.listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(head)
+            connection.settimeout(0.02)
+            for _ in range(750):
+                connection.sendall(b"x")
+                with suppress(TimeoutError):
+                    if not connection.recv(1):
+                        break
+        self.hung_up.set()
+
+
+@pytest.fixture(params=[b"HTTP/1.1 200 OK\r\nx-a: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def dripping(request: pytest.FixtureRequest) -> Iterator[Dripping]:
+    found = Dripping(request.param)
+    yield found
+    found.listener.close()
+    found.thread.join()
+
+
+def test_answer_that_drips_ends_with_the_time_for_all(
+    cli: Cli, ring: KeyRing, dripping: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "TIMEOUT_SECONDS", 0.5)
+    token = attested(ring, issuer=dripping.url)
+    begun = time.monotonic()
+    known = [token, *ORDER, *HOME, "--issuer", dripping.url]
+    assert cli("verify", "attestation", *known) == 3
+    assert time.monotonic() - begun < 10
+    assert cli.error == "unreachable"
+    assert dripping.hung_up.wait(10)
+
+
+def test_time_for_the_keys_is_no_more_for_the_status(
+    cli: Cli, ring: KeyRing, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = site(200, None)
+    given: list[float] = []
+
+    def ask_status(_issuer: str, _order: str, _request: str, seconds: float) -> NoReturn:
+        given.append(seconds)
+        raise verify.Unreachable("asked")
+
+    monkeypatch.setattr(verify, "ask_status", ask_status)
+    assert cli("verify", "attestation", attested(ring, issuer=issuer), *ORDER, *HOME,
+               "--issuer", issuer) == 3  # fmt: skip
+    assert 0 < given[0] < verify.TIMEOUT_SECONDS
 
 
 def test_a_server_that_is_not_there_ends_in_3(cli: Cli, saved: Saved) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.app import Running
+from rpcsvc.bootstrap import Running
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import bound
@@ -20,14 +20,14 @@ from rpcsvc.operations.treasury import TREASURY
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.rates.sources import FixedRate, rate_source
 from rpcsvc.settings import load_settings
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.readiness import MoneroFound, XmrHeld
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import OwnerLock, SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import wallets
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.wallets import OnchainTreasury, WalletFindings
@@ -65,7 +65,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
 
     async def write() -> None:
         database = await SqliteDatabase.open(data_dir)
-        await SqlEvmDepositLedger(database).adopt_wallet(hot_wallet)
+        await EvmDepositLedger(database).adopt_wallet(hot_wallet)
         for sql in more:
             await database.write([statement(sql, ())])
         await database.close()
@@ -141,7 +141,7 @@ def test_keys_that_others_may_read_are_refused(cli: Setup) -> None:
 
 def test_another_engine_and_wrong_settings_are_usage_errors(cli: Setup) -> None:
     for name, value, says in (
-        ("RPCSVC_ENGINE", "sandbox", "docs/onchain.md"),
+        ("RPCSVC_ENGINE", "sandbox", "docs/operate/onchain.md"),
         ("RPCSVC_ONCHAIN__NODES", f"moon={NOWHERE}", "moon"),
     ):
         cli.environ = {**SETTINGS, name: value}
@@ -186,7 +186,7 @@ def test_the_treasury_needs_a_service(cli: Setup) -> None:
 async def test_treasury_without_nodes_names_gaps_and_shows_the_rest(cli: Setup) -> None:
     async with served(cli.data_dir, treasury_of(cli)) as box:
         database = box.up.database
-        await SqlEvmDepositLedger(database).adopt_wallet("0xFirst")
+        await EvmDepositLedger(database).adopt_wallet("0xFirst")
         for sql in (
             "INSERT INTO evm_addresses VALUES (1, '0x1')",
             "INSERT INTO evm_deposits VALUES"
@@ -312,7 +312,7 @@ async def test_annotate_asks_the_running_service(
         say = ("treasury", "explain", "monero", txid.upper())
         assert await cli.ask(*say, "--note", " to  cold ") == 0, cli.err
         assert cli.out == f"{txid} on monero, sent 2.5 XMR: to cold\n"
-        books = SqlOperatorBooks(box.up.database)
+        books = OperatorBooks(box.up.database)
         assert await books.annotation("monero", txid) == "to cold"
         assert await cli.ask(*say, "--note", "again") == 2
         assert "explained already: to cold" in cli.err

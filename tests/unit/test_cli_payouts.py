@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
 from rpcsvc.domain.order import TransferState
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
     EvmPayment,
@@ -22,7 +23,6 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Inclusion,
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.operator_cli import Cli, listening, served
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 
@@ -37,6 +37,16 @@ async def settled(box: Sandbox, direction: str = "x2u") -> Placed:
     await placed.fund()
     await box.settle(8)
     return placed
+
+
+async def test_command_that_may_not_read_the_secret_says_so(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path):
+        secret, hidden = tmp_path / "client-hash.key", tmp_path / "hidden.key"
+        secret.rename(hidden)
+        assert await cli.ask("payouts", "list") == 3
+        assert "Run the command as the service's user" in cli.err.replace("\n", " ")
+        hidden.rename(secret)
+        assert await cli.ask("payouts", "list") == 0
 
 
 # --- list and show -----------------------------------------------------------------------------
@@ -63,7 +73,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
     """It was reorged out: the wallet's record has it in no block."""
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
-        ledger = SqlEvmPaymentLedger(box.up.database)
+        ledger = EvmPaymentLedger(box.up.database)
         order = EvmPaymentOrder(name, EvmPurpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
         attempt = Attempt("0xaa", "02", 5, 1, 1000)
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
@@ -254,7 +264,7 @@ async def _executing(box: Sandbox) -> Placed:
     await placed.fund()
     for _ in range(20):
         box.clock.now += 500
-        await box.up.backend.engine.observe()
+        await box.up.engine.observe()
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         if order.transfers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,15 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Annotation
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     WalletTransfer,
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.treasury import annotations as annotating
 from rpcsvc.treasury.annotations import Annotations
 from tests.operator_cli import Cli, listening
@@ -43,6 +44,72 @@ def make_database(data_dir: Path) -> None:
         await (await SqliteDatabase.open(data_dir)).close()
 
     asyncio.run(make())
+
+
+def _sql(script: str) -> Callable[[Path], None]:
+    def run(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(script)
+
+    return run
+
+
+def _without_last_page(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def _with_a_log(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").write_bytes(b"commits")
+
+
+def _empty_database(path: Path) -> None:
+    path.unlink()
+    _sql("VACUUM")(path)
+
+
+NO_BACKUP: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: path.write_bytes(b""), "it is empty"),
+    (_empty_database, "it is empty"),
+    (lambda path: path.write_bytes(b"a letter"), "can't be read"),
+    (lambda path: path.unlink(), "no such file"),
+    (_without_last_page, "the file"),
+    (_sql("DROP TABLE webhook_deliveries"), "not complete"),
+    (_sql("DROP TRIGGER transfers_keep_what_they_are"), "lacks the trigger transfers_keep"),
+    (_sql("DROP INDEX orders_by_deadline"), "lacks the index orders_by_deadline"),
+    (_sql("DROP VIEW order_events"), "lacks the view order_events"),
+    (_sql("ALTER TABLE tickets DROP COLUMN wallet_address"), "lacks the column tickets.wallet"),
+    (_sql("PRAGMA application_id = 7"), "another program"),
+    (_sql("PRAGMA user_version = 99"), "run the newer"),
+    (_with_a_log, "wal_checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "reason"), NO_BACKUP)
+def test_restore_refuses_what_is_no_whole_backup(
+    cli: Cli, tmp_path: Path, spoil: Callable[[Path], object], reason: str
+) -> None:
+    cli.environ["RPCSVC_ENGINE"] = "sandbox"
+    make_database(cli.data_dir)
+    copy = tmp_path / "copy"
+    assert cli("db", "backup", str(copy)) == OK
+    before = database_files(cli.data_dir)
+    spoil(copy)
+    assert cli("db", "restore", str(copy)) == USAGE
+    assert reason in cli.err
+    assert database_files(cli.data_dir) == before
+
+
+def database_files(data_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in data_dir.glob(f"{DATABASE_NAME}*")}
+
+
+def test_restore_takes_a_backup(cli: Cli, tmp_path: Path) -> None:
+    cli.environ["RPCSVC_ENGINE"] = "sandbox"
+    make_database(cli.data_dir)
+    copy = tmp_path / "copy"
+    assert cli("db", "backup", str(copy)) == OK
+    assert cli("db", "restore", str(copy)) == OK
+    assert "The copy is in place." in cli.out
 
 
 CHANGING = [
@@ -168,7 +235,7 @@ def test_transaction_of_another_wallet_is_not_annotated(
 
     async def meet(address: str) -> None:
         database = await SqliteDatabase.open(cli.data_dir)
-        await SqlMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
+        await MoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
         await database.close()
 
     if recorded is None:
@@ -257,7 +324,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
 
 
 async def test_annotation_is_not_changed_silently(tmp_path: Path, database: SqliteDatabase) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)
     assert await books.annotation("monero", TXID) == "x"

@@ -84,7 +84,7 @@ def test_top_refuses_an_interval_out_of_range(cli: Cli, seconds: str) -> None:
 def test_lines_name_the_pause_and_what_is_not_known() -> None:
     series = {"rpcsvc_block_age_seconds": [({"network": "monero"}, 130.0)]}
     shown = lines(ServiceSample(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
-    assert shown[0].endswith("PAYOUTS PAUSED: by [2J me")
+    assert shown[0].endswith(r"PAYOUTS PAUSED: by\u001b[2J me")
     assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from rpcsvc.engines import engine_of
+from rpcsvc import engine_context
 from rpcsvc.orders.scheduler.effects import STOP_SECONDS
 from rpcsvc.settings import Settings, check_bind, load_settings
 from rpcsvc.settings_onchain import read_chains
@@ -42,7 +42,7 @@ def settings(tmp_path: Path) -> Settings:
         known = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: GIVEN[found[1]], value)
         if known.startswith(SECRETS):
             secret = tmp_path / known.removeprefix(SECRETS)
-            secret.write_text("a-secret-of-some-length\n")
+            secret.write_text(f"a-secret-of-some-length-{secret.name}\n")
             known = str(secret)
         environ[name] = known
     return load_settings(config_file=None, environ=environ, flags={}).settings
@@ -52,7 +52,7 @@ def test_compose_settings_would_start_the_engine_onchain(
     settings: Settings, tmp_path: Path
 ) -> None:
     check_bind(settings)
-    engine_of(settings.engine).check(settings, read_chains(settings.chains_file))
+    engine_context.check(settings, read_chains(settings.chains_file))
     assert settings.engine == "onchain"
     assert settings.onchain.wallet_password is not None
 
@@ -76,6 +76,39 @@ def test_compose_publishes_no_wallet_and_no_node_rpc() -> None:
         assert all(port.startswith("127.0.0.1:") for port in SERVICES[service]["ports"])
 
 
+@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_compose_container_may_do_little(service: str) -> None:
+    found = SERVICES[service]
+    assert found["read_only"] is True
+    assert found["tmpfs"] == ["/tmp"]
+    assert found["cap_drop"] == ["ALL"]
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert found["pids_limit"] <= 512
+    assert found["mem_limit"].endswith("g")
+    assert found["ulimits"]["core"] == 0
+    assert int(found["user"].partition(":")[0]) > 0
+    assert not found.keys() & {"cap_add", "devices", "ipc", "network_mode", "pid", "privileged"}
+
+
+def on_network(name: str) -> set[str]:
+    return {service for service, found in SERVICES.items() if name in found["networks"]}
+
+
+def test_compose_keeps_the_wallet_from_monitoring_and_outside() -> None:
+    assert on_network("wallet") == {"monerod", "wallet-rpc", "rpcsvc"}
+    assert SERVICES["wallet-rpc"]["networks"] == ["wallet"]
+    assert COMPOSE["networks"]["wallet"] == {"internal": True}
+    for service in ("prometheus", "grafana"):
+        assert not {"wallet", "outside"} & set(SERVICES[service]["networks"])
+    assert on_network("metrics") == {"rpcsvc", "prometheus"}
+    assert on_network("dashboard") == {"prometheus", "grafana"}
+
+
+def test_compose_monero_images_are_of_one_release() -> None:
+    releases = {SERVICES[name]["image"].rpartition(":")[2] for name in ("monerod", "wallet-rpc")}
+    assert {release.rpartition(".")[0] for release in releases} == {"v0.18.5"}
+
+
 def test_compose_prometheus_asks_the_service(settings: Settings) -> None:
     (job,) = PROMETHEUS["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
@@ -86,7 +119,9 @@ def test_compose_prometheus_asks_the_service(settings: Settings) -> None:
     assert job["scheme"] == "https"
     assert job["job_name"] == "rpcsvc", "the alerts ask for it"
     token = job["authorization"]["credentials_file"]
-    assert token == SERVICES["rpcsvc"]["environment"]["AGENT_RPC_TOKEN_FILE"]
+    assert token == SERVICES["rpcsvc"]["environment"]["RPCSVC_TELEMETRY__METRICS_TOKEN_FILE"]
+    assert SERVICES["prometheus"]["secrets"] == [token.removeprefix(SECRETS)]
+    assert len(settings.telemetry.metrics_token) == 1
 
 
 def test_compose_grafana_asks_prometheus() -> None:
@@ -107,10 +142,11 @@ def test_compose_names_only_what_exists(service: str) -> None:
     found = SERVICES[service]
     text = json.dumps(found)
     assert set(found.get("secrets", ())) == set(re.findall(rf"{SECRETS}(\w+)", text)) | (
-        {"agent_rpc_token"} if service == "prometheus" else set()
+        {"metrics_token"} if service == "prometheus" else set()
     )
     assert set(found.get("secrets", ())) <= COMPOSE["secrets"].keys()
     assert set(found.get("depends_on", ())) <= SERVICES.keys()
+    assert set(found["networks"]) <= COMPOSE["networks"].keys()
     for volume in found.get("volumes", ()):
         source = volume.partition(":")[0]
         if source.startswith("."):

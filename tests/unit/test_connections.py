@@ -78,6 +78,17 @@ def test_one_address_has_only_so_many(stack: ExitStack) -> None:
     assert world.open("2001:db8::2") is not None
 
 
+def test_networks_of_one_customer_have_half_of_all(stack: ExitStack) -> None:
+    world = World(stack)
+    opened = [world.open(f"2001:db8:0:{n:x}::1", Speaker(idle=False)) for n in range(9)]
+    assert [each is None for each in opened] == [*[False] * 8, True]
+    assert world.open("2001:db8:1::1") is not None
+    assert world.open("192.0.2.1") is not None
+    assert opened[0] is not None
+    opened[0].abort()
+    assert world.open("2001:db8:0:99::1") is not None
+
+
 def test_proxy_is_limited_in_all_only(stack: ExitStack) -> None:
     world = World(stack, most_per_client=1, proxies=(ip_network("10.0.0.0/8"),))
     assert all(world.open("10.1.2.3", Speaker(idle=False)) for _ in range(16))

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc import verify
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
@@ -24,8 +24,8 @@ from rpcsvc.http.documents import advice, agent, links, llms, wellknown
 from rpcsvc.http.documents import recording as recordings
 from rpcsvc.http.documents.links import escape_markdown, mail_domain, table
 from rpcsvc.http.documents.signatures import SIGNED_LINES
+from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import Site, site_of
-from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.service import Service, ViewContext
 from rpcsvc.operations.swap import DEPOSIT_POLICY
@@ -34,6 +34,7 @@ from rpcsvc.orders.ports.venue import FaultKind, VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import load_settings
 from tests.sandbox import ManualClock
+from tools import recorder
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "00000000-0000-4000-8000-000000000000"
@@ -160,14 +161,18 @@ def test_example_keeps_to_the_limits_and_chains_configured(site: Site) -> None:
 # agent.json and the plugin manifest
 
 
-def test_agent_json_describes_every_operation_with_its_schemas(site: Site) -> None:
-    rows = {row["name"]: row for row in agent.agent(site)["operations"]}
+def test_agent_json_leads_to_the_description_of_every_operation(site: Site) -> None:
+    described = agent.agent(site)
+    openrpc = openrpc_document(site)
+    assert described["envelope"] == f"{site.url}/openrpc.json#/components/schemas/Envelope"
+    assert "Envelope" in openrpc["components"]["schemas"]
+    rows = {row["name"]: row for row in described["operations"]}
     assert list(rows) == [operation.name for operation in OPERATIONS]
     for operation in OPERATIONS:
         row = rows[operation.name]
-        assert {"params": row["params"], "result": row["result"]} == schemas_of(
-            operation, site.networks
-        )
+        document, _, at = row["description"].partition("#/methods/")
+        assert document == f"{site.url}/openrpc.json"
+        assert openrpc["methods"][int(at)]["name"] == row["jsonrpc"]
         assert row["jsonrpc"] == f"acme.{operation.name}"
         assert row["cli"] == operation.command
 
@@ -391,10 +396,10 @@ async def test_the_recording_is_what_the_sandbox_answers_today(tmp_path: Path) -
     settings = load_settings(
         config_file=None, environ={}, flags={"data_dir": str(tmp_path)}
     ).settings
-    clock = recordings.StageClock()
-    async with running(settings, clock=clock, random=recordings.StageRandom()) as up:
+    clock = recorder.StageClock()
+    async with running(settings, clock=clock, random=recorder.StageRandom()) as up:
         local = LocalService(up.dispatcher, up.service.venue, up.worker)
-        played = recordings.dumps(await recordings.record(local, clock))
+        played = recorder.dumps(await recorder.record(local, clock))
     kept = Path(recordings.__file__).with_name(recordings.FILE).read_text(encoding="utf-8")
     assert played == kept, "run make generate"
 
@@ -407,7 +412,16 @@ def test_recording_has_the_steps_that_it_is_shown_for() -> None:
     assert states["plan-nothing-known"] == "needs_input"
     assert states["plan-no-destination"] == "needs_destination"
     assert states["plan-ready"] == "ready"
-    assert states["error-conflict"] == "idempotency_conflict"
+    refused = {
+        name: exchange.answer["error"]["code"]
+        for name, exchange in recordings.load().items()
+        if name.startswith("error-")
+    }
+    assert refused == {
+        "error-conflict": "idempotency_conflict",
+        "error-amount": "amount_below_minimum",
+        "error-destination": "invalid_destination",
+    }
     ends = {n: recordings.load()[n].answer["data"] for n in states}
     assert ends["status-completed"]["outcome"] == "completed"
     assert ends["unfunded-end"]["outcome"] == "expired"

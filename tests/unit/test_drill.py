@@ -115,7 +115,15 @@ def no_database(backup: Path) -> None:
     backup.write_text("not a database")
 
 
-@pytest.mark.parametrize("damage", [cut_short, overwritten, no_database])
+def emptied(backup: Path) -> None:
+    backup.write_bytes(b"")
+
+
+def with_a_log(backup: Path) -> None:
+    backup.with_name(f"{backup.name}-wal").write_bytes(b"commits")
+
+
+@pytest.mark.parametrize("damage", [cut_short, overwritten, no_database, emptied, with_a_log])
 async def test_drill_names_why_a_damaged_backup_is_refused(
     cli: Cli, damage: Callable[[Path], None]
 ) -> None:

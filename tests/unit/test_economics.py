@@ -1,4 +1,4 @@
-"""docs/economics.md: its bound holds on random price paths, and its figures are up to date."""
+"""docs/operate/economics.md: the bound holds on random price paths, the figures are current."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_paths_cost_more_without_the_lock_and_its_break(played: list[Played]) ->
 
 def test_the_page_shows_the_figures_of_the_script(played: list[Played]) -> None:
     """If it fails, run python -m tools.economics."""
-    page = (ROOT / "docs" / "economics.md").read_text()
+    page = (ROOT / "docs" / "operate" / "economics.md").read_text()
     assert page == with_figures(page, played)
-    assert (ROOT / "docs" / "economics.svg").read_text() == plot(played)
+    assert (ROOT / "docs" / "operate" / "economics.svg").read_text() == plot(played)

@@ -18,10 +18,10 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
+from rpcsvc.store.leases import SETTLER, Lease
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from rpcsvc.engines import ENGINES, engine_of
-from tests.sandbox import sandbox
+from rpcsvc.engines import ENGINES, EngineFacts
+from tests.sandbox import EVM, sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ROOT / "rpcsvc" / "settlement"
-# The composition root, the ledgers that the store implements, and features for real wallets only:
-# the auditor, the treasury, and commands about wallets and receipts.
-IMPORTERS = {
-    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
-    "upstream": ("rpcsvc.app_upstream",),
-    "onchain": (
-        "rpcsvc.app_onchain",
-        "rpcsvc.store.",
-        "rpcsvc.audit.",
-        "rpcsvc.treasury.",
-        "rpcsvc.cli.",
-    ),
-}
+# Features for real wallets only: auditor, treasury, commands about wallets and receipts.
+IMPORTERS = {"onchain": ("rpcsvc.audit.", "rpcsvc.treasury.", "rpcsvc.cli.")}
 
 
 @cache
@@ -71,11 +62,26 @@ def test_engine_is_imported_by_its_own_parts_only(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engine_module_connects_and_checks(engine: str) -> None:
-    module = engine_of(engine)
-    assert callable(module.connected)
+    module = import_module(ENGINES[engine].module)
+    assert callable(module.connect)
     assert callable(module.check)
+
+
+async def test_engine_that_only_quotes_is_a_module_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = EngineFacts("tests.unit.quoting_engine")
+    monkeypatch.setitem(cast("dict[str, EngineFacts]", ENGINES), "quoting", line)
+    swap = {"direction": "x2u", "chain": "arbitrum", "amount": "2"}
+    async with sandbox(tmp_path, flags={"engine": "quoting"}) as box:
+        quote = await box.call("swap.quote", **swap)
+        order = await box.call("swap.execute", **swap, to=EVM)
+        await box.catch_up()
+    assert quote["data"]["network"] == "quoting"
+    assert quote["data"]["quote"]["expectedOutput"] == "300"
+    assert order["error"]["code"] == "unavailable"
 
 
 async def test_sandbox_network_is_known_before_it_is_loaded(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
-        assert ENGINES["sandbox"].network(box.up.settings) == box.up.service.views.network
+        assert box.up.settings.network == box.up.service.views.network

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from tests.sandbox import HOUR_MS, Placed, Sandbox, sandbox
 from tests.unit.evm_chain import HOT, TOKEN, USER, Reader, txid_of
 
@@ -87,13 +87,13 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         placed = await box.order("u2x")
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
-        ledger = SqlEvmDepositLedger(box.up.database)
+        ledger = EvmDepositLedger(box.up.database)
         await ledger.adopt_wallet(HOT)
         await ledger.add_addresses([EvmAddress(1, order.terms.deposit_address)])
         reader = Reader(ledger, name=order.terms.deposit_network)
         reader.scanner._clock = reader.scanner._pool._clock = box.clock
         reader.chain.mine(count=5)
-        engine = box.up.backend.engine
+        engine = box.up.engine
         Eyes(engine, reader.scanner)
         engine.confirmations = reader.scanner.confirmations
         await box.catch_up()

@@ -121,7 +121,7 @@ def test_command_that_asks_a_service_imports_none(tmp_path: Path, words: list[st
     status, _, modules = carried_out(tmp_path, *words, "--help")
 
     assert status == 0
-    assert named(modules, "aiohttp", "jsonrpcserver", "rpcsvc.app", "rpcsvc.audit") == set()
+    assert named(modules, "aiohttp", "jsonrpcserver", "rpcsvc.bootstrap", "rpcsvc.audit") == set()
 
 
 def test_verify_imports_no_library_and_no_service(tmp_path: Path) -> None:

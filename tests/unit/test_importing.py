@@ -14,8 +14,10 @@ CODE = """
 import sys
 from rpcsvc.importing import Importing
 with Importing():
-    import rpcsvc.serving, rpcsvc.app_sandbox
-print(*{"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema"} & set(sys.modules))
+    import rpcsvc.serving, rpcsvc.settlement.sandbox.wiring
+unneeded = {"rich", "cffi", "pycparser", "jinja2", "segno", "jsonschema", "rpcsvc.audit"}
+unneeded |= {"rpcsvc.treasury", "rpcsvc.settlement.onchain", "rpcsvc.settlement.upstream"}
+print(*unneeded & set(sys.modules))
 import cffi
 """
 

@@ -13,18 +13,17 @@ from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.withdrawals import Withdrawal, stepped
-from rpcsvc.settlement.onchain.evm import ledger as evm
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
+from rpcsvc.settlement.onchain.evm import records as evm
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from rpcsvc.settlement.onchain.guard import PauseSwitch, SignedPayments
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
-from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.settlement.onchain.journal_check import check_journal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.backends.sqlite.maintenance import check_journal
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_replay import ReplayResult
-from rpcsvc.store.wallets import OnchainBooks
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.rows import statement
 from tests.unit.journaled import (
     HOT,
@@ -74,7 +73,7 @@ async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Pat
     async with opened(tmp_path) as books:
         assert books.adopted.orders == books.adopted.lost == []
         planned = (await books.funded(order)).transfers[0]
-        signed = OnchainBooks(books.db)
+        signed = SignedPayments(books.db)
         assert await signed.unmatched(planned) is None
         other = replace(planned, units=planned.units - 1)
         assert "aa paid" in str(await signed.unmatched(other))
@@ -91,7 +90,7 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
     )
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
-        await SqlWithdrawals(books.db).add(planned, None)
+        await WithdrawalStore(books.db).add(planned, None)
         copy = books.copy(tmp_path / "copy.db")
         for item, txid in ((planned, "aa"), (later, "bb")):
             await books.monero.add_payment(
@@ -109,7 +108,7 @@ async def test_withdrawal_in_a_copy_keeps_its_payment(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         assert books.adopted.payments == ["wd_0001", "wd_0002"]
         assert (books.adopted.orders, books.adopted.lost) == ([], ["wd_0002"])
-        store = SqlWithdrawals(books.db)
+        store = WithdrawalStore(books.db)
         cancelled = stepped(planned, TransferState.CANCELLED, NOW + 1)
         assert not await store.cancel(planned, cancelled)
         assert await store.signed_terms("wd_0002") == later.terms
@@ -315,7 +314,7 @@ async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> Non
         before = books.copy(tmp_path / "before.db")
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
         # As if killed after the journal line, before the commit and before a void line.
-        await books.monero._journal.record(MoneroEntry(WALLET.primary_address, first), _nothing)
+        await books.journal.record(MoneroEntry(WALLET.primary_address, first), _nothing)
         await books.monero.add_payment(xmr_payment(order, "bb"))
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:

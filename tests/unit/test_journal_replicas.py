@@ -16,21 +16,20 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease, LeaseLost
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.database import Statement
-from rpcsvc.store.journal_replay import (
-    JournaledMoneroLedger,
+from rpcsvc.settlement.onchain.journal_replay import (
     JournalReplay,
     JournalWatch,
     ReplayResult,
     open_journal,
 )
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
+from rpcsvc.store.database import Statement
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, LeaseLost, Leases
 from tests.sandbox import ManualClock
 from tests.unit.journaled import put_back
 from tests.unit.orders import NOW
@@ -63,8 +62,8 @@ class Settler:
     adopted: ReplayResult
 
     @property
-    def ledger(self) -> JournaledMoneroLedger:
-        return JournaledMoneroLedger(self.database, self.journal)
+    def ledger(self) -> MoneroLedger:
+        return MoneroLedger(self.database, self.journal)
 
 
 @dataclass
@@ -88,7 +87,7 @@ class World:
     ) -> Settler:
         """The replica takes the lease, opens its journal, and publishes recorded payments."""
         holder = f"{name}-{self.random.getrandbits(32):x}"
-        token = await SqlLeases(self.database).take(SETTLER, holder, None)
+        token = await Leases(self.database).take(SETTLER, holder, None)
         assert token is not None
         database = Dying(self.database, Lease(SETTLER, token, holder=holder))
         place = self.folder / name
@@ -142,7 +141,7 @@ class World:
 
     async def unpaid(self) -> str:
         """The first transfer that the database has no payment for."""
-        ledger = JournaledMoneroLedger(self.database, _none)
+        ledger = MoneroLedger(self.database, _none)
         number = 0
         while await ledger.payment(f"ord_{number}/payout/1") is not None:
             number += 1
@@ -161,7 +160,7 @@ class World:
         return self.folder / name
 
     async def restore(self, copy: Path) -> None:
-        """Restore as in docs/cluster.md: stop replicas, pause payouts, put the copy back."""
+        """Follow docs/operate/cluster.md: stop replicas, pause payouts, put the copy back."""
         self.settler = self.zombie = None
         self.switch.pause("restoring")
         await self.database.close()

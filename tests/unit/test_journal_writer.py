@@ -14,9 +14,19 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
-from rpcsvc.settlement.onchain.journal.files import Mark, PlaceWriter, read_place, segments
+from rpcsvc.settlement.onchain.journal.files import (
+    AddressesEntry,
+    Mark,
+    PlaceWriter,
+    VoidEntry,
+    read_place,
+    segments,
+)
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import from_body
+from tests.unit.full_disk import Disk, disk
+
+__all__ = ["disk"]
 
 
 class FakeClock:
@@ -86,6 +96,36 @@ async def test_line_is_on_disk_before_the_commit(options: JournalOptions) -> Non
     assert seen == [[7]]
     (file,) = segments(options.folder)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_line_is_synced_in_each_place_before_the_commit(
+    options: JournalOptions, tmp_path: Path, disk: Disk
+) -> None:
+    """Also in a new file, whose name has to be synced, and after a line that was cut off."""
+    options = replace(options, places=(tmp_path / "mirror",), segment_bytes=300)
+    made = await opened(options)
+    seen: list[int] = []
+
+    async def commit(mark: Mark) -> None:
+        for place in (options.folder, *options.places):
+            assert read_place(place).end == mark.at
+            files = segments(place)
+            assert {file: disk.sizes[file] for file in files} == {
+                file: file.stat().st_size for file in files
+            }
+            assert disk.synced.count(place) >= len(files), "the name of each"
+        seen.append(len(segments(options.folder)))
+
+    for number in range(1, 7):
+        await made.record(AddressesEntry("evm", number), commit)
+    assert len(set(seen)) > 1, "files were rotated"
+    await made.close()
+    with segments(options.folder)[-1].open("ab") as file:
+        file.write(b'{"torn')
+    again = journal(options)
+    await again.open(made.mark)
+    await again.record(AddressesEntry("evm", 7), commit)
+    assert numbers(options.folder) == [1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_reopened_it_gives_what_the_database_lacks(options: JournalOptions) -> None:

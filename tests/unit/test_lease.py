@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import (
+from rpcsvc.store.leases import (
     ASK_MS,
     MARGIN_MS,
     RENEW_MS,
@@ -15,13 +15,14 @@ from rpcsvc.orders.lease import (
     HeldLease,
     Lease,
     LeaseKeeper,
+    Leases,
     LeaseTaken,
 )
 
 LASTS_MS = 10_000
 
 
-class ScriptedLeases:
+class ScriptedLeases(Leases):
     """Leases with scripted answers, each after ``takes_ms``; time passes by waiting only."""
 
     def __init__(self, answers: list[int | bool | None], takes_ms: int = 0) -> None:

@@ -16,13 +16,13 @@ from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.address_pools import take
 from tests.unit.monero_addresses import OPTIONS, AddressWallet, pool_of
 
@@ -57,14 +57,14 @@ class ConnectionStub:
 
 
 async def skip(
-    wallet: AddressWallet, ledger: SqlMoneroLedger, count: int, *, rescan: bool = False
+    wallet: AddressWallet, ledger: MoneroLedger, count: int, *, rescan: bool = False
 ) -> int:
     connection = cast("MoneroConnection", ConnectionStub(wallet))
     return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
 
 async def ledgers(databases: tuple[SqliteDatabase, SqliteDatabase]) -> tuple[Any, Any]:
-    made = [SqlMoneroLedger(database) for database in databases]
+    made = [MoneroLedger(database) for database in databases]
     for ledger in made:
         await ledger.adopt_wallet(WalletRecord("mainnet", "4x", 0))
     return made[0], made[1]
@@ -145,7 +145,7 @@ async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
 # --- USDC --------------------------------------------------------------------------------------
 
 
-async def opened(keys: HdKeys, ledger: SqlEvmDepositLedger) -> EvmAddressPool:
+async def opened(keys: HdKeys, ledger: EvmDepositLedger) -> EvmAddressPool:
     pool = EvmAddressPool(keys, ledger, EvmOptions(pool_target=8, pool_low=4))
     await pool.load()
     await pool.refill()
@@ -166,7 +166,7 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
 ) -> None:
     """``in_order``: the copy is of a stopped service; otherwise of a running one."""
     keys = HdKeys(WORDS)
-    lost, copy = (SqlEvmDepositLedger(database) for database in databases)
+    lost, copy = (EvmDepositLedger(database) for database in databases)
     for ledger in (lost, copy):
         pool = await opened(keys, ledger)
         if in_order:
@@ -192,7 +192,7 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
 async def test_another_mnemonic_skips_nothing(
     databases: tuple[SqliteDatabase, SqliteDatabase],
 ) -> None:
-    ledger = SqlEvmDepositLedger(databases[0])
+    ledger = EvmDepositLedger(databases[0])
     with pytest.raises(ChainUnusable, match="none is on record"):
         await skip_evm(HdKeys(WORDS), ledger, 5)
     await opened(HdKeys(WORDS), ledger)

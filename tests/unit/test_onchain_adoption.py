@@ -16,11 +16,17 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import signed_fields
-from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentOrder, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentOrder, EvmPaymentState, EvmPurpose
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState, MoneroPurpose
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
+)
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
@@ -37,8 +43,6 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, TOKEN, USER
@@ -155,7 +159,7 @@ async def adopt_xmr(
     *others: OpenTransfer,
     key: str | None = None,
 ) -> Adopted:
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     return await adoption.adopt(wanted, others, TXID, key, Recorder())
 
@@ -167,7 +171,7 @@ async def test_proven_payment_is_recorded_as_published(
     database: SqliteDatabase,
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
-    known = await SqlMoneroLedger(database).payment("ord_1/payout/1")
+    known = await MoneroLedger(database).payment("ord_1/payout/1")
     assert known == MoneroPayment(
         "ord_1/payout/1", MoneroPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, MoneroPaymentState.PUBLISHED, 1_700_000_000, 7,
@@ -190,7 +194,7 @@ async def test_silent_wallet_proves_nothing_about_the_payment(
     at = Xmr({"4user": 50}, broken=method)
     with pytest.raises(NodeError, match="No wallet file"):
         await adopt_xmr(at, database, WANTED)
-    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await MoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 @pytest.mark.parametrize(
@@ -212,12 +216,12 @@ async def test_what_is_not_proven_is_not_adopted(
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_xmr(at, database, WANTED)
-    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await MoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 async def test_a_key_that_is_given_goes_before_the_wallet_s(database: SqliteDatabase) -> None:
     await adopt_xmr(Xmr({"4user": 50}, own_key=None), database, WANTED, key=KEY)
-    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is not None
+    assert await MoneroLedger(database).payment("ord_1/payout/1") is not None
 
 
 async def test_a_transaction_is_the_payment_of_one_transfer_only(database: SqliteDatabase) -> None:
@@ -230,7 +234,7 @@ async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Sqlit
 
 async def test_a_transfer_that_is_signed_takes_no_second_payment(database: SqliteDatabase) -> None:
     await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
-    at, ledger = Xmr({"4user": 50}, images=("other",)), SqlMoneroLedger(database)
+    at, ledger = Xmr({"4user": 50}, images=("other",)), MoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     with pytest.raises(NotAdopted, match="already"):
         await adoption.adopt(WANTED, (), "ef" * 32, None, Recorder())
@@ -264,7 +268,7 @@ async def test_transaction_that_pays_several_is_adopted_for_all(
     done = await adopt_xmr(at, database, WANTED, less, twin, second)
     assert done.transfers == (WANTED, second)
     assert done.other_units == 20
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     known = await ledger.payment("ord_2/payout/1")
     assert known == await ledger.payment("ord_1/payout/1")
     assert known is not None
@@ -289,7 +293,7 @@ async def test_transfer_signed_elsewhere_is_not_adopted_along(
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
     third = transfer("ord_3", "monero", "4third", 20)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     own = MoneroAdoption(cast("MoneroConnection", Xmr({"4second": 30}, images=("other",))), ledger)
     await own.adopt(second, (), "ef" * 32, None, Recorder())
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
@@ -351,7 +355,7 @@ PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 
 
 async def adopt_usdc(at: Evm, database: SqliteDatabase, wanted: OpenTransfer = PAYOUT) -> Adopted:
-    ledger = SqlEvmPaymentLedger(database)
+    ledger = EvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, ManualClock())
     return await adoption.adopt(wanted, (at.reported or signed())["hash"], Recorder())
 
@@ -361,7 +365,7 @@ async def test_mined_payment_is_recorded_with_its_bytes_and_nonce(
 ) -> None:
     reported = signed()
     done = await adopt_usdc(Evm(reported), database)
-    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await EvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (known.nonce, known.sender, known.state) == (4, HOT.address, EvmPaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
@@ -401,7 +405,7 @@ async def test_what_the_chain_does_not_show_is_not_adopted(
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_usdc(at, database)
-    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await EvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 @pytest.mark.parametrize("state", [TransferState.SETTLED, TransferState.FAILED])
@@ -411,7 +415,7 @@ async def test_for_what_is_over_nothing_is_put_on_record(
     over = transfer("ord_9", "arbitrum", USER, 50, state=state)
     with pytest.raises(NotAdopted, match="ord_9/payout/1 is"):
         await adopt_usdc(Evm(signed()), database, over)
-    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await EvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_node_that_is_not_right_proves_nothing(
@@ -423,12 +427,12 @@ async def test_a_node_that_is_not_right_proves_nothing(
     monkeypatch.setattr(Evm, "check", wrong)
     with pytest.raises(ChainUnusable):
         await adopt_usdc(Evm(signed()), database)
-    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await EvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_payment_that_has_failed_gets_no_more_attempts(database: SqliteDatabase) -> None:
     await adopt_usdc(Evm(signed(fee=5)), database)
-    ledger = SqlEvmPaymentLedger(database)
+    ledger = EvmPaymentLedger(database)
     known = await ledger.payment("ord_9/payout/1")
     assert known is not None
     await ledger.put_payment(replace(known, state=EvmPaymentState.FAILED))
@@ -451,7 +455,7 @@ async def test_raised_fee_unknown_to_the_copy_is_one_more_attempt(
     first = await adopt_usdc(Evm(signed(fee=5)), database)
     raised = signed(fee=9)
     done = await adopt_usdc(Evm(raised), database)
-    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await EvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
     # The order keeps the transaction id that was adopted first.
@@ -468,7 +472,7 @@ async def test_payment_mined_below_the_present_offer_is_adopted(
         await adopt_usdc(Evm(signed(fee=fee)), database)
     mined = signed(fee=7)
     await adopt_usdc(Evm(mined), database)
-    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await EvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (len(known.attempts), known.latest.txid) == (3, mined["hash"])
     # If it is reorged out, a replacement has to outbid these fees.

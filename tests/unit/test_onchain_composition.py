@@ -6,6 +6,7 @@ daemons: tests/regtest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,17 +14,17 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.app import Running, running
+from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.engines import ENGINES
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.changes import StatusView
+from tests.e2e.processes import until
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.orders import terms
@@ -44,12 +45,25 @@ async def up(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_network_is_known_before_the_engine_is_loaded(up: Running) -> None:
-    assert ENGINES["onchain"].network(up.settings) == up.service.views.network
+    assert up.settings.network == up.service.views.network
 
 
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
     assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
-    assert not (await up.backend.engine.health()).ok
+    assert not (await up.engine.health()).ok
+
+
+async def test_real_wallets_are_audited_and_have_a_treasury(up: Running) -> None:
+    assert "admin.treasury.plan" in {operation.name for operation in up.admin}
+
+    async def audited() -> bool:
+        return up.readings.last_audit() is not None
+
+    assert not await audited()
+    working = asyncio.create_task(up.worker.run())
+    await until(audited)
+    await up.worker.stop()
+    await working
 
 
 @pytest.mark.parametrize("chain", ["arbitrum", "base"])
@@ -81,12 +95,12 @@ async def test_orders_of_a_removed_chain_raise_an_alert_until_done(
     settings = unreachable(tmp_path)
     async with running(settings) as before:
         await before.service.processor.open(open_order(order_of(before, "base")), None, None)
-        assert ORDER_ID not in ((await before.backend.engine.health()).detail or "")
+        assert ORDER_ID not in ((await before.engine.health()).detail or "")
     async with running(settings) as up:
-        reported = (await up.backend.engine.health()).detail or ""
+        reported = (await up.engine.health()).detail or ""
         assert f"orders: 1 orders wait for a network without a node, such as {ORDER_ID}" in reported
         await expire(up, ORDER_ID)
-        assert ORDER_ID not in ((await up.backend.engine.health()).detail or "")
+        assert ORDER_ID not in ((await up.engine.health()).detail or "")
 
 
 async def expire(up: Running, order_id: str) -> None:
@@ -117,13 +131,13 @@ def order_of(up: Running, chain: str) -> Terms:
 async def test_service_without_its_journal_starts_and_holds_payouts(tmp_path: Path) -> None:
     settings = unreachable(tmp_path)
     async with running(settings) as before:
-        assert "journal" not in ((await before.backend.engine.health()).detail or "")
+        assert "journal" not in ((await before.engine.health()).detail or "")
     folder = tmp_path / "journal"
     folder.rename(tmp_path / "elsewhere")
     async with running(settings) as up:
-        reported = (await up.backend.engine.health()).detail or ""
+        reported = (await up.engine.health()).detail or ""
         assert "it is missing; the database knows" in reported
         assert "payouts wait" in reported
         (tmp_path / "elsewhere").rename(folder)
     async with running(settings) as up:
-        assert "journal" not in ((await up.backend.engine.health()).detail or "")
+        assert "journal" not in ((await up.engine.health()).detail or "")

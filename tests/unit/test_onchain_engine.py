@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,22 +14,16 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
-from rpcsvc.orders.ports.wallets import (
-    Holdings,
-    NetworkState,
-    Outcome,
-    PreparedTransfer,
-    Record,
-    Verdict,
-)
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
@@ -165,6 +160,26 @@ async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -
     assert rounds[-1] is None
 
 
+async def test_upkeep_waits_while_the_lease_has_no_time(tmp_path: Path) -> None:
+    """Upkeep signs, too: it splits outputs and sweeps deposits."""
+    rig, done = Rig(tmp_path), list[int]()
+    rounds = count()
+
+    async def pause(_seconds: float) -> None:
+        if next(rounds) == 5:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    async def maintain() -> None:
+        done.append(1)
+
+    rig.xmr.maintain = rig.usdc.maintain = maintain
+    rig.engine._has_time = lambda: False
+    task = asyncio.create_task(rig.engine.run(pause))
+    await asyncio.wait([task])
+    assert done == []
+
+
 async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.engine.require_ready()
@@ -221,7 +236,7 @@ async def test_wallets_that_sign_in_parallel_keep_the_daily_cap(tmp_path: Path) 
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
-        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)))
+        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)), None)
 
     rig.usdc.prepare, record = prepare, Recorder()
     first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))

@@ -13,13 +13,14 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
 
@@ -30,10 +31,10 @@ KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner th
 async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     database = await SqliteDatabase.open(tmp_path)
     ledgers = Ledgers(
-        SqlEvmDepositLedger(database),
-        SqlEvmPaymentLedger(database),
-        SqlUnrecordedLedger(database),
-        SqlOpeningLedger(database),
+        EvmDepositLedger(database),
+        EvmPaymentLedger(database),
+        UnrecordedLedger(database),
+        OpeningLedger(database),
     )
     nodes = [
         EvmNode(replace(NETWORK, name=name), Chain(), 2_000_000_000)

@@ -11,13 +11,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import (
-    EvmAddress,
-    EvmWallet,
-)
+from rpcsvc.settlement.onchain.evm.records import EvmAddress, EvmWallet
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.address_pools import take
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
@@ -26,14 +23,14 @@ OPTIONS = EvmOptions(pool_target=12, pool_low=6)
 
 
 @pytest.fixture
-async def empty(tmp_path: Path) -> AsyncIterator[SqlEvmDepositLedger]:
+async def empty(tmp_path: Path) -> AsyncIterator[EvmDepositLedger]:
     """A database without a recorded hot wallet."""
     database = await SqliteDatabase.open(tmp_path)
-    yield SqlEvmDepositLedger(database)
+    yield EvmDepositLedger(database)
     await database.close()
 
 
-async def pool_of(ledger: SqlEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
+async def pool_of(ledger: EvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
     pool = EvmAddressPool(keys, ledger, OPTIONS)
     await pool.load()
     await pool.refill()
@@ -41,7 +38,7 @@ async def pool_of(ledger: SqlEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddres
 
 
 async def test_addresses_follow_the_mnemonic_without_the_hot_wallet(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
     assert (pool.left, pool.ready) == (12, 12)
@@ -51,7 +48,7 @@ async def test_addresses_follow_the_mnemonic_without_the_hot_wallet(
 
 
 async def test_address_is_reserved_on_disk_before_it_can_be_drawn(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
     for _ in range(40):
@@ -64,7 +61,7 @@ async def test_address_is_reserved_on_disk_before_it_can_be_drawn(
 
 
 async def test_address_is_never_reused_over_starts_stops_and_crashes(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     given: list[str] = []
     for round_ in range(9):
@@ -81,7 +78,7 @@ async def test_address_is_never_reused_over_starts_stops_and_crashes(
 
 
 async def test_crash_skips_unused_addresses_and_a_stop_keeps_them(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     await take(await pool_of(empty), 2)
     later = await pool_of(empty)
@@ -93,7 +90,7 @@ async def test_crash_skips_unused_addresses_and_a_stop_keeps_them(
     assert (await pool_of(empty)).take() == KEYS.address(25)
 
 
-async def test_a_stopped_pool_hands_out_nothing(empty: SqlEvmDepositLedger) -> None:
+async def test_a_stopped_pool_hands_out_nothing(empty: EvmDepositLedger) -> None:
     pool = await pool_of(empty)
     await pool.close()
     await pool.refill()
@@ -104,7 +101,7 @@ async def test_a_stopped_pool_hands_out_nothing(empty: SqlEvmDepositLedger) -> N
 
 
 async def test_a_pool_that_was_not_loaded_hands_out_nothing(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     pool = EvmAddressPool(KEYS, empty, OPTIONS)
     await pool.refill()
@@ -114,7 +111,7 @@ async def test_a_pool_that_was_not_loaded_hands_out_nothing(
 
 
 async def test_another_mnemonic_is_refused_and_changes_nothing(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     await (await pool_of(empty)).close()
     before = await empty.wallet(), await empty.addresses_above(0)
@@ -124,7 +121,7 @@ async def test_another_mnemonic_is_refused_and_changes_nothing(
 
 
 async def test_a_recorded_address_of_another_mnemonic_is_refused(
-    empty: SqlEvmDepositLedger,
+    empty: EvmDepositLedger,
 ) -> None:
     await empty.adopt_wallet(KEYS.address(0))
     await empty.add_addresses([EvmAddress(1, OTHERS.address(1))])
@@ -132,7 +129,7 @@ async def test_a_recorded_address_of_another_mnemonic_is_refused(
         await pool_of(empty)
 
 
-async def test_a_pool_in_use_fills_itself(empty: SqlEvmDepositLedger) -> None:
+async def test_a_pool_in_use_fills_itself(empty: EvmDepositLedger) -> None:
     pool = await pool_of(empty)
     for _ in range(7):
         pool.take()
@@ -141,7 +138,7 @@ async def test_a_pool_in_use_fills_itself(empty: SqlEvmDepositLedger) -> None:
 
 
 async def test_a_commit_that_fails_hands_out_nothing_and_skips_nothing(
-    empty: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+    empty: EvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = await pool_of(empty)
 

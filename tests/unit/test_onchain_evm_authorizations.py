@@ -14,15 +14,13 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.gasless import AuthorizationRefused, Reason, SignedAuthorization
+from rpcsvc.domain.authorizations import AuthorizationRefused, Reason, SignedAuthorization
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord, FundingState
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import EvmPaymentState, EvmPurpose, GasUse
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     EvmCall,
@@ -32,8 +30,10 @@ from rpcsvc.settlement.onchain.evm.node import (
     Receipt,
     Tag,
 )
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, EvmPurpose, GasUse
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import CheckedConnection
 from tests.unit.evm_payments import NET, payment
@@ -109,7 +109,7 @@ class TokenConnection(CheckedConnection):
 class Rig:
     """Authorizations with a node and a database; ``record``: a recorded one."""
 
-    ledger: SqlEvmPaymentLedger
+    ledger: EvmPaymentLedger
     node: Node = field(default_factory=Node)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW * 1000))
 
@@ -117,7 +117,7 @@ class Rig:
         given = usdc.Authorization(PAYER, TO, UNITS, 0, NOW + WINDOW, NONCE)
         key = AuthorizationKey(NET, TOKEN, PAYER, NONCE.hex())
         signed = SignedAuthorization(given, b"\1" * 65)
-        self.record = FundingRecord(key, "ord_1", signed, NOW * 1000)
+        self.record = AuthorizationRecord(key, "ord_1", signed, NOW * 1000)
         self.budget = GasBudget(1_000_000, {NET: 2_000_000_000}, self.ledger, self.clock)
         self.connection = TokenConnection(self.node, NETWORK)
         payments = cast("Any", SimpleNamespace(hot_wallet=OTHER))
@@ -132,7 +132,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    made = Rig(SqlEvmPaymentLedger(database))
+    made = Rig(EvmPaymentLedger(database))
     name = payment_id(made.record)
     await made.ledger.add_payment(payment(name, 0, purpose=EvmPurpose.AUTHORIZATION))
     yield made
@@ -177,7 +177,7 @@ async def test_an_unused_one_fails_when_its_end_is_deep(
 
 async def test_one_that_is_sent_is_found_by_its_transaction(rig: Rig) -> None:
     rig.node.used, rig.node.hides = (USED, TO, TOP), True
-    sent = replace(rig.record, state=FundingState.SENT, txid=TXID)
+    sent = replace(rig.record, state=AuthorizationState.SENT, txid=TXID)
     assert await rig.authorizations.carry_out(sent) == (Outcome.SETTLED, TXID, None)
 
 
@@ -202,6 +202,20 @@ async def test_a_nonce_used_before_is_refused_unless_it_paid(rig: Rig) -> None:
     with pytest.raises(AuthorizationRefused) as refused:
         await rig.authorizations.require_usable(rig.record)
     assert refused.value.refusal.reason is Reason.NONCE_USED
+
+
+async def test_one_answer_without_the_event_refuses_no_paid_nonce(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, its payer would sign another authorization and pay twice."""
+    rig.node.wallet, rig.node.used, real = usdc.VALID_SIGNATURE, (USED, TO, TOP), rig.node.logs
+
+    async def late(*_: Any) -> tuple[Log, ...]:
+        monkeypatch.setattr(rig.node, "logs", real)
+        return ()
+
+    monkeypatch.setattr(rig.node, "logs", late)
+    await rig.authorizations.require_usable(rig.record)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +249,22 @@ async def test_gas_that_a_wallet_burns_is_no_fault_of_the_node(rig: Rig) -> None
     assert refused.value.refusal.reason is Reason.SIMULATION
 
 
+async def test_refused_authorization_rests_between_tries(rig: Rig) -> None:
+    """The token refuses it now; each try asks the node some eight times."""
+    record, tries, real = replace(rig.record, order_id="ord_2"), [], rig.node.call
+
+    async def tried(call: EvmCall, at: Any = Tag.LATEST) -> bytes:
+        if call.sender is not None:
+            tries.append(rig.clock.now // 1000 - NOW)
+        return await real(call, at)
+
+    rig.node.call = tried  # type: ignore[method-assign] # counts the simulations
+    for _ in range(60):
+        assert (await rig.authorizations.carry_out(record)).outcome is Outcome.PENDING
+        rig.clock.now += 2000
+    assert tries == [0, 4, 12, 28, 58, 88, 118]
+
+
 async def test_the_l1_fee_of_each_counts_in_the_budget(rig: Rig) -> None:
     """1 USD at 2,000 USD a coin: 5 * 10**14 wei."""
     rig.clock.now = 1000
@@ -260,7 +290,7 @@ async def test_calls_at_the_same_moment_never_pass_the_budget(rig: Rig, is_paid:
     await rig.budget.require(NET, cost, is_paid=is_paid)
 
 
-class Uses(SqlEvmPaymentLedger):
+class Uses(EvmPaymentLedger):
     """Records gas of 0.6 USD for each use."""
 
     def __init__(self, *uses: tuple[bool, EvmPaymentState]) -> None:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
-from rpcsvc.settlement.onchain.evm.node import Block, Tag
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.node import Block, Log, LogFilter, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import (
     CONFIRMED,
     GENESIS_SECONDS,
@@ -32,15 +32,15 @@ from tests.unit.evm_chain import (
 
 
 @pytest.fixture
-async def ledger(database: SqliteDatabase) -> SqlEvmDepositLedger:
-    made = SqlEvmDepositLedger(database)
+async def ledger(database: SqliteDatabase) -> EvmDepositLedger:
+    made = EvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
     return made
 
 
 @pytest.fixture
-async def reader(ledger: SqlEvmDepositLedger) -> Reader:
+async def reader(ledger: EvmDepositLedger) -> Reader:
     made = Reader(ledger)
     made.chain.mine(count=50)
     assert await made.poll() == {}
@@ -113,7 +113,7 @@ async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader)
 
 
 async def test_finalized_block_decides_without_a_confirmation_count(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     reader.chain.mine(count=5)
@@ -153,6 +153,8 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     reader.clock.now += 10**7
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=4)
+    assert await reader.poll() == {}
+    assert await reader.scanner.confirmations(key("a")) == 0, "nothing is paid out for it"
     assert await reader.poll() == {key("a"): REMOVED}
     assert await reader.scanner.confirmations(key("a")) == 0
     assert await reader.poll() == {}
@@ -164,8 +166,75 @@ async def test_lost_deposit_is_shown_once_and_again_when_it_returns(
     assert await reader.poll() == {key("a"): CONFIRMED}
 
 
+async def test_one_missing_receipt_removes_no_deposit(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block was replaced; the node that answers next does not have the new one yet."""
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(again, count=2)
+    reader.chain.mine(count=2)
+    before = await reader.ledger.cursors("arbitrum")
+
+    async def late(_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "receipt", late)
+        patch.setattr(reader.chain, "blind", 9)
+        assert await reader.poll() == {}
+    assert await reader.ledger.cursors("arbitrum") == before
+    assert await reader.scanner.confirmations(key("a")) == 0, "nothing is paid out for it"
+    assert reader.scanner.complete_until is None
+    assert await reader.poll() == {}
+    stored = await reader.ledger.deposit(key("a"))
+    assert stored is not None
+    assert stored.block_hash == reader.chain.hash_of(number + 2)
+    assert await reader.scanner.confirmations(key("a")) == 3
+
+
+async def test_unacknowledged_confirmation_survives_a_late_receipt(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=2)
+    assert await reader.poll(acknowledge=False) == {key("a"): CONFIRMED}
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(count=4)
+    assert await reader.poll(acknowledge=False) == {}, "shown as seen, it would be undone"
+    reader.chain.mine(again, count=1)
+    reader.chain.mine(count=2)
+    assert await reader.poll() == {key("a"): CONFIRMED}
+
+
+async def test_blocks_replaced_while_they_are_read_are_read_again(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a pass catches up, in more blocks than each pass reads again."""
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 5)
+    reader.restart()
+    reader.chain.mine(count=60)
+    real, asked = reader.chain.logs, 0
+
+    async def replacing(wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+        nonlocal asked
+        asked += 1
+        found = await real(wanted, first, last)
+        if asked == 8:
+            height = len(reader.chain.blocks)
+            reader.chain.replace_from(last - 12, salt=1)
+            reader.chain.mine(("a", pays(5)))
+            reader.chain.mine(count=height - len(reader.chain.blocks))
+        return found
+
+    monkeypatch.setattr(reader.chain, "logs", replacing)
+    for _ in range(4):
+        await reader.poll()
+    assert reader.book.keys() == {key("a")}
+
+
 async def test_restart_settles_no_deposit_before_removals_are_recorded(
-    reader: Reader, ledger: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, ledger: EvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=5)
@@ -182,8 +251,10 @@ async def test_restart_settles_no_deposit_before_removals_are_recorded(
         depths.append(await reader.scanner.confirmations(key("a")))
 
     monkeypatch.setattr(ledger, "put_deposits", looked_at)
+    assert await reader.poll() == {}
+    depths.append(await reader.scanner.confirmations(key("a")))
     assert await reader.poll() == {key("a"): REMOVED}
-    assert depths == [0, 0]
+    assert depths == [0, 0, 0]
 
 
 async def test_unacknowledged_removal_reappears_after_a_restart(
@@ -193,6 +264,8 @@ async def test_unacknowledged_removal_reappears_after_a_restart(
     await reader.poll(acknowledge=False)
     reader.chain.replace_from(number, salt=1)
     reader.chain.mine()
+    for _ in range(2):
+        await reader.poll(acknowledge=False)
     for _ in range(3):
         reader.restart()
         assert await reader.poll(acknowledge=False) == {key("a"): REMOVED}
@@ -206,6 +279,8 @@ async def test_refused_removal_is_repeated_while_the_cursor_moves(
     number = reader.chain.mine(("a", pays(5)))
     await reader.poll()
     reader.chain.replace_from(number, salt=1)
+    reader.chain.mine()
+    await reader.poll()
     for _ in range(5):
         reader.chain.mine(count=3)
         assert [item.state for item in await reader.scanner.observe()] == [REMOVED]
@@ -343,7 +418,7 @@ async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Re
 
 
 async def test_a_node_that_names_no_finalized_block_is_reported(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     await reader.poll()
@@ -402,7 +477,7 @@ async def test_an_event_without_a_receipt_holds_the_cursor_back(
 
 
 async def test_deposit_recorded_in_a_wrong_block_is_corrected_when_due(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=12)
     await reader.poll()
@@ -642,7 +717,7 @@ async def test_lagging_node_is_not_used_to_reread_a_range(reader: Reader) -> Non
 
 
 async def test_nothing_is_read_again_before_anything_was_read(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     with pytest.raises(NotReread, match="No deposits were read"):
         await reread(Reader(ledger).connection, ledger, 5)

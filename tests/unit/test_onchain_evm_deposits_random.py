@@ -12,8 +12,8 @@ import pytest
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import (
     CONFIRMED,
     HOT,
@@ -31,7 +31,7 @@ from tests.unit.evm_chain import (
 @pytest.fixture
 async def reader(tmp_path: Path) -> AsyncIterator[Reader]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlEvmDepositLedger(database)
+    ledger = EvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
     made = Reader(ledger)

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.scan import ForkFinder
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import NETWORK, Chain
 
 
@@ -19,5 +19,5 @@ async def test_half_a_minute_of_blocks_is_read_again_within_bounds(
     database: SqliteDatabase, block_seconds: float, blocks: int
 ) -> None:
     network = replace(NETWORK, block_seconds=block_seconds)
-    forks = ForkFinder(EvmConnection(Chain(), network), SqlEvmDepositLedger(database))
+    forks = ForkFinder(EvmConnection(Chain(), network), EvmDepositLedger(database))
     assert forks.overlap == blocks

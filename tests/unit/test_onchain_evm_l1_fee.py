@@ -23,13 +23,8 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_margin,
 )
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.ledger import (
-    Attempt,
-    EvmPayment,
-    EvmPaymentOrder,
-    EvmPurpose,
-)
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPayment, EvmPaymentOrder, EvmPurpose
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

@@ -17,11 +17,11 @@ from rpcsvc.orders.ports.wallets import NonceGap
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmTransaction, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.unit.evm_payments import HOT, NET, payment
 
@@ -53,10 +53,10 @@ class Rig:
     node: Node = field(default_factory=Node)
 
     def __post_init__(self) -> None:
-        self.payments = SqlEvmPaymentLedger(self.database)
+        self.payments = EvmPaymentLedger(self.database)
         connection, unrecorded = (
             EvmConnection(self.node, NETWORK),
-            SqlUnrecordedLedger(self.database),
+            UnrecordedLedger(self.database),
         )
         self.now_ms = 0
         self.nonces = EvmNonces(

@@ -11,10 +11,9 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import OpeningEntry
-from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
+from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening, OpeningLedger
 from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, CheckedConnection
 
@@ -39,8 +38,8 @@ class Node(Chain):
 
 
 @pytest.fixture
-def ledger(database: SqliteDatabase) -> SqlOpeningLedger:
-    return SqlOpeningLedger(database)
+def ledger(database: SqliteDatabase) -> OpeningLedger:
+    return OpeningLedger(database)
 
 
 async def poll(opening: EvmOpening, node: Node) -> None:
@@ -49,16 +48,16 @@ async def poll(opening: EvmOpening, node: Node) -> None:
     await opening.poll(block)
 
 
-def opening_of(node: Node, ledger: SqlOpeningLedger) -> EvmOpening:
+def opening_of(node: Node, ledger: OpeningLedger) -> EvmOpening:
     return EvmOpening(CheckedConnection(node, NETWORK), HOT, ledger)
 
 
-async def known(ledger: SqlOpeningLedger) -> Opening | None:
+async def known(ledger: OpeningLedger) -> Opening | None:
     return await ledger.opening(NETWORK.name, HOT)
 
 
 async def test_opening_balance_is_kept_and_the_auditor_reads_it(
-    ledger: SqlOpeningLedger, database: SqliteDatabase, tmp_path: Path
+    ledger: OpeningLedger, database: SqliteDatabase, tmp_path: Path
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -82,7 +81,7 @@ async def test_opening_balance_is_kept_and_the_auditor_reads_it(
 
 
 async def test_a_block_that_is_replaced_takes_its_balance_with_it(
-    ledger: SqlOpeningLedger,
+    ledger: OpeningLedger,
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -95,7 +94,7 @@ async def test_a_block_that_is_replaced_takes_its_balance_with_it(
     assert await known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
 
 
-async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqlOpeningLedger) -> None:
+async def test_a_block_that_the_node_lacks_is_waited_for(ledger: OpeningLedger) -> None:
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
@@ -107,7 +106,7 @@ async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqlOpeningLedge
 
 
 async def test_block_replaced_while_it_is_read_is_not_used(
-    ledger: SqlOpeningLedger,
+    ledger: OpeningLedger,
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -120,7 +119,7 @@ async def test_block_replaced_while_it_is_read_is_not_used(
     assert await known(ledger) is not None
 
 
-async def test_once_it_is_deep_nothing_is_asked(ledger: SqlOpeningLedger) -> None:
+async def test_once_it_is_deep_nothing_is_asked(ledger: OpeningLedger) -> None:
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
@@ -145,7 +144,7 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: SqlOpeningLedger) -> Non
     ],
 )
 async def test_the_database_refuses_what_can_not_be(
-    ledger: SqlOpeningLedger, database: SqliteDatabase, tmp_path: Path, statement: str
+    ledger: OpeningLedger, database: SqliteDatabase, tmp_path: Path, statement: str
 ) -> None:
     await ledger.record("arbitrum", HOT, Opening(1, "h", 0, 5))
     with (

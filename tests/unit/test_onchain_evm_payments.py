@@ -18,11 +18,12 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,
     BlockPoint,
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentState,
     EvmPurpose,
     Inclusion,
@@ -31,22 +32,15 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.evm.node import FeeData
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.rows import statement
 from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
 
 
 @pytest.fixture
-def ledger(database: SqliteDatabase) -> SqlEvmPaymentLedger:
-    return SqlEvmPaymentLedger(database)
-
-
-def port(made: SqlEvmPaymentLedger) -> EvmPaymentLedger:
-    """For the type checker: the port is implemented."""
-    return made
+def ledger(database: SqliteDatabase) -> EvmPaymentLedger:
+    return EvmPaymentLedger(database)
 
 
 def published(made: EvmPayment) -> EvmPayment:
@@ -165,7 +159,7 @@ def test_l1_margin_covers_a_doubling_and_a_quarter_more() -> None:
 # --- payments in the database -------------------------------------------------------------------
 
 
-async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_payment_is_read_as_it_was_written(ledger: EvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     assert await ledger.payment("tr_1") == first
@@ -178,7 +172,7 @@ async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) 
     assert await ledger.payment("tr_2") is None
 
 
-async def test_a_nonce_is_given_once_for_each_network(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_nonce_is_given_once_for_each_network(ledger: EvmPaymentLedger) -> None:
     await ledger.add_payment(payment("tr_1", 0))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("tr_2", 0))
@@ -190,7 +184,7 @@ async def test_a_nonce_is_given_once_for_each_network(ledger: SqlEvmPaymentLedge
     assert await ledger.payment("tr_2") is None
 
 
-async def test_a_failed_payment_keeps_its_nonce(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_failed_payment_keeps_its_nonce(ledger: EvmPaymentLedger) -> None:
     failed = replace(published(payment("tr_1", 0)), state=EvmPaymentState.FAILED)
     await ledger.add_payment(payment("tr_1", 0))
     await ledger.put_payment(failed)
@@ -199,7 +193,7 @@ async def test_a_failed_payment_keeps_its_nonce(ledger: SqlEvmPaymentLedger) -> 
     assert await ledger.next_nonce(NET, HOT) == 1
 
 
-async def test_attempts_go_up_and_stay(ledger: SqlEvmPaymentLedger) -> None:
+async def test_attempts_go_up_and_stay(ledger: EvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     with pytest.raises(StoreConflict):
@@ -217,7 +211,7 @@ async def test_attempts_go_up_and_stay(ledger: SqlEvmPaymentLedger) -> None:
 
 
 @pytest.mark.parametrize("over", [EvmPaymentState.FAILED, EvmPaymentState.SETTLED])
-async def test_an_end_is_final(ledger: SqlEvmPaymentLedger, over: EvmPaymentState) -> None:
+async def test_an_end_is_final(ledger: EvmPaymentLedger, over: EvmPaymentState) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     await ledger.put_payment(replace(published(first), state=over))
@@ -236,7 +230,7 @@ async def test_an_end_is_final(ledger: SqlEvmPaymentLedger, over: EvmPaymentStat
     ],
 )  # fmt: skip
 async def test_what_is_signed_never_changes(
-    ledger: SqlEvmPaymentLedger, tmp_path: Path, change: str
+    ledger: EvmPaymentLedger, tmp_path: Path, change: str
 ) -> None:
     await ledger.add_payment(payment("tr_1", 0))
     _refused(tmp_path, f"UPDATE evm_payments SET {change}", "keeps what it is")
@@ -253,7 +247,7 @@ async def test_what_is_signed_never_changes(
     ],
 )
 async def test_nothing_is_deleted_or_signed_over(
-    ledger: SqlEvmPaymentLedger, tmp_path: Path, sql: str, said: str
+    ledger: EvmPaymentLedger, tmp_path: Path, sql: str, said: str
 ) -> None:
     await ledger.add_payment(payment("s", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "s"))
     _refused(tmp_path, sql, said)
@@ -267,7 +261,7 @@ def _refused(directory: Path, sql: str, said: str) -> None:
 
 
 async def test_settled_payments_are_found_by_block_or_without_one(
-    ledger: SqlEvmPaymentLedger,
+    ledger: EvmPaymentLedger,
 ) -> None:
     for nonce, number in enumerate((5, 9, None)):
         made = payment(f"tr_{nonce}", nonce)
@@ -280,7 +274,7 @@ async def test_settled_payments_are_found_by_block_or_without_one(
     assert await ledger.settled_above("base", 0) == []
 
 
-async def test_payments_are_listed_by_nonce(ledger: SqlEvmPaymentLedger) -> None:
+async def test_payments_are_listed_by_nonce(ledger: EvmPaymentLedger) -> None:
     for nonce in (2, 0, 1):
         await ledger.add_payment(payment(f"tr_{nonce}", nonce))
     found = await ledger.payments_in(NET, EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
@@ -291,7 +285,7 @@ async def test_payments_are_listed_by_nonce(ledger: SqlEvmPaymentLedger) -> None
 
 
 async def test_unswept_is_what_was_confirmed_less_what_was_taken(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await deposit(database, 2, 12)
@@ -315,7 +309,7 @@ async def test_unswept_is_what_was_confirmed_less_what_was_taken(
 
 
 async def test_unswept_follows_what_becomes_of_a_deposit(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30, None)
     for state, units in (
@@ -329,7 +323,7 @@ async def test_unswept_follows_what_becomes_of_a_deposit(
 
 
 async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
@@ -341,7 +335,7 @@ async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
 
 
 async def test_an_address_has_one_sweep_under_way(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     await ledger.add_payment(payment("a", 0, purpose=EvmPurpose.SWEEP), sweep(2, 1, "a"))
@@ -355,14 +349,14 @@ async def test_an_address_has_one_sweep_under_way(
     assert [item.serial for item in await ledger.sweeps_under_way(NET)] == [2]
 
 
-async def settled(ledger: SqlEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
+async def settled(ledger: EvmPaymentLedger, made: EvmPayment) -> EvmPayment:
     done = replace(made, state=EvmPaymentState.SETTLED, published_at=1)
     await ledger.put_payment(done)
     return done
 
 
 async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     made = payment("a", 0, purpose=EvmPurpose.SWEEP)
@@ -380,7 +374,7 @@ async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
     assert (await ledger.unswept(NET, 1), await ledger.void_sweeps(NET, 2)) == ([], [])
 
 
-async def test_a_settled_payment_of_an_order_never_fails(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_settled_payment_of_an_order_never_fails(ledger: EvmPaymentLedger) -> None:
     await ledger.add_payment(payment("a", 0))
     paid = await settled(ledger, payment("a", 0))
     for state in (EvmPaymentState.FAILED, EvmPaymentState.PUBLISHED):
@@ -389,7 +383,7 @@ async def test_a_settled_payment_of_an_order_never_fails(ledger: SqlEvmPaymentLe
 
 
 async def test_a_sweep_found_done_has_no_payment(
-    database: SqliteDatabase, ledger: SqlEvmPaymentLedger
+    database: SqliteDatabase, ledger: EvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     with pytest.raises(StoreConflict):

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TooLarge,
 )
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
-from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.records import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.logs import captured
@@ -128,6 +128,7 @@ async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Read
     await mined(reader, "a", at=seen_at + 500_000)
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=3)
+    await reader.poll()
     assert await reader.poll() == {key("a"): REMOVED}
     # In its new block another event comes first: with another log index it is another deposit.
     name, events = again

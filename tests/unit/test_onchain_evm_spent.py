@@ -9,14 +9,6 @@ import pytest
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmNetwork
-from rpcsvc.settlement.onchain.evm.ledger import (
-    Attempt,
-    BlockPoint,
-    EvmPayment,
-    EvmPaymentOrder,
-    EvmPaymentState,
-    EvmPurpose,
-)
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
@@ -32,6 +24,14 @@ from rpcsvc.settlement.onchain.evm.presence import (
     NonceSpender,
     NotFound,
     SpentNonces,
+)
+from rpcsvc.settlement.onchain.evm.records import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    EvmPaymentOrder,
+    EvmPaymentState,
+    EvmPurpose,
 )
 from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
 

@@ -9,7 +9,7 @@ import pytest
 from rpcsvc.settlement.onchain.adapter import ChainAdapter
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPurpose,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,26 +13,27 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
+from tests.sandbox import ManualClock
 from tests.unit.address_pools import take
 from tests.unit.monero_addresses import OPTIONS, AddressWallet, pool_of
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[MoneroLedger]:
     database = await SqliteDatabase.open(tmp_path)
-    made = SqlMoneroLedger(database)
+    made = MoneroLedger(database)
     await made.adopt_wallet(WalletRecord("mainnet", "4x", 0))
     yield made
     await database.close()
 
 
 async def test_address_is_never_reused_over_starts_stops_and_crashes(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     wallet, given = AddressWallet(), list[str]()
     for round_ in range(12):
@@ -47,7 +48,7 @@ async def test_address_is_never_reused_over_starts_stops_and_crashes(
 
 
 async def test_address_is_never_reused_when_the_wallet_is_reopened(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     """As after each failure of node or wallet while the service runs."""
     pool, given = await pool_of(AddressWallet(), ledger), list[str]()
@@ -59,7 +60,7 @@ async def test_address_is_never_reused_when_the_wallet_is_reopened(
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
-    ledger: SqlMoneroLedger, is_stopped: bool
+    ledger: MoneroLedger, is_stopped: bool
 ) -> None:
     """It makes the missing addresses again, most of which were handed out before."""
     pool = await pool_of(AddressWallet(), ledger)
@@ -71,7 +72,7 @@ async def test_address_is_never_reused_when_the_wallet_is_an_older_one(
     assert len(set(given)) == len(given)
 
 
-async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqlMoneroLedger) -> None:
+async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: MoneroLedger) -> None:
     wallet = AddressWallet()
     for first in (1, 14, 27):
         pool = await pool_of(wallet, ledger)
@@ -86,7 +87,7 @@ async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqlMoneroL
 
 
 async def test_a_pool_that_runs_low_reserves_more_by_itself(
-    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: MoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, reserve, more = (
         await pool_of(AddressWallet(), ledger),
@@ -111,7 +112,7 @@ async def test_a_pool_that_runs_low_reserves_more_by_itself(
 
 @pytest.mark.parametrize("more", [1, 30])
 async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
-    ledger: SqlMoneroLedger, more: int
+    ledger: MoneroLedger, more: int
 ) -> None:
     """The database is an older copy: the wallet's further addresses may have been handed out."""
     wallet = AddressWallet()
@@ -128,7 +129,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
 
 
 async def test_address_is_never_reused_after_a_silent_rollback(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     """As with a machine that is reset to a snapshot between two calls, neither of which fails."""
     wallet = AddressWallet()
@@ -140,7 +141,7 @@ async def test_address_is_never_reused_after_a_silent_rollback(
 
 
 async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
-    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: MoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = AddressWallet()
     await pool_of(wallet, ledger)
@@ -156,7 +157,7 @@ async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
 
 
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     pool = await pool_of(AddressWallet(), ledger)
     for _ in range(30):
@@ -168,7 +169,7 @@ async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
 
 
 async def test_two_reservations_at_the_same_time_keep_their_order(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     pool = await pool_of(AddressWallet(), ledger)
     given = [pool.take() for _ in range(5)]
@@ -183,7 +184,7 @@ async def test_two_reservations_at_the_same_time_keep_their_order(
 
 
 async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
-    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: MoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = AddressWallet()
 
@@ -197,7 +198,7 @@ async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
 
 
 async def test_restored_wallet_makes_missing_addresses_and_rescans(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     wallet = AddressWallet()
     for _ in range(4):
@@ -211,7 +212,7 @@ async def test_restored_wallet_makes_missing_addresses_and_rescans(
     assert older.rescans == 1
 
 
-async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger) -> None:
+async def test_a_wallet_with_other_addresses_is_refused(ledger: MoneroLedger) -> None:
     wallet = AddressWallet()
     await pool_of(wallet, ledger)
     wallet.spelling = "8z"
@@ -222,7 +223,7 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger)
 # --- a scan of the chain -------------------------------------------------------------------------
 
 
-async def restored(ledger: SqlMoneroLedger, made: int = 0) -> AddressWallet:
+async def restored(ledger: MoneroLedger, made: int = 0) -> AddressWallet:
     """A wallet with ``made`` of the 300 and more recorded addresses."""
     wallet = AddressWallet()
     for _ in range(4):
@@ -233,22 +234,34 @@ async def restored(ledger: SqlMoneroLedger, made: int = 0) -> AddressWallet:
 
 
 def unhurried(
-    wallet: AddressWallet, ledger: SqlMoneroLedger, scan_wait: float = 5.0
+    wallet: AddressWallet,
+    ledger: MoneroLedger,
+    scan_wait: float = 5.0,
+    steady: Callable[[], int] = lambda: 0,
 ) -> AddressPool:
-    return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, scan_wait=scan_wait)
+    own = cast("WalletClient", wallet)
+    return AddressPool(own, ledger, OPTIONS, scan_wait=scan_wait, steady=steady)
 
 
 async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
-    wallet = await restored(ledger, 1000)
+    """It takes all of the wallet's time, so it rests: for a minute, then for two."""
+    wallet, clock = await restored(ledger, 1000), ManualClock(0)
     await ledger.note_rescan_due()
-    wallet.failures = 1
-    pool = unhurried(wallet, ledger)
-    with pytest.raises(TimedOut, match="rescan_blockchain"):
-        await pool.reconcile()
-    pool.require_scanned()
-    assert await ledger.rescan_due()
+    wallet.failures = 2
+    pool = unhurried(wallet, ledger, steady=clock.now_ms)
+    for rest_ms in (60_000, 120_000):
+        with pytest.raises(TimedOut, match="rescan_blockchain"):
+            await pool.reconcile()
+        pool.require_scanned()
+        assert await ledger.rescan_due()
+        wallet.scans.clear()
+        for _ in range(3):
+            with pytest.raises(ChainUnusable, match=f"rests for {rest_ms // 1000} s"):
+                await pool.reconcile()
+        assert not wallet.scans.is_set()
+        clock.now += rest_ms
     await pool.reconcile()
     assert (wallet.rescans, await ledger.rescan_due()) == (1, False)
 
@@ -256,7 +269,7 @@ async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
 @pytest.mark.parametrize("made", [0, 150], ids=["while addresses are made", "while it scans"])
 @pytest.mark.parametrize("killed", [True, False])
 async def test_a_rescan_that_was_cut_short_is_made_up_for(
-    ledger: SqlMoneroLedger, made: int, killed: bool
+    ledger: MoneroLedger, made: int, killed: bool
 ) -> None:
     wallet = await restored(ledger, made)
     wallet.failures = 1
@@ -271,7 +284,7 @@ async def test_a_rescan_that_was_cut_short_is_made_up_for(
 
 
 async def test_due_rescan_is_on_disk_before_an_address_is_made(
-    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: MoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet, due = await restored(ledger), list[bool]()
     make = wallet.create_addresses
@@ -287,7 +300,7 @@ async def test_due_rescan_is_on_disk_before_an_address_is_made(
 
 
 async def test_rescan_is_due_until_the_wallet_stored_its_result(
-    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: MoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = await restored(ledger)
     store = wallet.store
@@ -303,7 +316,7 @@ async def test_rescan_is_due_until_the_wallet_stored_its_result(
     assert await ledger.rescan_due()
 
 
-async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqlMoneroLedger) -> None:
+async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: MoneroLedger) -> None:
     wallet = await restored(ledger)
     wallet.may_end.clear()
     pool = unhurried(wallet, ledger)
@@ -322,7 +335,7 @@ async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqlMoneroLe
 
 
 async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     wallet = await restored(ledger)
     wallet.may_end.clear()
@@ -339,7 +352,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
 
 @pytest.mark.parametrize(("lacks", "rescans"), [(199, 0), (200, 1)])
 async def test_wallet_rescans_for_addresses_beyond_its_lookahead(
-    ledger: SqlMoneroLedger, lacks: int, rescans: int
+    ledger: MoneroLedger, lacks: int, rescans: int
 ) -> None:
     wallet = await restored(ledger)
     highest = await ledger.highest_address()
@@ -349,7 +362,7 @@ async def test_wallet_rescans_for_addresses_beyond_its_lookahead(
     assert wallet.rescans == rescans
 
 
-async def test_another_wallet_is_refused_before_it_scans(ledger: SqlMoneroLedger) -> None:
+async def test_another_wallet_is_refused_before_it_scans(ledger: MoneroLedger) -> None:
     wallet = await restored(ledger, 150)
     await ledger.note_rescan_due()
     wallet.spelling, wallet.made = "8z", 1000

@@ -14,11 +14,11 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 
 GAP_MS = 40 * 60_000
 OPTIONS = MoneroOptions(nettype="stagenet", wallet_file="w", wallet_password="p")
@@ -113,7 +113,7 @@ class Pair:
     """Daemons, ledger and settings of one service."""
 
     daemons: Daemons
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     options: MoneroOptions = OPTIONS
 
     def connection(self) -> MoneroConnection:
@@ -124,7 +124,7 @@ class Pair:
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     database = await SqliteDatabase.open(tmp_path)
-    yield Pair(Daemons(), SqlMoneroLedger(database))
+    yield Pair(Daemons(), MoneroLedger(database))
     await database.close()
 
 

@@ -7,7 +7,7 @@ counts both in the pool, and only one of them once mined.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
-from rpcsvc.domain.order import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
@@ -32,7 +34,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 
 XMR = 10**12
@@ -78,10 +79,14 @@ class Chain:
 
 @dataclass
 class Node:
-    """``asked``: the number of transactions requested."""
+    """``asked``: the number of transactions requested.
+
+    ``between``: what happens between its looks into the chain and into the pool.
+    """
 
     chain: Chain
     asked: int = 0
+    between: Callable[[], None] = lambda: None
 
     async def info(self) -> NodeInfo:
         height = len(self.chain.blocks)
@@ -95,9 +100,12 @@ class Node:
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         self.asked += len(txids)
-        found = {item.txid: NodeTransaction(item.txid, None, False) for item in self.chain.pool}
+        found = dict[str, NodeTransaction]()
         for height, (_, content) in enumerate(self.chain.blocks):
             found |= {item.txid: NodeTransaction(item.txid, height, False) for item in content}
+        self.between()
+        for item in self.chain.pool:
+            found.setdefault(item.txid, NodeTransaction(item.txid, None, False))
         return {txid: found[txid] for txid in txids if txid in found}
 
 
@@ -194,7 +202,7 @@ class Rig:
     chain: Chain
     node: Node
     wallet: Wallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     scanner: DepositScanner
     reported: dict[str, DepositState] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
@@ -222,7 +230,7 @@ class Rig:
         self.scanner = scanner(self.node, self.wallet, self.ledger)
 
 
-def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
+def scanner(node: Any, wallet: Any, ledger: MoneroLedger) -> DepositScanner:
     connection = MoneroConnection(node, wallet, ledger, OPTIONS)
     return DepositScanner(connection, ledger, Clock(), OPTIONS)
 
@@ -230,7 +238,7 @@ def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     await ledger.add_addresses([Subaddress(SubaddressIndex(0, n), f"8x{n}") for n in (1, 2)])
     chain = Chain()
@@ -322,6 +330,54 @@ async def test_two_deposits_to_one_address_are_both_confirmed(rig: Rig) -> None:
     assert await rig.poll() == {"t1": CONFIRMED, "t2": CONFIRMED}
     rig.chain.mine(paid("t3", XMR), empty=3)
     assert (await rig.poll())["t3"] is CONFIRMED
+
+
+# --- blocks that come while the node answers -------------------------------------------------
+
+
+async def test_deposit_that_is_just_being_mined_is_not_removed(rig: Rig) -> None:
+    one = paid("t1", 5 * XMR)
+    rig.chain.pool.append(one)
+    assert await rig.poll() == {"t1": SEEN}
+
+    def mine_once() -> None:
+        rig.node.between = lambda: None
+        rig.chain.mine(one)
+
+    rig.node.between = mine_once
+    found = await rig.scanner.observe()
+    assert found == [], "it is in the pool, then in a block: nothing of it has changed"
+    await rig.scanner.acknowledge(found)
+    rig.chain.mine(empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+
+
+async def test_deposits_stay_while_blocks_outrun_the_node(rig: Rig) -> None:
+    rig.chain.pool.append(one := paid("t1", 5 * XMR))
+    assert await rig.poll() == {"t1": SEEN}
+    rig.chain.pool.remove(one)
+    rig.node.between = rig.chain.mine
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="moved while its node was asked"):
+            await rig.scanner.observe()
+        await rig.scanner.acknowledge([])
+        assert rig.scanner.complete_until is None
+    rig.node.between = lambda: None
+    assert await rig.poll() == {"t1": REMOVED}, "the top stood still: it is gone"
+
+
+async def test_deposit_that_a_start_can_not_tell_of_has_no_depth(rig: Rig) -> None:
+    rig.chain.mine(one := paid("t1", 5 * XMR), empty=3)
+    assert await rig.poll() == {"t1": CONFIRMED}
+    key = DepositKey("monero", one.txid, one.minor)
+    assert await rig.scanner.confirmations(key) == 4
+    rig.chain.pop(4)
+    rig.chain.pool.clear()
+    rig.restart()
+    rig.node.between = rig.chain.mine
+    with pytest.raises(Unavailable):
+        await rig.scanner.observe()
+    assert await rig.scanner.confirmations(key) == 0, "nothing is paid out for it"
 
 
 # --- the same key twice ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ Node and wallet are fakes. The same on real daemons: tests/regtest/test_monero_r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +14,13 @@ import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MoneroSubmission, NodeInfo, Spent
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
 from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
@@ -44,8 +44,10 @@ class OwnWallet(ReorgWallet):
 
     does: list[str] = field(default_factory=list)
     is_locked: bool = False
+    on_refresh: Callable[[], None] = lambda: None
 
-    async def refresh(self) -> None: ...
+    async def refresh(self) -> None:
+        self.on_refresh()
 
     async def rescan_spent(self) -> None: ...
 
@@ -70,7 +72,7 @@ class CheckedConnection(MoneroConnection):
     """A connection whose daemons pass every check."""
 
     async def check_node(self) -> NodeInfo:
-        return NodeInfo(101, "h100", "fakechain", True, False, True, 101, 0, "0.18")
+        return await self.node.info()
 
     async def check_wallet(self) -> None: ...
 
@@ -95,7 +97,7 @@ class Ending:
 async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is in no block and no pool, and whose bytes the node refuses."""
     database = await SqliteDatabase.open(tmp_path)
-    ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
+    ledger, node, wallet = MoneroLedger(database), RefusingNode(), OwnWallet()
     connection = CheckedConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     rig = ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 
@@ -130,6 +132,18 @@ async def test_end_waits_for_inputs_that_are_locked(ending: Ending) -> None:
 async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> None:
     assert await ending.end() is None
     assert ending.wallet.does == []
+
+
+async def test_end_closes_nothing_that_a_block_may_just_have_mined(ending: Ending) -> None:
+    """The wallet has none of its inputs, since the payment itself has spent them by now."""
+
+    def mine() -> None:
+        ending.node.top += 1
+        ending.node.known["tx tr_1"] = ending.node.top
+
+    ending.wallet.on_refresh = mine
+    await ending.refused("a block came")
+    await ending.refused("is in block 101")
 
 
 async def test_end_waits_for_payments_that_may_bring_the_inputs_back(ending: Ending) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut, TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -24,11 +28,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroPurpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
-from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.sandbox import ManualClock
 
@@ -75,7 +76,7 @@ class Node:
 @dataclass
 class Rig:
     wallet: Wallet
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     inventory: MoneroInventory
     node: Node
     clock: ManualClock
@@ -100,7 +101,7 @@ def info(top: str, height: int) -> NodeInfo:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
     any_node: Any = node
@@ -244,7 +245,12 @@ async def test_unlock_time_of_the_last_output_is_stated(
 
 
 class Payments:
-    """Records payment orders. ``busy``: another payment is under way."""
+    """Records payment orders. ``busy``: another payment is under way.
+
+    ``failure``: what the wallet does instead of signing.
+    """
+
+    failure: Exception | None = None
 
     def __init__(self, *, busy: bool = False, unfinished: bool = False) -> None:
         self.orders: list[MoneroPaymentOrder] = []
@@ -263,6 +269,8 @@ class Payments:
 
     async def prepare_upkeep(self, order: MoneroPaymentOrder) -> Any:
         self.orders.append(order)
+        if self.failure is not None:
+            raise self.failure
         return SimpleNamespace(txid="txid", fee=1)
 
 
@@ -364,3 +372,118 @@ async def test_nothing_is_made_while_something_is_under_way(
     await rig.poll()
     assert not await rig.inventory.keep_up()
     assert made.orders == []
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+REFUSAL = Unavailable("The wallet can't make this payment just now.")
+
+
+async def upkeep_of(rig: Rig, **options: Any) -> Payments:
+    """Payments of a wallet whose four small outputs are to be put together."""
+    made = Payments()
+    rig.with_options(made, **(TARGET | options))
+    rig.wallet.held = [output(n, XMR // 10, minor=n) for n in range(1, 5)]
+    await rig.poll()
+    return made
+
+
+def reported(rig: Rig) -> str | None:
+    """Why outputs are left as they are, for the operator."""
+    return rig.inventory.postponed
+
+
+async def test_upkeep_that_would_cost_too_much_is_never_signed(rig: Rig) -> None:
+    """The wallet would work on it for seconds, each time."""
+    made = await upkeep_of(rig, highest_fee=3_489_999)
+    for _ in range(3):
+        await rig.poll()
+        assert not await rig.inventory.keep_up()
+    assert made.orders == []
+    assert reported(rig) == (
+        "joining 4 outputs of the XMR wallet would take a fee of about 0.00000349 XMR, and the"
+        " service gives 0.000003489999 at most: wait, it is done once the network's fee has fallen"
+    )
+    assert [item["event"] for item in rig.logged] == ["monero_upkeep_postponed"]
+    rig.node.per_byte = 999
+    await rig.poll()
+    assert await rig.inventory.keep_up()
+    assert len(made.orders) == 1
+    assert reported(rig) is None
+
+
+async def test_a_split_is_estimated_by_its_outputs(rig: Rig) -> None:
+    made = Payments()
+    rig.with_options(made, **TARGET, highest_fee=(1510 + 6 * 355) * 1000 - 1)
+    rig.wallet.held = [output(1, 100 * XMR)]
+    await rig.poll()
+    assert not await rig.inventory.keep_up()
+    assert made.orders == []
+    assert "cutting an output of the XMR wallet into 8" in (reported(rig) or "")
+
+
+@pytest.mark.parametrize("failure", [REFUSAL, TimedOut("wallet", "transfer", "no answer")])
+async def test_refused_upkeep_rests_for_twice_as_long_each_time(
+    rig: Rig, failure: Exception
+) -> None:
+    made = await upkeep_of(rig)
+    made.failure = failure
+    tries = []
+    for second in range(0, 4 * 3600, 2):
+        rig.clock.now += 2000
+        before = len(made.orders)
+        with suppress(Unavailable, RpcFailure):
+            assert not await rig.inventory.keep_up()
+        if len(made.orders) > before:
+            tries.append(second // 60)
+    assert tries == [0, 1, 3, 7, 15, 31, 63, 123, 183], "minutes; an hour is the longest"
+    assert "joining 4 outputs of the XMR wallet was refused (" in (reported(rig) or "")
+    assert "is tried again at 20" in (reported(rig) or "")
+
+
+@pytest.mark.parametrize("change", ["fee", "outputs", "clock"])
+async def test_refused_upkeep_is_tried_once_what_decided_has_changed(rig: Rig, change: str) -> None:
+    made = await upkeep_of(rig)
+    made.failure = REFUSAL
+    with pytest.raises(Unavailable):
+        await rig.inventory.keep_up()
+    assert not await rig.inventory.keep_up()
+    if change == "fee":
+        rig.node.per_byte = 1001
+    elif change == "outputs":
+        rig.wallet.held.append(output(5, XMR // 10, minor=5))
+    else:
+        rig.clock.now -= 3_600_000
+    made.failure = None
+    await rig.poll("b")
+    assert await rig.inventory.keep_up()
+    assert len(made.orders) == 2
+    assert reported(rig) is None
+
+
+async def test_upkeep_that_is_not_needed_any_more_is_not_reported(rig: Rig) -> None:
+    made = await upkeep_of(rig)
+    made.failure = REFUSAL
+    with pytest.raises(Unavailable):
+        await rig.inventory.keep_up()
+    rig.wallet.held = [output(1, XMR // 10)]
+    await rig.poll("b")
+    assert not await rig.inventory.keep_up()
+    assert reported(rig) is None
+
+
+async def test_payments_that_all_cost_too_much_are_reported(rig: Rig) -> None:
+    made = rig.with_options(highest_fee=1_509_999)
+    assert made.too_dear() is None, "before the fee is known"
+    await made.refresh_fee()
+    assert made.too_dear() == (
+        "nothing is paid: the Monero network takes at least 0.00000151 XMR for a payment, and the"
+        " service gives 0.000001509999 at most: wait until the network's fee falls"
+    )
+    with pytest.raises(Unavailable, match="fee is too high"):
+        made.require_affordable()
+    made.require_affordable(2)  # each of two transfers adds as much as it may cost
+    rig.node.per_byte = 999
+    await made.refresh_fee()
+    assert made.too_dear() is None
+    made.require_affordable()

@@ -23,14 +23,7 @@ from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejec
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentOrder,
-    MoneroPaymentState,
-    MoneroPurpose,
-    WalletRecord,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     MoneroSubmission,
@@ -40,6 +33,14 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     Spent,
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentOrder,
+    MoneroPaymentState,
+    MoneroPurpose,
+    WalletRecord,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
     Destination,
@@ -49,7 +50,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.sandbox import ManualClock
 
@@ -70,9 +70,14 @@ WRONG = {
 
 @dataclass
 class Node:
-    """``known``: the height of each transaction, None in the pool. ``takes``: it accepts bytes."""
+    """``known``: the height of each transaction, None in the pool. ``takes``: it accepts bytes.
+
+    ``misses``: how often it looks into the chain before, and into the pool after a block that takes
+    what it is asked for. ``replaced``: blocks that come after it was asked for key images.
+    """
 
     top: int = 100
+    misses: int = 0
     known: dict[str, int | None] = field(default_factory=dict)
     spent: set[str] = field(default_factory=set)
     submitted: list[str] = field(default_factory=list)
@@ -85,10 +90,15 @@ class Node:
         return NodeInfo(height, f"h{self.top}", "fakechain", True, False, True, height, 0, "0.18")
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
+        self.top += self.replaced
         return {item: Spent(item in self.spent) for item in images}
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
-        self.top += self.replaced
+        if self.misses:
+            self.misses -= 1
+            self.top += 1
+            self.known |= dict.fromkeys(txids, self.top)
+            return {}
         return {
             txid: NodeTransaction(txid, self.known[txid], False)
             for txid in txids
@@ -115,7 +125,7 @@ class Wallet:
     """Signs with the first of its outputs that is not frozen."""
 
     node: Node
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     primary: str = OWN
     outputs: list[str] = field(default_factory=lambda: ["a", "b", "c", "d"])
     keeps_frozen: bool = True
@@ -193,7 +203,7 @@ class Wallet:
 class Rig:
     """The payments of one run of the service."""
 
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     node: Node
     wallet: Wallet
     clock: ManualClock
@@ -224,7 +234,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger, clock, node = SqlMoneroLedger(database), ManualClock(), Node()
+    ledger, clock, node = MoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
@@ -435,6 +445,22 @@ async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
     assert (await rig.known("upkeep-1")).state is MoneroPaymentState.SETTLED
 
 
+async def test_refused_upkeep_is_handed_over_after_growing_pauses(rig: Rig) -> None:
+    rig.wallet.relays = rig.node.takes = False
+    await rig.payments.prepare_upkeep(upkeep())
+    for _ in range(600):
+        assert await rig.payments.finish_upkeep()
+        rig.clock.now += 2000
+    assert len(rig.node.submitted) == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
+    rig.node.known["tx1"] = None
+    assert await rig.payments.finish_upkeep()
+    assert (await rig.known("upkeep-1")).state is MoneroPaymentState.PUBLISHED
+    rig.node.known.clear()
+    for _ in range(3):
+        assert await rig.payments.finish_upkeep()
+    assert len(rig.node.submitted) == 24, "what was lost is handed over at once"
+
+
 # --- publishing ----------------------------------------------------------------------------------
 
 
@@ -562,6 +588,23 @@ async def test_input_spent_while_blocks_arrive_proves_nothing_yet(rig: Rig) -> N
     rig.node.spent, rig.node.replaced = {"a"}, 1
     assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
     assert (await rig.known()).conflict is None
+
+
+async def test_payment_that_is_just_being_mined_is_not_resent(rig: Rig) -> None:
+    made = await rig.published(transfer())
+    rig.node.misses = 1
+    verdict = await rig.payments.publish(made)
+    assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, "1 of 3 confirmations")
+    assert (rig.node.submitted, (await rig.known()).height) == ([], rig.node.top)
+
+
+async def test_payment_is_unknown_while_blocks_outrun_the_node(rig: Rig) -> None:
+    made = await rig.published(transfer())
+    before = await rig.known()
+    rig.node.misses = 9
+    with pytest.raises(Unavailable, match="moved while its node was asked"):
+        await rig.payments.publish(made)
+    assert (rig.node.submitted, await rig.known()) == ([], before)
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["in the pool again", "nowhere"])

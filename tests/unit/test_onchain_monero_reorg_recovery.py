@@ -13,16 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import MoneroPaymentState, MoneroPurpose
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, ReorgNode, ReorgRig, ReorgWallet
 
@@ -32,7 +29,7 @@ MODULE = "rpcsvc.settlement.onchain.monero.presence"
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[ReorgRig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger, node, wallet = SqlMoneroLedger(database), ReorgNode(), ReorgWallet()
+    ledger, node, wallet = MoneroLedger(database), ReorgNode(), ReorgWallet()
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     yield ReorgRig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     await database.close()
@@ -60,16 +57,30 @@ async def test_settled_payment_is_reported_while_it_is_in_no_block(
     assert await rig.height("tr_1") == rig.node.top - 1
 
 
+async def test_payment_that_is_just_being_mined_is_not_dropped(rig: ReorgRig) -> None:
+    """A settled payment that a reorganisation returned to the pool is mined again."""
+    made = await rig.put("tr_1", MoneroPaymentState.SETTLED, None)
+    rig.node.known[made.txid] = rig.node.top
+    rig.node.misses = {made.txid}
+    await rig.poll()
+    assert rig.node.submitted == []
+    assert rig.recovery.gone is None
+    assert await rig.height("tr_1") == rig.node.top
+
+
 async def test_payment_missing_at_the_node_is_resent_until_mined(rig: ReorgRig) -> None:
     made = await rig.put("tr_1", MoneroPaymentState.SETTLED, 98)
     rig.node.known.clear()
     rig.node.says = MoneroSubmission.INVALID
     for _ in range(2):
         await rig.poll(blocks=1)
-        assert "published again (invalid)" in (rig.recovery.gone or "")
+        for _ in range(3):
+            await rig.poll()
+            assert "published again (invalid)" in (rig.recovery.gone or "")
     assert await rig.height("tr_1") is None
+    assert rig.node.submitted == [made.txid] * 2, "what is invalid is so until the next block"
     rig.node.says = MoneroSubmission.ACCEPTED
-    await rig.poll()
+    await rig.poll(blocks=1)
     assert "published again (accepted)" in (rig.recovery.gone or "")
     await rig.poll(blocks=1)
     assert "(in the pool)" in (rig.recovery.gone or "")

@@ -17,14 +17,7 @@ from msgspec.structs import replace
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    Cursor,
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentState,
-    MoneroPurpose,
-    WalletRecord,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     NodeBytes,
@@ -34,6 +27,14 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.records import (
+    Cursor,
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
+    WalletRecord,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Refreshed,
     SubaddressIndex,
@@ -41,7 +42,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransferKind,
 )
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.monero import SqlMoneroLedger
 
 NOW = 1_700_000_000_000
 OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5)
@@ -136,7 +136,7 @@ class Rig:
     node: Node
     wallet: Wallet
     clock: Clock
-    ledger: SqlMoneroLedger
+    ledger: MoneroLedger
     presence: MoneroPresence
 
     async def poll(self, blocks: int = 0) -> Verdict:
@@ -161,14 +161,14 @@ class Rig:
         self.presence = presence(self.node, self.wallet, self.ledger, self.clock)
 
 
-def presence(node: Any, wallet: Any, ledger: SqlMoneroLedger, clock: Clock) -> MoneroPresence:
+def presence(node: Any, wallet: Any, ledger: MoneroLedger, clock: Clock) -> MoneroPresence:
     return MoneroPresence(MoneroConnection(node, wallet, ledger, OPTIONS), ledger, clock, OPTIONS)
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlMoneroLedger(database)
+    ledger = MoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     images = BODIES[OURS].key_images
     signed = MoneroPayment(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.app import running
 from rpcsvc.audit.auditor import AuditLoop, Auditor
 from rpcsvc.audit.records import AuditReport, Difference
+from rpcsvc.bootstrap import running
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
 from rpcsvc.settlement.onchain.unrecorded import pause_for

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.readiness import (
     MoneroFound,
     NetworkFound,

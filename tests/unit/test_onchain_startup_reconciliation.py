@@ -16,8 +16,8 @@ from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
-from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
+from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import (
     LOOK_TIMEOUT_MS,
     MoneroOutgoing,
@@ -26,7 +26,6 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
@@ -36,11 +35,11 @@ from tests.unit.payout_guard import SignedBooks
 PAUSE_REASON = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
 
-class Wallet:
+class Wallet(MoneroOutgoing):
     """The wallet's sent transactions; ``failure``: raised instead."""
 
     def __init__(self, ledger: UnrecordedLedger) -> None:
-        self._ledger = ledger
+        self._unrecorded = ledger
         self.sent: set[str] = set()
         self.failure: Exception | None = None
         self.asked = 0
@@ -50,7 +49,7 @@ class Wallet:
         await asyncio.sleep(0)  # other tasks run during a call
         if self.failure is not None:
             raise self.failure
-        return await self._ledger.not_on_record(self.sent)
+        return await self._unrecorded.not_on_record(self.sent)
 
 
 class Signing(FakeAdapter):
@@ -72,7 +71,7 @@ class Rig:
 
     def __init__(self, database: SqliteDatabase, data_dir: Path) -> None:
         self.database = database
-        self.ledger: UnrecordedLedger = SqlUnrecordedLedger(database)
+        self.ledger: UnrecordedLedger = UnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip
@@ -250,6 +249,7 @@ class Daemons:
         self.spent = {"free": Spent.UNSPENT}
         self.live: set[str] = set()
         self.mines = False
+        self.lists = 0
 
     async def primary_address(self) -> str:
         return self.address
@@ -261,7 +261,7 @@ class Daemons:
         return self.scanned
 
     async def info(self) -> Any:
-        return type("Info", (), {"height": self.top})
+        return type("Info", (), {"height": self.top, "top_hash": f"h{self.top}"})
 
     async def transfers(self, from_height: int, kinds: Any) -> list[Any]:
         assert {str(kind) for kind in kinds} == {"out", "pending"}
@@ -272,6 +272,7 @@ class Daemons:
         return WalletRecord("fakechain", "4Own", 0)
 
     async def outputs(self) -> list[Any]:
+        self.lists += 1
         return [type("Held", (), {"key_image": each, "spent": False}) for each in self.spent]
 
     async def key_images(self, images: list[str]) -> dict[str, Spent]:
@@ -292,7 +293,7 @@ async def daemons(rig: Rig) -> Daemons:
 
 def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
     anything = cast("Any", daemons)
-    return MoneroOutgoing(anything, anything, anything, rig.ledger)
+    return MoneroOutgoing(anything, anything, anything, rig.ledger, steady=rig.steady.now_ms)
 
 
 async def test_wallet_is_asked_from_the_newest_block_once_it_is_ready(
@@ -325,7 +326,25 @@ async def test_unknown_spend_in_the_pool_is_waited_for(rig: Rig, daemons: Daemon
     assert daemons.asked_from == []
 
     daemons.spent["lost"] = Spent.IN_CHAIN
+    daemons.height_now = daemons.top = 101
     assert await outgoing.unknown() == ["ab"]
+
+
+async def test_outputs_are_listed_again_after_a_block_or_a_pause(
+    rig: Rig, daemons: Daemons
+) -> None:
+    """A wallet may have thousands, and a spend waits in the pool for a block."""
+    outgoing = outgoing_of(daemons, rig)
+    daemons.spent = {"lost": Spent.IN_POOL}
+    for _ in range(600):
+        with pytest.raises(SpendWaits):
+            await outgoing.unknown()
+        rig.steady.now += 2000
+    assert daemons.lists == 23, "in 20 minutes: after 4, 8, 16, 32 s, then once a minute"
+    daemons.height_now = daemons.top = 101
+    with pytest.raises(SpendWaits):
+        await outgoing.unknown()
+    assert daemons.lists == 24
 
 
 async def test_spend_mined_during_the_check_is_listed(rig: Rig, daemons: Daemons) -> None:

@@ -11,9 +11,8 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Rows
-from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_replay import marks_of
+from rpcsvc.settlement.onchain.journal.marks import marks_of
+from rpcsvc.store.database import Rows, StoreConflict
 from tests.unit.commits import due, on_record, record
 from tests.unit.journaled import HOT, JournaledBooks, evm_payment, opened, xmr_payment
 from tests.unit.orders import key

@@ -11,7 +11,6 @@ import pytest
 
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     SqliteDatabase,
@@ -19,7 +18,7 @@ from rpcsvc.store.backends.sqlite.database import (
     snapshot,
 )
 from rpcsvc.store.database import BooksUnreadable
-from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, UnsweptTotal, owed, reserved
+from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, UnsweptTotal, owed, reserved
 from tests.rows import statement
 from tests.sandbox import sandbox
 
@@ -71,7 +70,7 @@ async def test_deposit_addresses_are_summed_with_what_arrives(
         ),
     )
     with snapshot(tmp_path) as taken:
-        books = SqlOperatorBooks(taken)
+        books = OperatorBooks(taken)
         assert await books.unswept() == {"arbitrum": UnsweptTotal(7, 1, 24)}
         assert await books.swept() == {"arbitrum": 5}
 
@@ -93,7 +92,7 @@ async def test_fees_are_summed_by_purpose_beyond_64_bits(
         (_MONERO, ("m3", "upkeep", 5, "m3", "published", 1, None)),
     )
     with snapshot(tmp_path) as taken:
-        books = SqlOperatorBooks(taken)
+        books = OperatorBooks(taken)
         assert await books.gas_fees() == {"arbitrum": {"sweep": 4, "transfer": 8 * price}}
         assert await books.monero_fees() == {"transfer": 3, "upkeep": 5}
 
@@ -108,7 +107,7 @@ async def test_transfer_lists_its_transactions_and_the_mined_one(
         (_MONERO, ("m1", "transfer", 3, "mm", "settled", 1, 12)),
     )
     with snapshot(tmp_path) as taken:
-        books = SqlOperatorBooks(taken)
+        books = OperatorBooks(taken)
         assert await books.signed("t1") == [Signed("x1", 10, "settled", 9)]
         assert await books.signed("m1") == [Signed("mm", 1000, "settled", 12)]
         assert await books.signed("t2") == []
@@ -125,7 +124,7 @@ async def test_own_addresses_are_known_on_both_sides(
         ("INSERT INTO monero_addresses VALUES (1, '8Sub')", ()),
     )
     with snapshot(tmp_path) as taken:
-        books = SqlOperatorBooks(taken)
+        books = OperatorBooks(taken)
         for ours in ("0x2", "0X2", "0xhot", "4Primary", "8Sub"):
             assert await books.is_own_address(ours), ours
         assert not await books.is_own_address("0x4")
@@ -145,7 +144,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
         await box.settle(4)
         fresh = await box.order("u2x")
         with snapshot(tmp_path) as taken:
-            orders = await SqlOperatorBooks(taken).open_orders()
+            orders = await OperatorBooks(taken).open_orders()
         order = await box.up.service.store.order(fresh.order_id)
     assert {each.order_id for each in orders} == {waiting.order_id, fresh.order_id}
     assert open_one.order_id not in {each.order_id for each in orders}
@@ -163,7 +162,7 @@ async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> N
         await box.fault("payout_fails", orderId=placed[2].order_id)
         for each in placed:
             await each.fund()
-        books = SqlOperatorBooks(box.up.database)
+        books = OperatorBooks(box.up.database)
         for _ in range(20):
             await box.settle(0.5)
             expected: Counter[tuple[str, str]] = Counter()
@@ -186,7 +185,7 @@ async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: P
         await part.fund("75")
         await box.catch_up()
         with snapshot(tmp_path) as taken:
-            orders = await SqlOperatorBooks(taken).open_orders()
+            orders = await OperatorBooks(taken).open_orders()
     expires = {order.terms.expires_at for order in orders}
     whole = sum(o.terms.expected_output + o.terms.price.payout_fee for o in orders)
     assert reserved(orders, min(expires) - 1) == {"arbitrum": 75_000_000, "monero": whole}
@@ -233,7 +232,7 @@ def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
 
 async def test_before_the_first_start_nothing_has_happened() -> None:
     with empty_snapshot() as taken:
-        books = SqlOperatorBooks(taken)
+        books = OperatorBooks(taken)
         assert (await books.unswept(), await books.swept(), await books.open_orders()) == (
             {},
             {},

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.app import running
+from rpcsvc.bootstrap import running
 from rpcsvc.domain.events import DeadlinePassed, UpstreamReported
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.settings import Settings, SettingsError, load_settings
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.orders import terms
@@ -85,7 +85,7 @@ async def test_real_wallets_have_no_simulated_order_in_their_books(tmp_path: Pat
 async def test_real_wallets_have_no_simulated_withdrawal(tmp_path: Path) -> None:
     item = Withdrawal("wd_0001", "arbitrum", USDC, "0x" + "0b" * 20, 5, 1, 1, 1)
     async with running(sandbox(tmp_path)) as up:
-        await SqlWithdrawals(up.database).add(item, None)
+        await WithdrawalStore(up.database).add(item, None)
     with pytest.raises(SettingsError, match=r"allowed: sandbox, .* are the sandbox's"):
         await start(unreachable(tmp_path))
     with pytest.raises(SettingsError, match=r"such as wd_0001, are not over in the sandbox"):

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
-from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.lease import MARGIN_MS, SETTLER, Lease
-from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.payouts import Payouts, published_verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.orders.processor import Quarantine
+from rpcsvc.store.leases import MARGIN_MS, SETTLER, Lease
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 
@@ -88,6 +89,36 @@ async def test_a_refund_is_signed_for_the_sender() -> None:
 async def test_nothing_is_signed_for_a_stranger(order: Order, change: dict[str, Any]) -> None:
     swapped = replace(order.transfers[0], **change)
     assert await sign(replace(order, transfers=(swapped,))) == []
+
+
+class AbsentTransfer:
+    """Wallets whose network does not know a transfer until it is published."""
+
+    def __init__(self) -> None:
+        self.published = 0
+
+    async def look_up(self, _transfer: Transfer) -> Verdict:
+        return Verdict(Outcome.ABSENT)
+
+    async def publish(self, _transfer: Transfer) -> Verdict:
+        self.published += 1
+        return Verdict(Outcome.PENDING)
+
+
+async def test_nothing_is_published_without_time_left() -> None:
+    wallets, now = AbsentTransfer(), 1_000
+    transfer = paying(Direction.XMR_TO_USDC).transfers[0]
+    lease = Lease(SETTLER, 1, now + MARGIN_MS, lambda: now)
+
+    async def publish() -> tuple[Outcome, int]:
+        verdict = await published_verdict(cast("Any", wallets), lease, transfer)
+        return verdict.outcome, wallets.published
+
+    assert await publish() == (Outcome.ABSENT, 0)
+    lease.extend(now + MARGIN_MS + 1)
+    assert await publish() == (Outcome.PENDING, 1)
+    lease.lose()
+    assert await publish() == (Outcome.ABSENT, 1)
 
 
 async def test_nothing_is_signed_without_time_left() -> None:

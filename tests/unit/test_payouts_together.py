@@ -22,13 +22,13 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import StatusView
+from rpcsvc.store.leases import SETTLER, Lease
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import NOW, terms
 
 
@@ -68,7 +68,7 @@ class FakeWallets:
         self.asked.append(ids)
         if self.meanwhile is not None:
             await self.meanwhile()
-        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)))
+        await record(PreparedTransfer(f"{len(self.asked):064x}", "bytes", tuple(ids)), None)
 
     async def look_up(self, _transfer: Transfer) -> Verdict:
         return Verdict(Outcome.ABSENT)
@@ -82,7 +82,7 @@ class FakeWallets:
 class PayoutDriver:
     """A store with orders whose payouts are due, and the Payouts that send them."""
 
-    store: SqlOrderStore
+    store: OrderStore
     processor: OrderProcessor
     fake: FakeWallets
     payouts: Payouts
@@ -125,7 +125,7 @@ class PayoutDriver:
 @pytest.fixture
 async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
     database = await SqliteDatabase.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     fake = FakeWallets()

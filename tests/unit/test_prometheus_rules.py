@@ -1,4 +1,4 @@
-"""Alert rules and dashboard use existing metrics; rules link to docs/alerts.md and are tested.
+"""Rules and dashboard use existing metrics; rules link to docs/operate/alerts.md and are tested.
 
 The rules are tested on recorded series if promtool is installed.
 """
@@ -59,7 +59,7 @@ def test_every_rule_links_to_its_section() -> None:
     assert len(rules) > 4
     for rule in rules:
         anchors = re.findall(
-            r'runbook_url: "{{ \$externalLabels\.rpcsvc_docs }}/alerts\.md#(\w+)"', rule
+            r'runbook_url: "{{ \$externalLabels\.rpcsvc_docs }}/operate/alerts\.md#(\w+)"', rule
         )
         assert anchors == [rule.split()[0].lower()]
 
@@ -122,7 +122,7 @@ def test_dashboard_expressions_are_promql(tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_section_and_every_chapter_has_a_rule() -> None:
-    page = (ROOT / "docs" / "alerts.md").read_text()
+    page = (ROOT / "docs" / "operate" / "alerts.md").read_text()
     chapters = [re.findall(r"^### (Rpcsvc\w+)$", part, re.MULTILINE)
                 for part in re.split(r"^## .*$", page, flags=re.MULTILINE)[1:]]  # fmt: skip
     assert all(chapters)

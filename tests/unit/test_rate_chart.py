@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.http.pages.front import HEIGHT, SPAN_MS, STEP_MS, WIDTH, RateChart, rate_chart
-from rpcsvc.orders.ports.store import RateRow
+from rpcsvc.store.replicas import RateRow
 
 NOW = 1_800_000_000_000
 _POINT = re.compile(r"([ML])(-?\d+) (-?\d+)(?:h0)?")

@@ -19,16 +19,11 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import (
-    Change,
-    Health,
-    RelayRecord,
-    RelayState,
-    StaleWrite,
-    StoredResponse,
-)
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -37,16 +32,15 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamStatus,
 )
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import Admission, Reservation
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
-from rpcsvc.store.database import Statement
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import Change, RelayRecord, RelayState, StoredResponse
+from rpcsvc.store.database import StaleWrite, Statement
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.orders import terms
@@ -99,8 +93,8 @@ class World:
     def __init__(self, database: SqliteDatabase, path: Path) -> None:
         self.path = path
         self.upstream, self.clock = ScriptedUpstream(), ManualClock()
-        self.store = SqlOrderStore(database, lambda: "key")
-        self.books = SqlOperatorBooks(database)
+        self.store = OrderStore(database, lambda: "key")
+        self.books = OperatorBooks(database)
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
         upstream = cast("Any", self.upstream)
@@ -251,7 +245,7 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
 class Failing:
     """A store whose writes fail while the test says so."""
 
-    def __init__(self, store: SqlOrderStore, *, after: int) -> None:
+    def __init__(self, store: OrderStore, *, after: int) -> None:
         self._commit, self.left = store.commit, after
 
     async def commit(self, *changes: Change) -> None:

@@ -16,12 +16,12 @@ from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.reservations import counted, reservations_of
-from rpcsvc.orders.unfunded import Admission
+from rpcsvc.domain.reservations import counted, reservations_of
+from rpcsvc.domain.unfunded import Admission
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 from tests.unit.reserving import Keeper, numbered, wrong_sums
 
@@ -218,7 +218,7 @@ def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) 
 
 
 async def _live(data: st.DataObject, database: SqliteDatabase) -> None:
-    keeper, now = Keeper(SqlOrderStore(database, lambda: "key")), NOW
+    keeper, now = Keeper(OrderStore(database, lambda: "key")), NOW
     for number, direction in enumerate(Direction):
         await keeper.open(numbered(number, direction), Admission(f"address:{number}"))
     for fresh in range(data.draw(st.integers(1, 20))):

@@ -9,9 +9,9 @@ import pytest
 
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.ledger import EvmDeposit
+from rpcsvc.settlement.onchain.evm.records import EvmDeposit
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
-from rpcsvc.settlement.onchain.monero.ledger import DepositRecord
+from rpcsvc.settlement.onchain.monero.records import DepositRecord
 
 DEEP = 1000
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import LogCapture
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.service_manager import (
     ALIVE,
     PINGS_PER_PERIOD,

@@ -187,13 +187,22 @@ def test_every_key_can_be_given_by_its_environment_variable() -> None:
     environ = {
         "RPCSVC_" + key.upper().replace(".", "__"): _as_text(value)
         for key, value in rows.items()
-        if key not in {"agent_rpc_token", "tls_cert", "tls_key"}
+        if key not in {"agent_rpc_token", "telemetry.metrics_token", "tls_cert", "tls_key"}
     }
     environ |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_TLS_CERT": "/c", "RPCSVC_TLS_KEY": "/k"}
+    environ["RPCSVC_TELEMETRY__METRICS_TOKEN"] = OTHER_TOKEN
 
     loaded = load(environ=environ)
 
     assert all(origin.startswith("env ") for origin in loaded.origins.values())
+
+
+def test_token_for_metrics_is_no_token_for_rpc() -> None:
+    both = f"{OTHER_TOKEN},{TOKEN}"
+    environ = {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_TELEMETRY__METRICS_TOKEN": both}
+    with pytest.raises(SettingsError, match="opens /metrics alone") as refused:
+        load(environ=environ)
+    assert TOKEN not in str(refused.value)
 
 
 def test_config_variable_names_the_file_and_the_argument_wins(tmp_path: Path) -> None:
@@ -714,6 +723,7 @@ def test_the_secrets_are_known_by_their_type() -> None:
         "onchain.monerod_password",
         "onchain.wallet_password",
         "onchain.wallet_file_password",
+        "telemetry.metrics_token",
     } == SECRETS
 
 

@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import jwt
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -20,6 +23,7 @@ from hypothesis import strategies as st
 from joserfc import jws
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet, OKPKey
+from jwt import PyJWKClient, PyJWKClientError, api_jwk, jwk_set_cache, jwks_client
 from msgspec.structs import replace
 
 from rpcsvc import verify
@@ -34,7 +38,7 @@ from tests.unit.orders import terms as terms_of_an_order
 Json = dict[str, Any]
 START = 1_767_323_045_678  # 2026-01-02T03:04:05.678Z
 ROOT = Path(__file__).parent.parent.parent
-DOC = ROOT / "docs" / "signing.md"
+DOC = ROOT / "docs" / "use" / "signing.md"
 CHAINS = load_chains((ROOT / "config" / "chains.toml").read_text(encoding="utf-8"))
 TARGET = "/api/v1/agent/swap/status/ord_0?verify=0x"
 
@@ -122,7 +126,7 @@ def unb64(text: str) -> bytes:
 def check_as_another_language_would(
     jwks: Json, request: tuple[str, str, bytes], status: int, headers: Json, body: bytes
 ) -> None:
-    """docs/signing.md, step by step, without a line of the service. Raises InvalidSignature."""
+    """docs/use/signing.md, step by step, without a line of the service. Raises InvalidSignature."""
     method, target, request_body = request
     kid = headers["x-service-signing-kid"]
     (key,) = [key for key in jwks["keys"] if key["kid"] == kid]
@@ -291,8 +295,10 @@ def test_the_next_start_finds_the_same_key(ring: KeyRing, keys: Path, clock: Set
 
 def test_the_jwks_holds_no_private_part(ring: KeyRing) -> None:
     ring.rotate()
+    ring.prepare()
+    public = {"kty", "crv", "x", "kid", "use", "alg", "whpk", "retiredAt", "signsFrom"}
     for key in ring.jwks()["keys"]:
-        assert key.keys() <= {"kty", "crv", "x", "kid", "use", "alg", "whpk", "retiredAt"}
+        assert key.keys() <= public
 
 
 @pytest.mark.parametrize("bits", [0o040, 0o010, 0o020, 0o004, 0o002, 0o001])
@@ -364,12 +370,17 @@ def _change(change: Callable[[Json], object]) -> Callable[[Path], object]:
         _change(lambda ring: ring["keys"][1].update(x="")),
         _change(lambda ring: ring["keys"][1].update(retiredAt="soon")),
         _change(lambda ring: ring["keys"][1].pop("retiredAt")),
+        _change(lambda ring: ring["next"].update(signsFrom="soon")),
+        _change(lambda ring: ring["next"].update(d="A" * 43)),
+        _change(lambda ring: ring["next"].pop("signsFrom")),
+        _change(lambda ring: ring.update(next=None)),
     ],
 )
 def test_a_damaged_ring_is_refused_and_left_as_it_is(
     ring: KeyRing, keys: Path, damage: Callable[[Path], object]
 ) -> None:
     ring.rotate()
+    ring.prepare()
     damage(keys / "ring.json")
     before = (keys / "ring.json").read_bytes()
     with pytest.raises(SigningKeyError, match="backup"):
@@ -566,6 +577,171 @@ def test_two_rotations_by_two_processes_lose_no_key(ring: KeyRing, keys: Path) -
     assert [key["kid"] for key in reread(keys).jwks()["keys"]] == [third, second, first]
 
 
+# --- the next key ----------------------------------------------------------------------------
+
+
+def test_next_key_is_published_before_it_signs(ring: KeyRing, keys: Path, clock: SetClock) -> None:
+    signer, old = ResponseSigner(ring, clock), ring.current.kid
+    prepared = reread(keys).prepare()
+    clock.ms += 1000
+    assert [key["kid"] for key in signer.jwks()["keys"]] == [old, prepared.key.kid]
+    assert signer.jwks()["keys"][1]["signsFrom"] == "2026-01-02T03:19:15Z"
+    served_for = prepared.signs_from - clock.ms // 1000
+    assert served_for >= 10 * 60
+    clock.ms += (served_for - 1) * 1000
+    assert (signer.webhook_key, signer.kid) == (f"{signer.jwks()['keys'][0]['whpk']}", old)
+    clock.ms += 1000
+    current, retired = signer.jwks()["keys"]
+    assert (current["kid"], signer.kid) == (prepared.key.kid, prepared.key.kid)
+    assert "signsFrom" not in current
+    assert (retired["kid"], retired["retiredAt"]) == (old, "2026-01-02T03:19:25Z")
+
+
+def test_next_key_takes_over_in_copies_and_after_restarts(
+    ring: KeyRing, keys: Path, clock: SetClock, tmp_path: Path
+) -> None:
+    prepared, old = ring.prepare(10), ring.current.kid
+    replica = KeyRing.load(copied(keys, tmp_path / "replica"), clock, os.urandom)
+    stopped = copied(keys, tmp_path / "stopped")
+    clock.ms += 10 * 60_000
+    assert replica.refresh() is ring.refresh() is False
+    clock.ms += 10_000
+    assert replica.refresh() is ring.refresh() is True
+    clock.ms += 3_600_000
+    restarted = KeyRing.load_or_create(stopped, clock, os.urandom)
+    for each in (ring, replica, restarted):
+        assert each.current.kid == prepared.key.kid
+        assert [key.kid for key in each.retired] == [old]
+        assert each.next is None
+    assert ring.jwks() == replica.jwks() == restarted.jwks()
+
+
+def copied(keys: Path, place: Path) -> Path:
+    """The directory of keys that an operator copies to another machine."""
+    return Path(shutil.copytree(keys, place))
+
+
+def test_replicas_whose_clocks_differ_sign_what_holds(
+    ring: KeyRing, keys: Path, clock: SetClock, tmp_path: Path
+) -> None:
+    prepared = ring.prepare()
+    slow = SetClock()
+    behind = ResponseSigner(
+        KeyRing.load(copied(keys, tmp_path / "replica"), slow, os.urandom), slow
+    )
+    clock.ms = (prepared.signs_from + 9) * 1000
+    slow.ms = clock.ms - 10_000
+    ring.refresh()
+    headers = behind.headers("GET", "/", 200, b"", b"")
+    assert headers["x-service-signing-kid"] != ring.current.kid
+    answer = Exchange(
+        method="GET", target="/", request_body=b"", status=200, headers=headers, body=b""
+    )
+    assert verify_response(answer, ring.jwks()).key_retired_at is not None
+
+
+def test_old_private_key_is_destroyed_once_the_next_signs(
+    ring: KeyRing, keys: Path, clock: SetClock
+) -> None:
+    prepared = ring.prepare()
+    with (keys / "ring.json").open("rb") as old:
+        seed = json.loads(old.read())["keys"][0]["d"]
+        clock.ms = (prepared.signs_from + HANDOVER_SECONDS) * 1000 - 1
+        ring.refresh()
+        assert seed in (keys / "ring.json").read_text()
+        clock.ms += 1
+        ring.refresh()
+        old.seek(0)
+        assert set(old.read()) == {0}
+    assert seed not in (keys / "ring.json").read_text()
+    assert reread(keys).current == prepared.key
+
+
+def test_next_key_takes_over_while_the_disk_is_wrong(
+    ring: KeyRing, keys: Path, clock: SetClock
+) -> None:
+    signer, prepared = ResponseSigner(ring, clock), ring.prepare()
+    (keys / "ring.json").unlink()
+    clock.ms = prepared.signs_from * 1000
+    headers = signer.headers("GET", "/", 200, b"", b"")
+    assert headers["x-service-signing-kid"] == prepared.key.kid
+    assert signer.problem is not None
+
+
+def test_rotation_now_drops_the_next_key(ring: KeyRing, clock: SetClock) -> None:
+    prepared, old = ring.prepare(), ring.current.kid
+    fresh = ring.rotate()
+    assert [key["kid"] for key in ring.jwks()["keys"]] == [fresh.kid, old]
+    clock.ms = (prepared.signs_from + 60) * 1000
+    ring.refresh()
+    assert ring.current == fresh
+
+
+def test_next_key_can_be_prepared_after_the_last_took_over(ring: KeyRing, clock: SetClock) -> None:
+    first, second = ring.current.kid, ring.prepare()
+    clock.ms = second.signs_from * 1000
+    third = ring.prepare()
+    kids = [key["kid"] for key in ring.jwks()["keys"]]
+    assert kids == [second.key.kid, third.key.kid, first]
+
+
+class PausingClient(PyJWKClient):
+    """PyJWT's client of a key set, on the test's clock.
+
+    It keeps a set for ``lifespan``, and fetches none within 30 seconds of the last one. So does
+    jose, whose lifespan is ten minutes.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], Json], now: Callable[[], float], lifespan: float
+    ) -> None:
+        super().__init__("https://swap.example/.well-known/jwks.json", lifespan=lifespan)
+        self.fetch, self.now = fetch, now
+
+    def fetch_data(self) -> Any:
+        found = self.fetch()
+        if self.jwk_set_cache is not None:
+            self.jwk_set_cache.put(found)
+        self._last_successful_fetch = self.now()
+        return found
+
+
+@pytest.mark.parametrize("lifespan", [300, 600])
+def test_rotation_has_no_attestation_refused_by_caching_clients(
+    ring: KeyRing, clock: SetClock, lifespan: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def now() -> float:
+        return clock.ms / 1000
+
+    for module in (api_jwk, jwks_client, jwk_set_cache):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now))
+    signer, old = ResponseSigner(ring, clock), ring.current.kid
+    clients = []
+    for _ in range(8):
+        clients.append(PausingClient(signer.jwks, now, lifespan))
+        clients[-1].get_signing_key(old)
+        clock.ms += 5000
+    prepared = ring.prepare(10)
+    while clock.ms // 1000 < prepared.signs_from + 60:
+        token = signer.attest(order_terms().canonical())
+        for client in clients:
+            jws_of(token, client)
+        clock.ms += 2000
+    assert signer.kid == prepared.key.kid
+    fresh = PausingClient(signer.jwks, now, lifespan)
+    fresh.get_signing_key(signer.kid)
+    ring.rotate()
+    clock.ms += 1000
+    with pytest.raises(PyJWKClientError):  # what a rotation at once costs
+        jws_of(signer.attest(order_terms().canonical()), fresh)
+
+
+def jws_of(token: str, client: PyJWKClient) -> bytes:
+    """The payload of a token that the client has the key of."""
+    key = client.get_signing_key(jwt.get_unverified_header(token)["kid"])
+    return bytes(jwt.PyJWS().decode(token, key, algorithms=["EdDSA"]))
+
+
 # --- crashes ---------------------------------------------------------------------------------
 
 
@@ -641,6 +817,49 @@ def test_rotation_stopped_at_any_step_leaves_a_usable_ring(
     assert outcomes[0] is False
     assert outcomes[-1] is True
     assert outcomes == sorted(outcomes)
+
+
+@FAILURES
+def test_preparing_stopped_at_any_step_leaves_a_usable_ring(
+    tmp_path: Path, failing: Failing, failure: type[BaseException]
+) -> None:
+    clock = SetClock()
+    outcomes = []
+    for step in range(1, 100):
+        keys = tmp_path / str(step) / "keys"
+        ring = KeyRing.load_or_create(keys, clock, Counter())
+        failing.run(step, failure, ring.prepare)
+        reached = failing.count >= step
+        found = KeyRing.load_or_create(keys, clock, os.urandom)
+        outcomes.append(found.next is not None)
+        assert found.current == ring.current
+        assert ResponseSigner(ring, clock).jwks() == found.jwks()
+        if not reached:
+            break
+    assert len(outcomes) > 8
+    assert outcomes == sorted(outcomes)
+    assert outcomes[0] is not outcomes[-1]
+
+
+@FAILURES
+def test_handover_stopped_at_any_step_loses_no_key(
+    tmp_path: Path, failing: Failing, failure: type[BaseException]
+) -> None:
+    for step in range(1, 100):
+        clock, keys = SetClock(), tmp_path / str(step) / "keys"
+        ring = KeyRing.load_or_create(keys, clock, Counter())
+        old, prepared = ring.current, ring.prepare()
+        clock.ms = (prepared.signs_from + HANDOVER_SECONDS) * 1000
+        failing.run(step, failure, ring.refresh)
+        reached = failing.count >= step
+        for found in (ring, KeyRing.load_or_create(keys, clock, os.urandom)):
+            found.refresh()
+            assert found.current == prepared.key
+            assert [key.kid for key in found.retired] == [old.kid]
+        assert [path.name for path in keys.iterdir()] == ["ring.json"]
+        if not reached:
+            break
+    assert step > 8
 
 
 @FAILURES

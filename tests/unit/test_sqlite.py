@@ -10,10 +10,6 @@ from typing import Any
 import aiosqlite
 import pytest
 
-from rpcsvc.orders.ports.store import (
-    Change,
-    Ticket,
-)
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     LOCK_NAME,
@@ -23,19 +19,20 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
 )
 from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.changes import Change, Ticket
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.rows import all_rows, statement
 from tests.unit.orders import NOW, created, fresh
 
 
 @pytest.fixture
-def store(database: SqliteDatabase) -> SqlOrderStore:
-    return SqlOrderStore(database, lambda: "key")
+def store(database: SqliteDatabase) -> OrderStore:
+    return OrderStore(database, lambda: "key")
 
 
 async def test_value_beyond_sqlite_is_refused_and_the_next_write_works(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     for bad in ("\ud800", 2**63, object()):
         ticket = Ticket("t", NOW, "agent", bad, None, None, None)  # type: ignore[arg-type] # bad
@@ -153,9 +150,7 @@ async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damag
         await database.close()
 
 
-async def test_backup_is_complete_and_never_overwritten(
-    store: SqlOrderStore, tmp_path: Path
-) -> None:
+async def test_backup_is_complete_and_never_overwritten(store: OrderStore, tmp_path: Path) -> None:
     await store.commit(created(fresh()))
     copy = tmp_path / "copy" / DATABASE_NAME
     copy.parent.mkdir()
@@ -168,7 +163,7 @@ async def test_backup_is_complete_and_never_overwritten(
 
 
 async def test_a_check_finds_books_that_do_not_balance(
-    store: SqlOrderStore, database: SqliteDatabase, tmp_path: Path
+    store: OrderStore, database: SqliteDatabase, tmp_path: Path
 ) -> None:
     await store.commit(created(fresh()))
     assert check_database(tmp_path) == []

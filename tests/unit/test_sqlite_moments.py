@@ -14,10 +14,10 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import StatusView
+from rpcsvc.store.orders import OrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, terms
 
@@ -42,7 +42,7 @@ async def test_order_reads_consistent_while_its_next_version_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await SqliteDatabase.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     clock = ManualClock()
     clock.now = NOW
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))

@@ -7,11 +7,17 @@ from contextlib import closing
 
 import pytest
 
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+    _AWAITING,
+    _IS_AWAITING,
+    _SELECT_ADDRESS,
+    _TO_WATCH,
+)
+from rpcsvc.settlement.onchain.evm.payment_ledger import _SELECT_SWEEP, _UNSWEPT
+from rpcsvc.settlement.onchain.unrecorded import _UNATTRIBUTED
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.checks import _THERE
-from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, _TO_WATCH
-from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
 from rpcsvc.store.operator_books import _FLOWS, _MADE_AT
 from rpcsvc.store.orders import (
     _REDUCE,
@@ -23,7 +29,6 @@ from rpcsvc.store.orders import (
     _SELECT_VIEW,
 )
 from rpcsvc.store.records import _SELECT_OPEN
-from rpcsvc.store.wallets import _UNATTRIBUTED
 
 PLANS = [
     (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),

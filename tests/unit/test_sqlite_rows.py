@@ -30,7 +30,8 @@ from rpcsvc.domain.order import (
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Direction, Price
-from rpcsvc.orders.ports.store import (
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
+from rpcsvc.store.changes import (
     Change,
     HistoryEntry,
     PendingEffect,
@@ -39,8 +40,7 @@ from rpcsvc.orders.ports.store import (
     StatusView,
     StoredResponse,
 )
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 
 # All numbers and texts differ, so that a swapped column is found.
 TERMS = Terms(
@@ -146,15 +146,15 @@ def by_name(value: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def empty(tmp_path: Path) -> AsyncIterator[SqlOrderStore]:
+async def empty(tmp_path: Path) -> AsyncIterator[OrderStore]:
     """A store without orders."""
     database = await SqliteDatabase.open(tmp_path)
-    yield SqlOrderStore(database, lambda: "view key")
+    yield OrderStore(database, lambda: "view key")
     await database.close()
 
 
 @pytest.fixture
-async def store(empty: SqlOrderStore) -> SqlOrderStore:
+async def store(empty: OrderStore) -> OrderStore:
     """A store with the order, as made and after its events."""
     made = HistoryEntry(1, 1, "made", "status", {})
     paid = HistoryEntry(2, 2, "paid", "status", {})
@@ -185,12 +185,12 @@ def test_no_number_that_is_kept_stands_for_another() -> None:
         assert len(set(numbers)) == len(numbers)
 
 
-async def test_an_order_comes_back_with_every_value(store: SqlOrderStore) -> None:
+async def test_an_order_comes_back_with_every_value(store: OrderStore) -> None:
     assert await store.order("ord_1") == PAID
 
 
 async def test_an_order_that_was_only_made_comes_back_with_every_term(
-    empty: SqlOrderStore,
+    empty: OrderStore,
 ) -> None:
     made = HistoryEntry(1, 1, "made", "status", {})
     agreed = replace(OPEN, terms=replace(TERMS, refund_address="agreed"))
@@ -200,7 +200,7 @@ async def test_an_order_that_was_only_made_comes_back_with_every_term(
 
 @pytest.mark.parametrize("column", ["agreed_refund_address", "refund_address"])
 async def test_an_agreed_refund_address_is_never_changed(
-    empty: SqlOrderStore, tmp_path: Path, column: str
+    empty: OrderStore, tmp_path: Path, column: str
 ) -> None:
     made = HistoryEntry(1, 1, "made", "status", {})
     agreed = replace(OPEN, terms=replace(TERMS, refund_address="agreed"))
@@ -213,7 +213,7 @@ async def test_an_agreed_refund_address_is_never_changed(
 
 
 async def test_terms_and_status_are_in_columns_of_their_names(
-    store: SqlOrderStore, tmp_path: Path
+    store: OrderStore, tmp_path: Path
 ) -> None:
     assert await store.order("ord_1") is not None
     expected = {
@@ -249,7 +249,7 @@ async def test_terms_and_status_are_in_columns_of_their_names(
     ],
 )
 async def test_what_belongs_to_an_order_is_in_the_columns_of_its_name(
-    store: SqlOrderStore, tmp_path: Path, table: str, values: dict[str, Any]
+    store: OrderStore, tmp_path: Path, table: str, values: dict[str, Any]
 ) -> None:
     assert await store.order("ord_1") is not None
     row = stored(tmp_path, table)
@@ -257,13 +257,13 @@ async def test_what_belongs_to_an_order_is_in_the_columns_of_its_name(
     assert row == {column: values[column] for column in row}
 
 
-async def test_a_claim_comes_back_with_every_value(store: SqlOrderStore) -> None:
+async def test_a_claim_comes_back_with_every_value(store: OrderStore) -> None:
     assert await store.relay_of_key("namespace", "key") == RELAY
     assert await store.relays_in(RelayState.CREATED) == [RELAY]
     assert await store.open_relayed() == ["ord_1"]
 
 
-async def test_an_answer_comes_back_with_every_value(store: SqlOrderStore) -> None:
+async def test_an_answer_comes_back_with_every_value(store: OrderStore) -> None:
     answer = StoredResponse("space", "its key", "operation", {"n": [1, "2"]}, b"body", 801)
     await store.commit(Change(response=answer))
     assert await store.response("space", "its key") == answer
@@ -273,7 +273,7 @@ async def test_an_answer_comes_back_with_every_value(store: SqlOrderStore) -> No
     "effect", [AdvanceTransfer("transfer"), FillChunk(12), PriceLateDeposit()], ids=repr
 )
 async def test_effect_survives_a_round_trip_whatever_its_subject(
-    store: SqlOrderStore, effect: Effect
+    store: OrderStore, effect: Effect
 ) -> None:
     later = replace(PAID, version=3, fills=(FILL, FILL))
     await store.commit(
@@ -285,7 +285,7 @@ async def test_effect_survives_a_round_trip_whatever_its_subject(
 
 
 async def test_order_is_found_by_whole_address_and_network(
-    empty: SqlOrderStore,
+    empty: OrderStore,
 ) -> None:
     start = "0x52908400098527886E"[:18]
     terms = replace(TERMS, deposit_address=f"{start}0F", twap=None, upstream_id=None)

@@ -14,8 +14,9 @@ from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite
 from rpcsvc.orders.processor import TRIES, OrderProcessor
+from rpcsvc.store.changes import Change, HistoryEntry
+from rpcsvc.store.database import StaleWrite
 from tests.unit.commits import due, on_record, record
 from tests.unit.journaled import JournaledBooks, opened
 from tests.unit.orders import NOW, key

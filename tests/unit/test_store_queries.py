@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import rpcsvc.settlement
 import rpcsvc.store
 
 STORE = Path(rpcsvc.store.__file__).parent
-MODULES = sorted(STORE.glob("*.py"))
+# The engines' own queries stand beside the code that uses them.
+ENGINES = Path(rpcsvc.settlement.__file__).parent.rglob("*.py")
+MODULES = [
+    *sorted(STORE.glob("*.py")),
+    *sorted(path for path in ENGINES if "rpcsvc.store.database import" in path.read_text()),
+]
 _SQL = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM|WHERE|ON CONFLICT|ORDER BY)\b")
 # Syntax that only one of the two has, or that they interpret differently.
 _NOT_SHARED = {

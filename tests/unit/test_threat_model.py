@@ -1,4 +1,4 @@
-"""The tests that docs/threat-model.md names exist, and each of its lines names one."""
+"""The tests that docs/operate/threat-model.md names exist, and each of its lines names one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 LINES = [
     line
-    for line in (ROOT / "docs" / "threat-model.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "operate" / "threat-model.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| against |")
 ]
 

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.errors import Unavailable
+from rpcsvc.domain.unfunded import ADDRESS as ADDRESS_KIND
+from rpcsvc.domain.unfunded import Client
+from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.service import TicketBudget
-from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge, TicketsTaken
-from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
-from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import Change, Ticket, TicketCharge, TicketsTaken
+from rpcsvc.store.orders import OrderStore
 from tests.contract.serving import MONERO, Served, serving
 from tests.rows import all_rows
-from tests.sandbox import HOUR_MS, Placed, sandbox
+from tests.sandbox import HOUR_MS, Placed, Sandbox, sandbox
 
 DAY = 86_400_000
 TICKET = {"message": "where is it?"}
+LARGEST = {"message": "\U0001f4b6" * 8_000}
 LIMITED = {"support.tickets_per_client": 2}
 ADDRESS = Client(ADDRESS_KIND, "192.0.2.1")
 
@@ -32,18 +33,22 @@ def ticket(size: int, at: int) -> Ticket:
 
 def test_client_has_so_many_tickets_a_day() -> None:
     budget = TicketBudget(2, 10_000)
-    charge = budget.charge("one", ticket(300, DAY), TicketsTaken(1, 300))
-    assert charge == TicketCharge(1, "one", 300, 2, 10_000)
-    with pytest.raises(Unavailable) as refused:
-        budget.charge("one", ticket(300, DAY - 1_500), TicketsTaken(2, 600))
+    charge = budget.charge("one", ticket(300, DAY), TicketsTaken(1, 300), has_money=False)
+    assert charge == TicketCharge(1, "one", 300, 2, 7_500)
+    with pytest.raises(RateLimited) as refused:
+        budget.charge("one", ticket(300, DAY - 1_500), TicketsTaken(2, 600), has_money=False)
     assert refused.value.retry_after == 2
+    assert refused.value.details == {"reason": "tickets", "limit": 2}
 
 
-def test_all_clients_share_the_size_of_a_day() -> None:
+@pytest.mark.parametrize(("has_money", "most"), [(False, 750), (True, 1_000)])
+def test_all_clients_share_the_size_of_a_day(has_money: bool, most: int) -> None:
     budget = TicketBudget(100, 1_000)
+    taken = TicketsTaken(0, most - 400)
     with pytest.raises(Unavailable):
-        budget.charge("other", ticket(401, 6), TicketsTaken(0, 600))
-    assert budget.charge("other", ticket(400, 7), TicketsTaken(0, 600)).size == 400
+        budget.charge("other", ticket(401, 6), taken, has_money=has_money)
+    charge = budget.charge("other", ticket(400, 7), taken, has_money=has_money)
+    assert (charge.size, charge.most_bytes) == (400, most)
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -53,7 +58,7 @@ async def test_tickets_over_the_budget_are_not_stored(tmp_path: Path, limited: b
     async with serving(tmp_path, **flags) as served:
         assert [await status(served) for _ in range(2)] == [200, 200]
     async with serving(tmp_path, **flags) as served:
-        assert [await status(served) for _ in range(3)] == [200, 503, 503]
+        assert [await status(served) for _ in range(3)] == [200, 429, 429]
         assert served.count("tickets") == 3
         (name,) = [
             name
@@ -90,9 +95,37 @@ async def test_ticket_with_the_awaited_refund_address_is_accepted(tmp_path: Path
         answers = [await box.call("support.create", client=ADDRESS, **TICKET) for _ in range(3)]
         assert [answer["ok"] for answer in answers] == [True, True, False]
         stranger = await named(order, "00000000-0000-4000-8000-000000000000")
-        assert stranger["error"]["code"] == "unavailable", "it is not the owner's"
+        assert stranger["error"]["code"] == "rate_limited", "it is not the owner's"
         answer = await named(order, order.session_id)
         assert answer["data"]["refundAddress"] == {"accepted": True, "address": MONERO}
+
+
+async def test_owner_of_a_paid_order_is_heard_when_others_fill_the_day(tmp_path: Path) -> None:
+    """13 addresses with 20 of the largest tickets each are all bytes of a day."""
+    async with sandbox(tmp_path) as box:
+        order, unpaid = await box.order("x2u"), await box.order("x2u")
+        await order.fund()
+        await unpaid.fund("0.00005")  # less than sending it back costs
+        await box.settle()
+        answers = [
+            await box.call("support.create", client=Client(ADDRESS_KIND, f"192.0.2.{n}"), **LARGEST)
+            for n in range(13)
+            for _ in range(20)
+        ]
+        assert [each["ok"] for each in answers].count(False) > 20
+        assert answers[-1]["error"]["code"] == "unavailable"
+        (refused,) = await about(box, unpaid, 1, at="192.0.2.99")
+        assert refused["error"]["code"] == "unavailable"
+        told = await about(box, order, 21, at="192.0.2.1")
+        assert [each["ok"] for each in told] == [True] * 20 + [False]
+        assert told[-1]["error"]["code"] == "rate_limited"
+
+
+async def about(box: Sandbox, order: Placed, count: int, *, at: str) -> list[dict[str, Any]]:
+    """The answers to tickets of the order's owner."""
+    owned = {"orderId": order.order_id, "sessionId": order.session_id, **LARGEST}
+    client = Client(ADDRESS_KIND, at)
+    return [await box.call("support.create", client=client, **owned) for _ in range(count)]
 
 
 async def named(order: Placed, session_id: str) -> dict[str, Any]:
@@ -102,7 +135,7 @@ async def named(order: Placed, session_id: str) -> dict[str, Any]:
 
 async def test_old_tickets_are_forgotten(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "")
+    store = OrderStore(database, lambda: "")
     for number in range(3):
         made = replace(ticket(300, 0), ticket_id=f"tkt_{number}", created_at=1_000 + number)
         await store.commit(Change(ticket=made))

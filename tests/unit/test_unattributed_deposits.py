@@ -11,10 +11,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database
-from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.sandbox import ManualClock, sandbox
 
@@ -57,7 +56,7 @@ async def test_deposit_on_another_network_names_the_order_it_fits(
             (_DEPOSIT, ("base", "elsewhere", 1, "seen")),
             (_DEPOSIT, ("arbitrum", "lost", 2, "confirmed")),
         )
-        ledger = SqlUnrecordedLedger(database)
+        ledger = UnrecordedLedger(database)
         lost = UnattributedDeposit("arbitrum", "lost", "0xLost", 2_500_000, None)
         assert await ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
         await write(database, (_ACKNOWLEDGE, ("confirmed", "elsewhere")))
@@ -89,7 +88,7 @@ async def test_xmr_at_the_address_of_a_lost_order_is_listed(tmp_path: Path) -> N
     )
     await write(database, ("INSERT INTO monero_addresses VALUES (1, '8Lost')", ()))
     await write(database, (deposit, ("seen",)))
-    ledger = SqlUnrecordedLedger(database)
+    ledger = UnrecordedLedger(database)
     assert await ledger.unattributed_deposits() == []
     acknowledge = "UPDATE monero_deposits SET acknowledged = ?"
     await write(database, (acknowledge, ("confirmed",)))
@@ -106,7 +105,7 @@ async def test_unreachable_database_yields_no_notes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     database = await SqliteDatabase.open(tmp_path)
-    ledger = SqlUnrecordedLedger(database)
+    ledger = UnrecordedLedger(database)
 
     def down() -> list[UnattributedDeposit]:
         raise Unavailable("locked")

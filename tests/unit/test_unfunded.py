@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.orders.unfunded import (
+from rpcsvc.domain.unfunded import (
     ADDRESS,
     ALL,
     BY_ADDRESS,
@@ -97,7 +97,7 @@ def test_no_sequence_of_orders_breaks_a_bound(requests: list[tuple[str, int]]) -
 def test_fewer_addresses_than_fill_their_share_leave_room(
     attackers: int, requests: list[tuple[int, int]]
 ) -> None:
-    """docs/economics.md: it takes address_total_share / address_share addresses."""
+    """docs/operate/economics.md: it takes address_total_share / address_share addresses."""
     book = Book()
     for number, (client, units) in enumerate(requests):
         attacker = CLIENTS[client]

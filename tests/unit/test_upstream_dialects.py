@@ -21,7 +21,6 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import OrderStatus, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.upstream import UpstreamRequest as Asked
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.upstream import answers, failures
@@ -31,6 +30,7 @@ from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
 from rpcsvc.settlement.upstream.limits import Breaker, Budget
 from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.wiring import BFF, V1
+from rpcsvc.store.changes import Ticket
 from tests.contract import upstream_server as does
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"

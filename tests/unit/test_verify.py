@@ -54,7 +54,7 @@ def b64(data: bytes) -> str:
 
 
 class Signer:
-    """A signing service, written from docs/signing.md only."""
+    """A signing service, written from docs/use/signing.md only."""
 
     def __init__(self, seed: bytes) -> None:
         self.private = Ed25519PrivateKey.from_private_bytes(seed)

@@ -6,9 +6,13 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, cast
 
-from rpcsvc.orders.ports.store import HistoryEntry, OrderStore
-from rpcsvc.orders.unfunded import SOCKET
+import pytest
+
+from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
+from rpcsvc.errors import RateLimited
 from rpcsvc.orders.waits import MOST_EVENTS, Waits
+from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.store.orders import OrderStore
 
 HEARTBEAT = 0.01
 
@@ -30,8 +34,12 @@ def entry(version: int) -> HistoryEntry:
     return HistoryEntry(version, 0, "DepositSeen", "awaiting_deposit", {})
 
 
-def waits_on(log: Log) -> Waits:
-    return Waits(cast("OrderStore", log))
+def waits_on(log: Log, most: int = 1_000) -> Waits:
+    return Waits(cast("OrderStore", log), most)
+
+
+def at(address: str) -> Client:
+    return Client(ADDRESS, address)
 
 
 async def test_follow_reads_nothing_at_heartbeats() -> None:
@@ -108,3 +116,57 @@ async def test_a_stop_ends_streams() -> None:
     async with aclosing(waits.follow("ord_1", 0, 60, SOCKET)) as parts:
         asyncio.get_running_loop().call_soon(waits.end)
         assert [part async for part in parts] == [[]]
+
+
+async def test_calls_and_streams_share_their_places() -> None:
+    waits = waits_on(Log(), most=8)
+    somebody = at("192.0.2.1")
+    call = asyncio.create_task(waits.history("ord_1", 0, 60, somebody))
+    async with aclosing(waits.follow("ord_1", 0, HEARTBEAT, somebody)) as stream:
+        await anext(stream)
+        assert waits.counts == {"call": 1, "stream": 1}
+        with pytest.raises(RateLimited):
+            await waits.history("ord_1", 0, 60, somebody)
+        assert await waits.history("ord_1", 0, HEARTBEAT, at("192.0.2.2")) == []
+    waits.end()
+    assert await call == []
+    assert waits.counts == {"call": 0, "stream": 0}
+
+
+async def test_networks_of_one_ipv6_customer_are_one_client() -> None:
+    waits = waits_on(Log(), most=40)
+    networks = [at(f"2001:db8:0:{number:x}::/64") for number in range(17)]
+    calls = [asyncio.create_task(waits.history("ord_1", 0, 60, each)) for each in networks]
+    refused = await asyncio.gather(*calls[10:], return_exceptions=True)
+    assert all(isinstance(each, RateLimited) for each in refused)
+    assert waits.counts["call"] == 10
+    assert await waits.history("ord_1", 0, HEARTBEAT, at("2001:db8:1::/64")) == []
+    waits.end()
+    assert await asyncio.gather(*calls[:10]) == [[]] * 10
+
+
+@pytest.mark.parametrize("kind", ["call", "stream"])
+async def test_longest_wait_makes_room_for_the_next(kind: str) -> None:
+    log = Log()
+    waits = waits_on(log, most=4)
+
+    async def waiting(number: int) -> list[HistoryEntry]:
+        client = at(f"192.0.2.{number}")
+        if kind == "call":
+            return await waits.history("ord_1", 0, 60, client)
+        async with aclosing(waits.follow("ord_1", 0, 60, client)) as parts:
+            return [entry async for part in parts for entry in part]
+
+    tasks = [asyncio.create_task(waiting(number)) for number in range(6)]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*tasks[:2]) == [[], []]
+    assert done <= set(tasks[:2])
+    assert sum(waits.counts.values()) == 4
+    log.last["ord_1"] = 1
+    waits.wake("ord_1")
+    if kind == "stream":
+        waits.end()
+    assert all(not task.done() for task in tasks[2:])
+    await asyncio.gather(*tasks[2:])
+    assert sum(waits.counts.values()) == 0

@@ -38,7 +38,8 @@ ONION = "a" * 56
         "239.255.255.255", "240.0.0.1", "255.255.255.255",
         "::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1",
         "64:ff9b:1::1", "100::1", "2001:0:7f00:1::", "2001:db8::1", "2002:7f00:1::", "fc00::1",
-        "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "4000::1",
+        "3fff::1", "3fff:fff:ffff::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0",
+        "fec0::1", "ff02::1", "4000::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
@@ -61,7 +62,8 @@ def test_an_allowed_network_is_permitted_and_no_other() -> None:
     [
         "https://agent.example", "https://agent.example/", "https://agent.example:8443/a?b=c@d",
         "https://xn--bcher-kva.example/%C3%BC", "https://1.1.1.1/hook", "https://[2606:4700::1]/",
-        "https://agent.example./hook", "HTTPS://Agent.Example/",
+        "https://agent.example./hook", "HTTPS://Agent.Example/", "https://agent.example:443/",
+        "https://agent.example:80/", "https://agent.example:1024/",
     ],
 )  # fmt: skip
 def test_urls_of_public_hosts_are_taken_as_they_are(url: str) -> None:
@@ -78,12 +80,21 @@ def test_urls_of_public_hosts_are_taken_as_they_are(url: str) -> None:
         "https://user:pass@agent.example/", "https://@agent.example/", "https://agent.example/#x",
         "https://localhost/", "https://db/", "https://a.localhost/", "https://127.0.0.1/",
         "https://[::1]/", "https://[fe80::1%25eth0]/", "https://[::1/", "https://-a.example/",
+        "https://agent.example:25/", "https://agent.example:1023/", "https://1.1.1.1:22/",
         "https://a..example/", f"https://{ONION}.onion/", "https://agent.example/" + "x" * 1_000,
     ],
 )  # fmt: skip
 def test_other_urls_are_refused_with_what_to_send(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"(?i)send|put|https|letters"):
         read_url(url, PUBLIC, name="url")
+
+
+def test_ports_that_the_operator_allows_are_taken() -> None:
+    for url in ("https://agent.example:444/", f"http://{ONION}.onion:444/"):
+        allowed = Targets(onion=True, ports=(444,))
+        assert read_url(url, allowed, name="url") == url
+        with pytest.raises(InvalidInput, match="port 443, 80, or 1024"):
+            read_url(url, Targets(onion=True), name="url")
 
 
 def test_the_operator_s_networks_and_proxy_widen_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,11 @@ from structlog.testing import capture_logs
 
 from rpcsvc.domain.money import USDC, Asset
 from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.reservations import Holdings, ReservationChange
 from rpcsvc.domain.withdrawals import SIGN_WITHIN_MS, Withdrawal, stepped
 from rpcsvc.errors import AmountAboveMaximum, IdempotencyConflict, InvalidInput, Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import ReservationChange
 from rpcsvc.orders.ports.wallets import (
     Fees,
-    Holdings,
     Outcome,
     PreparedTransfer,
     Record,
@@ -29,16 +28,18 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.orders.processor import KeyedLocks
 from rpcsvc.orders.withdrawals import (
     RETRY_MS,
-    Wallet,
+    WithdrawalLimits,
     WithdrawalRefused,
     WithdrawalRequest,
     Withdrawals,
     read_request,
 )
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.leases import SETTLER, Lease
+from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.reservations import reservation_statements
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.sandbox import EVM, MONERO, ManualClock
 
 OTHER = "0x" + "0b" * 20
@@ -92,7 +93,9 @@ class ScriptedWallets:
         self._at("before prepare")
         self.chain.serial += 1
         txid = f"tx{self.chain.serial}"
-        await record(PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)))
+        await record(
+            PreparedTransfer(txid, f"{self.chain.serial:02x}", (transfer.transfer_id,)), None
+        )
         self._at("after prepare")
 
     async def publish(self, transfer: Transfer) -> Verdict:
@@ -129,17 +132,19 @@ class Service:
         self.database = database
         self.clock = clock
         self.chain = chain
-        self.store = SqlWithdrawals(database)
-        self.orders = SqlOrderStore(database, lambda: "")
+        self.store = WithdrawalStore(database)
+        self.orders = OrderStore(database, lambda: "")
         self.wallets = ScriptedWallets(chain, die)
         names = {"arbitrum": (EVM,), "monero": (MONERO,)} if allowed is None else allowed
         wallets = cast("Any", self.wallets)
-        wallet = Wallet(
-            wallets, wallets, names, lambda _: Holdings(free, 0, 0), "arbitrum", KeyedLocks(),
-            {} if cap is None else {USDC: cap},
-        )  # fmt: skip
+        wallets.holdings = lambda _: Holdings(free, 0, 0)
+        limits = WithdrawalLimits(names, {} if cap is None else {USDC: cap})
         self.lease = Lease(SETTLER, 1, lease_ends)
-        self.made = Withdrawals(self.store, self.orders, wallet, clock, self.lease)
+        orders: Any = SimpleNamespace(
+            profile=SimpleNamespace(chains=read_chains(None)),
+            store=self.orders, clock=clock, lease=self.lease,
+        )  # fmt: skip
+        self.made = Withdrawals(self.store, orders, wallets, wallets, limits, KeyedLocks())
 
     def restarted(self, **changed: Any) -> Service:
         return Service(self.database, self.clock, self.chain, **changed)
@@ -225,6 +230,22 @@ async def test_withdrawal_is_not_signed_near_the_end_of_the_lease(service: Servi
     await service.restarted(lease_ends=0).made.resume()
     assert (await service.first()).state is TransferState.PLANNED
     assert service.chain.serial == 0
+
+
+async def test_withdrawal_signed_without_time_left_is_not_recorded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.made.make(asked())
+    prepare = service.wallets.prepare
+
+    async def slow(transfer: Transfer, companions: Any, record: Record) -> None:
+        service.made._lease.lose()
+        await prepare(transfer, companions, record)
+
+    monkeypatch.setattr(service.wallets, "prepare", slow)
+    await service.made.resume()
+    assert (await service.first()).state is TransferState.PLANNED
+    assert service.chain.serial == 1
 
 
 @pytest.mark.parametrize("name", ["ord_1234", "wd_", "wd_a/b/c", "wd_" + "a" * 61])
@@ -390,7 +411,7 @@ async def test_bytes_that_pay_something_else_are_not_recorded(service: Service) 
     await service.made.make(asked())
 
     async def prepare(transfer: Transfer, companions: Any, record: Record) -> None:
-        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")))
+        await record(PreparedTransfer("tx", "00", (transfer.transfer_id, "ord_1/payout/1")), None)
 
     service.wallets.prepare = prepare  # type: ignore[method-assign]
     with capture_logs():

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target
+from rpcsvc.cli.context import FAILED, OK, Context, add_common, add_target, say
 from rpcsvc.cli.opening import in_process, opening
 from rpcsvc.client.blocking import rpc_calls
 from rpcsvc.client.calls import Calls
 from rpcsvc.client.errors import Refused
 from rpcsvc.client.transport import find_endpoint
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
-from rpcsvc.health_probe import printable
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.dispatch import LocalService
@@ -231,5 +230,5 @@ def _of(kind: type[T], answer: Any, path: Sequence[str]) -> T:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(printable(line) + "\n")
+    say(f"{line}\n")
     sys.stdout.flush()

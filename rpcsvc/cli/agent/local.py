@@ -4,7 +4,6 @@ of a call that got no answer.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
@@ -12,11 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from rpcsvc.cli.agent.operations import commands, print_envelope
 from rpcsvc.cli.context import Context, Json
 from rpcsvc.cli.opening import in_process
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.logs import configure_logging
@@ -43,7 +40,7 @@ def call_in_process(context: Context, params: Json, key: Any, session: str | Non
             try:
                 return await service.call(operation, params, call_id, key, session)
             except ServiceError as error:  # raised by overdue work before the call
-                network = ENGINES[settings.engine].network(settings)
+                network = settings.network
                 data = {"network": network, "sessionId": None, "sessionSource": "none"}
                 return failure(name, error, call_id, data)
 
@@ -55,15 +52,8 @@ def _call_id(given: str | None) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
 
 
-def print_failure(
-    argv: Sequence[str], options: argparse.Namespace | None, error: BaseException
-) -> None:
-    """Print the envelope of a call that got no answer.
-
-    ``options`` are None if the command line did not parse. Raises as ``run_operation`` does after
-    the call.
-    """
-    names = {command.name: command.operation for command in commands()}
+def failed_call(argv: Sequence[str], operation: str, error: BaseException) -> Json:
+    """Return the envelope of a call that got no answer."""
     reported = (
         Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
     )
@@ -72,8 +62,7 @@ def print_failure(
     data: Json = {"network": None, "sessionId": None, "sessionSource": "none"}
     if session is not None and is_session_id(session):
         data |= {"sessionId": session.lower(), "sessionSource": "request"}
-    body = failure(names.get("".join(argv[:1]), "unknown"), reported, call_id, data)
-    print_envelope(json.loads(body), pretty=getattr(options, "pretty", None))
+    return dict(json.loads(failure(operation, reported, call_id, data)))
 
 
 def _option(argv: Sequence[str], name: str) -> str | None:

@@ -29,12 +29,13 @@ from rpcsvc.cli.context import (
     UsageError,
     add_common,
     add_target,
+    complain,
 )
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Refused
 from rpcsvc.client.transport import MAYBE_DONE, endpoint_of, find_endpoint
-from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InvalidJson
+from rpcsvc.terminal import printable
 
 COMMANDS_FILE: Final = Path(__file__).parent / "commands.json"
 STATE_NAME = "cli-state.json"
@@ -74,6 +75,11 @@ def commands() -> tuple[Command, ...]:
         Command(**{**row, "inputs": tuple(Input(**each) for each in row["inputs"])})
         for row in json.loads(COMMANDS_FILE.read_bytes())
     )
+
+
+def operation_of(name: str | None) -> str:
+    """The operation of a command, or ``unknown``."""
+    return next((each.operation for each in commands() if each.name == name), "unknown")
 
 
 # --- the state file ----------------------------------------------------------------------------
@@ -272,7 +278,7 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
             memory.save(after)
     except (OSError, BrokenState) as error:
         where = memory.data_dir
-        sys.stderr.write(
+        complain(
             f"rpcsvc: the order was created, but its state could not be saved in {where}: {error}\n"
         )
 
@@ -302,7 +308,7 @@ def service_of(context: Context) -> CalledService:
         network = None if context.url() else _NETWORK
         return CalledService(data_dir, _SLUG, network, context.given_token())
     settings = context.settings()
-    network = None if context.url() else ENGINES[settings.engine].network(settings)
+    network = None if context.url() else settings.network
     return CalledService(settings.data_dir, settings.brand.slug, network, context.token(settings))
 
 
@@ -338,8 +344,7 @@ def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
     wanted = sys.stdout.isatty() if pretty is None else pretty
     text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
     try:
-        # A lone surrogate becomes \udXXX, which is also its escape in JSON.
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.write(printable(text).encode())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError, add_command
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    Context,
+    Json,
+    Once,
+    TextOption,
+    UsageError,
+    add_command,
+    say,
+)
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import parse_evm_address
@@ -163,7 +173,7 @@ def _required(value: str | None, flag: str, asset: str) -> str:
 
 
 def _print(document: Json, status: int) -> int:
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    say(json.dumps(document, indent=2) + "\n")
     return status
 
 

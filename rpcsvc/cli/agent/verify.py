@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, TextOption, UsageError, say
 from rpcsvc.client.errors import Unreachable
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
-_FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
+_FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 # --- the parser ------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ def _attestation(context: Context) -> int:
 
 
 def _print(value: Json, status: int) -> int:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    say(json.dumps(value, indent=2) + "\n")
     return status
 
 
@@ -150,10 +149,10 @@ def _read_headers(path: Path, given: int | None) -> tuple[int, list[tuple[str, s
 
 
 def _field(path: Path, line: str) -> tuple[str, str]:
-    match = _FIELD_LINE.fullmatch(line)
-    if match is None:
+    name, colon, value = line.partition(":")
+    if not (colon and _FIELD_NAME.fullmatch(name)):
         raise UsageError(
             f"{path} has a line that is not a header: {line[:60]!r}. Save headers with:"
             " curl -D FILE"
         )
-    return match[1], match[2]
+    return name, value.strip(" \t")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import Progress, open_auditor
 from rpcsvc.audit.books import reader_of
 from rpcsvc.audit.records import Annotated, AuditReport, ChainMoved, Difference, Unfit
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command, say
 from rpcsvc.cli.operator.service import (
     end_progress,
     onchain_settings,
@@ -22,14 +21,12 @@ from rpcsvc.cli.operator.service import (
     show_progress,
 )
 from rpcsvc.client.errors import Unreachable
-from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.store.database import BooksUnreadable
-
-_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 def add_commands(commands: Any) -> None:
@@ -98,16 +95,14 @@ def _print(report: AuditReport) -> None:
         print_table([head, *rows])
     for item in report.differences:
         if item.hint:
-            sys.stdout.write(f"{item.subject} {item.hint}\n")
+            say(f"{item.subject} {item.hint}\n")
     for reported in report.annotated:
-        sys.stdout.write(
-            f"explained: {reported.network} {reported.txid}: {_moved(reported)}: {reported.note}\n"
-        )
+        say(f"explained: {reported.network} {reported.txid}: {_moved(reported)}: {reported.note}\n")
     for text in report.pending:
-        sys.stdout.write(f"pending: {text}\n")
+        say(f"pending: {text}\n")
     for text in report.notes:
-        sys.stdout.write(f"note: {text}\n")
-    sys.stdout.write(
+        say(f"note: {text}\n")
+    say(
         f"{report.orders} orders, {report.payments} payments: {len(report.differences)}"
         f" differences, {len(report.pending)} pending\n"
     )
@@ -115,8 +110,8 @@ def _print(report: AuditReport) -> None:
 
 def _moved(reported: Annotated) -> str:
     parts = (("sent", reported.sent), ("received", reported.received))
-    if reported.unit not in _ASSETS:  # wei: the coin's name is the network's
+    if reported.unit not in ASSETS:  # wei: the coin's name is the network's
         return ", ".join(f"{word} {units} {reported.unit}" for word, units in parts if units)
-    asset = _ASSETS[reported.unit]
+    asset = ASSETS[reported.unit]
     said = [f"{word} {format_units(units, asset)} {asset.symbol}" for word, units in parts if units]
     return ", ".join(said) or f"moved no {asset.symbol}"

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_command
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    Context,
+    Json,
+    TextOption,
+    UsageError,
+    add_command,
+    complain,
+    say,
+)
 from rpcsvc.cli.operator.service import (
     ask_service,
     onchain_settings,
@@ -28,7 +38,7 @@ def print_rows(cli: Cli, answer: Json) -> bool:
     """Print the answer's list as a table; False if it is empty."""
     rows = [{name: value or "-" for name, value in row.items()} for row in answer[cli.rows]]
     if not rows:
-        sys.stdout.write("none\n")
+        say("none\n")
         return False
     cells = [[text.format(**row) for text in cli.columns.values()] for row in rows]
     print_table([list(cli.columns), *cells])
@@ -111,7 +121,7 @@ def _run(row: Operation, cli: Cli, printer: Printer, context: Context) -> int:
     if answer.get("refused") is not None:
         return refuse(cli.refused.format(**known))
     if cli.done:
-        sys.stdout.write(cli.done.format(**known) + "\n")
+        say(cli.done.format(**known) + "\n")
     elif cli.prints and not context.options.json:
         printer(cli, answer)
     else:
@@ -137,7 +147,7 @@ def _confirm(settings: Settings, confirmation: Confirmation, params: Json) -> No
     preview = ask_service(settings, confirmation.preview, params)
     if not sys.stdin.isatty():
         raise UsageError(f"{confirmation.short.format(**preview)} Not on a terminal: add --yes.")
-    sys.stderr.write(f"{confirmation.text.format(**preview)} Type yes: ")
+    complain(f"{confirmation.text.format(**preview)} Type yes: ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != "yes":
         raise UsageError("Nothing was changed.")

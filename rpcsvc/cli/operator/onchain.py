@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from rpcsvc.cli.context import FAILED, OK, Context, Once, TextOption, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Once, TextOption, UsageError, add_command, say
 from rpcsvc.cli.operator.service import (
     is_running,
     onchain_settings,
@@ -189,7 +188,7 @@ def _key_check(
             create_mnemonic(path, system_random)
         address = _hot_address(path)
     except KeyFileRefused as refused:
-        remedy = "See docs/onchain.md, Keys."
+        remedy = "See docs/operate/onchain.md, Keys."
         if recorded is not None:
             remedy = f"Put the mnemonic back whose hot wallet is {recorded}."
         return ReadinessCheck("keys", False, str(refused), remedy), recorded
@@ -274,9 +273,9 @@ def _print(checks: list[ReadinessCheck], hot_wallet: str | None, *, as_json: boo
     width = max(len(check.name) for check in checks)
     for check in checks:
         mark = "ok     " if check.ok else "MISSING"
-        sys.stdout.write(f"{mark}  {check.name.ljust(width)}  {check.detail}\n")
+        say(f"{mark}  {check.name.ljust(width)}  {check.detail}\n")
         if check.remedy is not None:
-            sys.stdout.write(f"         {' ' * width}  -> {check.remedy}\n")
+            say(f"         {' ' * width}  -> {check.remedy}\n")
     missing = sum(not check.ok for check in checks)
     ready = f"Missing: {missing}" if missing else "Ready. Start with: rpcsvc serve"
-    sys.stdout.write(f"{ready}\n")
+    say(f"{ready}\n")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command
+from rpcsvc.cli.context import OK, Context, Json, TextOption, UsageError, add_command, say
 from rpcsvc.cli.operator.methods import add_methods, print_rows
 from rpcsvc.cli.operator.service import is_running, onchain_settings, refuse, server_database
 from rpcsvc.clock import SystemClock
@@ -25,9 +24,8 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.operations.service import Cli
 from rpcsvc.operations.transfers import TRANSFERS
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.wallets import SqlPause
 
 
 def add_commands(commands: Any) -> None:
@@ -102,9 +100,9 @@ def _reason(text: str) -> str:
 
 def _print_list(cli: Cli, found: Json) -> None:
     if found["paused"] is not None:
-        sys.stdout.write(f"PAUSED: {found['paused']}\n")
+        say(f"PAUSED: {found['paused']}\n")
     if print_rows(cli, found):
-        sys.stdout.write("\nNext step of each: rpcsvc payouts show TRANSFER\n")
+        say("\nNext step of each: rpcsvc payouts show TRANSFER\n")
 
 
 # --- the switch ------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ def _pause(context: Context) -> int:
             f"No service has ever run on {where}. A service started there is paused from the start;"
             " PAYOUTS OF ANY OTHER SERVICE CONTINUE. Give its --data-dir and --config."
         )
-    sys.stdout.write(
+    say(
         f"Payouts of the service on {where} are paused: nothing more is signed or published."
         " Published transactions can't be recalled.\nOrders whose payout is not signed in time are"
         " refunded after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -149,7 +147,7 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
             " stop them now, stop that replica."
         )
     switch.resume()
-    sys.stdout.write(
+    say(
         "Payouts of all replicas are paused: nothing more is signed or published. Published"
         " transactions can't be recalled.\nOrders whose payout is not signed in time are refunded"
         " after the pause.\nResume with: rpcsvc payouts resume\n"
@@ -160,12 +158,12 @@ def _pause_all(settings: Settings, switch: PauseSwitch, reason: str) -> int:
 T = TypeVar("T")
 
 
-def _with_row(settings: Settings, work: Callable[[SqlPause], Awaitable[T]]) -> T:
+def _with_row(settings: Settings, work: Callable[[PauseRow], Awaitable[T]]) -> T:
     """Run ``work`` on the pause that replicas share. Raises Unavailable and UsageError."""
 
     async def run() -> T:
         async with server_database(settings) as database:
-            return await work(SqlPause(database))
+            return await work(PauseRow(database))
 
     configure_logging(settings.log.format, "error")
     return asyncio.run(run())
@@ -180,14 +178,12 @@ def _resume(context: Context) -> int:
     _turn_off(settings, switch)
     where = settings.data_dir.absolute()
     if before is None:
-        sys.stdout.write(
+        say(
             f"Payouts of the service on {where} were not paused. If health says that the pause is"
             " in memory only, the service writes it as soon as it can: resume then.\n"
         )
     else:
-        sys.stdout.write(
-            f"Payouts of the service on {where} are resumed. They were paused: {before}\n"
-        )
+        say(f"Payouts of the service on {where} are resumed. They were paused: {before}\n")
     return OK
 
 
@@ -202,7 +198,7 @@ def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
 
 
 def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> int:
-    async def resume(row: SqlPause) -> str | None:
+    async def resume(row: PauseRow) -> str | None:
         reason = await row.reason()
         await row.resume()
         return reason
@@ -213,12 +209,12 @@ def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> 
         return refuse(f"The database can't be reached ({error}): no replica was changed.")
     _turn_off(settings, switch)
     if found is None:
-        sys.stdout.write(
+        say(
             "Payouts were not paused. If a replica's health says otherwise, run this on its"
             " machine.\n"
         )
     else:
-        sys.stdout.write(f"Payouts of all replicas are resumed. They were paused: {found}\n")
+        say(f"Payouts of all replicas are resumed. They were paused: {found}\n")
     return OK
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
+from rpcsvc import engine_context
 from rpcsvc.cli.context import (
     FAILED,
     OK,
@@ -16,15 +16,14 @@ from rpcsvc.cli.context import (
     add_command,
     add_common,
     add_target,
+    say,
 )
 from rpcsvc.cli.operator.service import refuse
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.transport import ServiceRequest, endpoint_of, headers_of
-from rpcsvc.engines import engine_of
 from rpcsvc.errors import Unavailable
-from rpcsvc.health_probe import PATHS, ask, printable
+from rpcsvc.health_probe import PATHS, ask
 from rpcsvc.logs import configure_logging
-from rpcsvc.orders.lease import LeaseLost
 from rpcsvc.settings import (
     check_bind,
     render_config,
@@ -33,6 +32,7 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.signing.keys import SigningKeyError
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
+from rpcsvc.store.leases import LeaseLost
 from rpcsvc.store.schema import UnknownSchema
 
 
@@ -81,10 +81,10 @@ def _add_config(commands: Any) -> None:
 def check_config(context: Context) -> int:
     """Run the command. Raises SettingsError after everything is printed."""
     loaded = context.loaded()
-    sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
+    say(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings
     check_bind(settings)
-    engine_of(settings.engine).check(settings, read_chains(settings.chains_file))
+    engine_context.check(settings, read_chains(settings.chains_file))
     return OK
 
 
@@ -112,5 +112,5 @@ def _health(context: Context) -> int:
     reply = finished(
         transport.exchange(ServiceRequest("GET", PATHS[context.options.check], headers=headers))
     )
-    sys.stdout.write(printable(reply.body.decode("utf-8", "replace")) + "\n")
+    say(reply.body.decode("utf-8", "replace") + "\n")
     return OK if reply.status == 200 else FAILED

@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, say
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import Endpoint, socket_endpoint
+from rpcsvc.local_secret import operator_headers
 from rpcsvc.settings import Settings
 from rpcsvc.store.backends import open_database
 from rpcsvc.store.database import Database, DatabaseUnusable
 from rpcsvc.store.schema import UnknownSchema
+from rpcsvc.terminal import printable
 
 
 def onchain_settings(context: Context) -> Settings:
@@ -24,7 +26,7 @@ def onchain_settings(context: Context) -> Settings:
     if settings.engine != "onchain":
         raise UsageError(
             f'The engine is {settings.engine}; this is for engine = "onchain" (RPCSVC_ENGINE),'
-            " with the settings of [onchain]. See docs/onchain.md."
+            " with the settings of [onchain]. See docs/operate/onchain.md."
         )
     return settings
 
@@ -44,13 +46,13 @@ async def server_database(settings: Settings) -> AsyncIterator[Database]:
 
 def print_json(value: Json) -> int:
     """Print one JSON object; returns the exit status."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    say(json.dumps(value, indent=2) + "\n")
     return OK
 
 
 def refuse(text: str) -> int:
     """Print the reason of a refusal to stderr; returns the exit status."""
-    sys.stderr.write(f"rpcsvc: {text}\n")
+    complain(f"rpcsvc: {text}\n")
     return FAILED
 
 
@@ -62,13 +64,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows with aligned columns."""
-    sys.stdout.write("".join(f"{line}\n" for line in aligned(rows)))
+    say("".join(f"{line}\n" for line in aligned(rows)))
 
 
 def show_progress(text: str) -> None:
     """Show the progress of a long command on a terminal line that the next text replaces."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.write(f"\r\033[K{printable(text)}")
         sys.stderr.flush()
 
 
@@ -107,7 +109,14 @@ def ask_service(settings: Settings, method: str, params: Json) -> Json:
     """The answer of an admin method. Raises UsageError for a wrong input, else Unreachable."""
     endpoint = service_socket(settings)
     calls = rpc_calls(endpoint, None)
-    answer = finished(calls.call_method(f"admin.{method}", params, seconds=SECONDS))
+    try:
+        proof = operator_headers(settings.data_dir)
+    except OSError as error:
+        raise Unreachable(
+            f"The secret of the service in {settings.data_dir} can't be read"
+            f" ({error.strerror or error}). Run the command as the service's user."
+        ) from error
+    answer = finished(calls.call_method(f"admin.{method}", params, headers=proof, seconds=SECONDS))
     failed: Any = answer.get("error")
     if failed is None:
         return answer

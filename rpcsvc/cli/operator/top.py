@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, add_command, say
 from rpcsvc.cli.operator.service import aligned, ask_service, service_socket
 from rpcsvc.client.blocking import BlockingTransport, finished
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.client.transport import Endpoint, ServiceRequest
-from rpcsvc.health_probe import printable
 from rpcsvc.settings import Settings
+from rpcsvc.terminal import printable
 
 MOST_TRANSFERS: Final = 10
 _SECONDS: Final = 30
@@ -109,7 +109,7 @@ def _top(context: Context) -> int:
     settings = context.settings()
     view = read(settings)
     if context.options.once or not sys.stdout.isatty():
-        sys.stdout.write("".join(f"{line}\n" for line in lines(view)))
+        say("".join(f"{line}\n" for line in lines(view)))
         return OK if view.health["status"] == "ok" else FAILED
     with suppress(KeyboardInterrupt):
         _redraw(settings, lines(view), context.options.every)

@@ -10,7 +10,17 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, TextOption, UsageError, add_common
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    Context,
+    Json,
+    TextOption,
+    UsageError,
+    add_common,
+    complain,
+    say,
+)
 from rpcsvc.cli.operator.methods import Printer, add_methods, print_rows
 from rpcsvc.cli.operator.service import (
     ask_service,
@@ -116,14 +126,14 @@ def _print_plan(_cli: Cli, plan: Json) -> None:
     rows = [[str(item[name] or "-") for name in names] for item in plan["networks"]]
     print_table([head, *rows])
     for move in plan["moves"]:
-        sys.stdout.write(
+        say(
             f"\nmove {move['amount']} {move['asset']} from {move['from']} to {move['to']}, where"
             f" {move['arrives']} {move['arrivesAsset']} arrive before fees: {move['why']}\n"
         )
     if not plan["moves"]:
-        sys.stdout.write("\nnothing to move\n")
+        say("\nnothing to move\n")
     for problem in plan["problems"]:
-        sys.stdout.write(f"\nnot asked: {problem}\n")
+        say(f"\nnot asked: {problem}\n")
 
 
 # --- annotations -----------------------------------------------------------------------------
@@ -137,17 +147,15 @@ def _annotate(context: Context) -> int:
         done = _carried_out(settings, "unannotate", transaction)
         if done["refused"] is not None:
             return refuse(done["refused"])
-        sys.stdout.write(
-            f"{done['txid']} is a difference again, if the service has no record of it.\n"
-        )
+        say(f"{done['txid']} is a difference again, if the service has no record of it.\n")
         return OK
     note = {"note": given.note, "internalWei": given.internal_wei}
     done = _carried_out(settings, "annotate", {**transaction, **note})
     if done["refused"] is not None:
         return refuse(f"not explained: {done['refused']}")
-    sys.stdout.write(f"{done['txid']} on {given.network}, {done['moved']}: {done['note']}\n")
+    say(f"{done['txid']} on {given.network}, {done['moved']}: {done['note']}\n")
     if done["recorded"] is not None:
-        sys.stdout.write(
+        say(
             f"It is on record as payment {done['recorded']}: that is compared as before, and what"
             " the transaction moved besides is explained.\n"
         )
@@ -188,7 +196,7 @@ def _withdraw(context: Context) -> int:
     if done["refused"] is not None:
         return refuse(f"not withdrawn: {done['refused']}")
     if given.detach:
-        sys.stdout.write(f"{name} is {done['withdrawal']['state']}: rpcsvc treasury withdrawals\n")
+        say(f"{name} is {done['withdrawal']['state']}: rpcsvc treasury withdrawals\n")
         return OK
     return _follow_withdrawal(settings, params)
 
@@ -196,7 +204,7 @@ def _withdraw(context: Context) -> int:
 def _confirm_withdrawal(view: Json) -> None:
     """Have the operator type amount and address. Raises UsageError if they differ."""
     asset, address = view["asset"], view["address"]
-    sys.stderr.write(
+    complain(
         f"{view['withdrawalId']}: {view['amount']} {asset} on {view['network']}, with up to"
         f" {view['fee']} {asset} for the network's fee, go to\n  {address}\n"
         f"This can't be taken back. Type the amount and the last {_LAST} characters of the address,"
@@ -216,7 +224,7 @@ def _follow_withdrawal(settings: Settings, params: Json) -> int:
     while True:
         view = ask_service(settings, "withdrawals.preview", params)["withdrawal"]
         if (text := _progress_line(view)) != said:
-            sys.stdout.write(f"{text}\n")
+            say(f"{text}\n")
             sys.stdout.flush()
             said = text
         if view["state"] in _ENDS:
@@ -236,8 +244,8 @@ def _print_withdrawals(cli: Cli, found: Json) -> None:
     for item in found["withdrawals"]:
         because = item["waitsFor"] or item["reason"]
         if because is not None:
-            sys.stdout.write(f"\n{item['withdrawalId']}: {because}\n")
-    sys.stdout.write("\naddresses that may be paid (inventory.withdraw_to)\n")
+            say(f"\n{item['withdrawalId']}: {because}\n")
+    say("\naddresses that may be paid (inventory.withdraw_to)\n")
     pairs = [(f"  {name}", each) for name, known in found["allowed"].items() for each in known]
     print_table(pairs or [("  none", "")])
 
@@ -247,11 +255,11 @@ def _print_withdrawals(cli: Cli, found: Json) -> None:
 
 def _print_tables(_cli: Cli, view: Json) -> None:
     paused = view["paused"]
-    sys.stdout.write(f"payouts: {'open' if paused is None else f'PAUSED: {paused}'}\n")
+    say(f"payouts: {'open' if paused is None else f'PAUSED: {paused}'}\n")
     _print_side("XMR", view["xmr"])
     for network in view["usdc"]:
         _print_side(f"USDC on {network['network']}", network)
-    sys.stdout.write("\nsent in the last 24 hours\n")
+    say("\nsent in the last 24 hours\n")
     print_table(
         [
             (f"  {name}", f"{caps['sentIn24Hours']} of {caps['perDay']}",
@@ -261,22 +269,22 @@ def _print_tables(_cli: Cli, view: Json) -> None:
     )  # fmt: skip
     _print_unattributed(view["ofNoOrder"])
     for problem in view["problems"]:
-        sys.stdout.write(f"\nnot asked: {problem}\n")
+        say(f"\nnot asked: {problem}\n")
 
 
 def _print_unattributed(unattributed: list[Json]) -> None:
     if not unattributed:
         return
-    sys.stdout.write("\nunattributed deposits, to be paid back by hand\n")
+    say("\nunattributed deposits, to be paid back by hand\n")
     head = ("  AMOUNT", "NETWORK", "TRANSACTION", "THE ADDRESS IS OF")
     cells = ("amount", "network", "txid", "addressOf")
     rows = [tuple(str(item[name] or "no order") for name in cells) for item in unattributed]
     print_table([head, *((f"  {amount}", *rest) for amount, *rest in rows)])
-    sys.stdout.write("after a move: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
+    say("after a move: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
 
 
 def _print_side(title: str, side: Json) -> None:
-    sys.stdout.write(f"\n{title}\n")
+    say(f"\n{title}\n")
     print_table([(f"  {_LABELS[key]}", text) for key, text in _cells(side)])
 
 

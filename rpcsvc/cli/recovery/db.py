@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rpcsvc.cli.context import FAILED, OK, Context, TextOption, UsageError, add_common
+from rpcsvc.cli.context import (
+    FAILED,
+    OK,
+    Context,
+    TextOption,
+    UsageError,
+    add_common,
+    complain,
+    say,
+)
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import end_progress, is_running, show_progress
 from rpcsvc.cli.recovery.restore import require_sqlite, restore_copy
@@ -19,11 +27,11 @@ from rpcsvc.engines import ENGINES
 from rpcsvc.errors import InputError, Unavailable
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.orders.lease import LeaseKeeper, LeaseTaken, holder_name
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.settlement.onchain.journal_check import check_journal
 from rpcsvc.store.backends import EXTRA_MISSING, open_database
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
@@ -31,15 +39,10 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
     snapshot,
 )
-from rpcsvc.store.backends.sqlite.maintenance import (
-    BackupFailed,
-    backup_database,
-    check_database,
-    check_journal,
-)
+from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import Tables
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.leases import Fenced, LeaseKeeper, Leases, LeaseTaken, holder_name
 
 T = TypeVar("T")
 
@@ -99,7 +102,7 @@ async def _leased(settings: Settings) -> AsyncIterator[Tables]:
         database = await open_database(settings.data_dir, settings.postgresql_url)
         try:
             holder = holder_name(system_random)
-            keeper = LeaseKeeper(SqlLeases(database), holder, database.lease_ms)
+            keeper = LeaseKeeper(Leases(database), holder, database.lease_ms)
             async with keeper.held() as lease:
                 yield Fenced(database, lease)
         except LeaseTaken as taken:
@@ -154,7 +157,7 @@ def _check(context: Context) -> int:
         return _print_problems(asyncio.run(_check_server(settings.postgresql_url)))
     problems, journal = check_books(settings)
     if journal is not None:
-        sys.stderr.write(f"{journal}\n")
+        complain(f"{journal}\n")
     return _print_problems(problems)
 
 
@@ -215,7 +218,7 @@ def _copy(context: Context) -> int:
         raise UsageError(f"Nothing was copied: {error}.") from error
     finally:
         end_progress()
-    sys.stdout.write(f"{sum(counts.values())} rows of {len(counts)} tables are copied and equal.\n")
+    say(f"{sum(counts.values())} rows of {len(counts)} tables are copied and equal.\n")
     return OK
 
 
@@ -225,8 +228,8 @@ def _progress(what: str, rows: int, total: int) -> None:
 
 def _print_problems(problems: Sequence[str]) -> int:
     for problem in problems:
-        sys.stdout.write(f"{problem}\n")
-    sys.stdout.write(f"{len(problems)} problems\n" if problems else "ok\n")
+        say(f"{problem}\n")
+    say(f"{len(problems)} problems\n" if problems else "ok\n")
     return FAILED if problems else OK
 
 
@@ -237,7 +240,7 @@ def _backup(context: Context) -> int:
         problems = backup_database(context.settings().data_dir, destination)
     except BackupFailed as error:
         raise UsageError(str(error)) from error
-    sys.stdout.write(f"{destination}\n")
+    say(f"{destination}\n")
     for problem in problems:
-        sys.stderr.write(f"rpcsvc: the copy is made, but {problem}\n")
+        complain(f"rpcsvc: the copy is made, but {problem}\n")
     return FAILED if problems else OK

@@ -7,10 +7,9 @@ omitted. The service must be stopped.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 
-from rpcsvc.cli.context import OK, Context, UsageError
+from rpcsvc.cli.context import OK, Context, UsageError, say
 from rpcsvc.cli.operator.service import end_progress, onchain_settings, show_progress
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import steady_ms
@@ -19,20 +18,20 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmConnection
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import (
     HdKeys,
     KeyFileRefused,
     OnchainExtraMissing,
     read_mnemonic,
 )
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.store.database import Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.monero import SqlMoneroLedger
 
 
 def skip_addresses(context: Context) -> int:
@@ -46,7 +45,7 @@ def skip_addresses(context: Context) -> int:
         xmr, usdc = with_database(settings, work)
     finally:
         end_progress()
-    sys.stdout.write(
+    say(
         f"XMR subaddresses up to {xmr} and USDC addresses up to {usdc} are not handed out any"
         " more. Deposits to them without an order are listed by: rpcsvc audit\n"
     )
@@ -61,9 +60,9 @@ async def _skip(
         keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
     except (KeyFileRefused, OnchainExtraMissing) as error:
         raise UsageError(str(error)) from error
-    usdc = await skip_evm(keys, SqlEvmDepositLedger(database), count, show_progress)
+    usdc = await skip_evm(keys, EvmDepositLedger(database), count, show_progress)
     node, wallet = wiring.monero_clients(settings.onchain)
-    ledger, options = SqlMoneroLedger(database), wiring.monero_options(settings.onchain)
+    ledger, options = MoneroLedger(database), wiring.monero_options(settings.onchain)
     async with node, wallet:
         connection = MoneroConnection(node, wallet, ledger, options)
         xmr = await skip_monero(
@@ -80,7 +79,7 @@ def reread_deposits(context: Context) -> int:
         return await _reread(settings, database, options.network, options.first)
 
     upto = with_database(settings, work)
-    sys.stdout.write(
+    say(
         f"Deposits on {options.network} are read again from block {options.first} on, to"
         f" {upto} and further, once the service runs: rpcsvc serve\n"
     )
@@ -99,7 +98,7 @@ async def _reread(settings: Settings, database: Tables, network: str, first: int
     async with node.client:
         try:
             connection = EvmConnection(node.client, node.network)
-            return await reread(connection, SqlEvmDepositLedger(database), first)
+            return await reread(connection, EvmDepositLedger(database), first)
         except NotReread as reason:
             raise UsageError(f"{reason} Nothing was changed.") from reason
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from rpcsvc.audit.auditor import NOT_MADE
-from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, UsageError, add_common, say
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.audit import audited, report_as_json
 from rpcsvc.cli.operator.service import end_progress, print_json, show_progress
@@ -29,9 +28,9 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.backends.sqlite.maintenance import damage_of
+from rpcsvc.store.backends.sqlite.maintenance import damage_of, log_beside
 from rpcsvc.store.checks import engine_conflict
-from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.operator_books import OperatorBooks
 
 
 def add_commands(commands: Any) -> None:
@@ -95,7 +94,7 @@ def rehearse(settings: Settings, options: argparse.Namespace) -> Json:
 
 def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) -> Json:
     report: Json = {"ok": False, "backup": str(options.backup), "refused": None}
-    if damage := damage_of(scratch / DATABASE_NAME):
+    if damage := log_beside(options.backup) or damage_of(scratch / DATABASE_NAME):
         return {**report, "refused": damage}
     signs = ENGINES[settings.engine].signs
     journals = [settings.data_dir / FOLDER, *settings.onchain.journal_places]
@@ -152,7 +151,7 @@ async def _holds(settings: Settings, now: int) -> Json:
     """The contents of the backup before adoption. The database is migrated first."""
     database = await SqliteDatabase.open(settings.data_dir)
     try:
-        books = SqlOperatorBooks(database)
+        books = OperatorBooks(database)
         orders, newest = await books.extent()
         is_open = await books.open_orders_by_status()
         claim = await engine_conflict(database, settings.engine)
@@ -173,7 +172,7 @@ async def _pending(scratch: Path) -> dict[str, int]:
     """Transfers that the first start will resume, by state."""
     database = await SqliteDatabase.open(scratch)
     try:
-        found = await SqlOperatorBooks(database).transfers_by_state()
+        found = await OperatorBooks(database).transfers_by_state()
     finally:
         await database.close()
     return {state: count for state, count in found.items() if state not in FINAL_TRANSFERS}
@@ -195,7 +194,7 @@ def _print(report: Json, *, as_json: bool) -> int:
         print_json(report)
     else:
         for line in _lines(report):
-            sys.stdout.write(f"{line}\n")
+            say(f"{line}\n")
     return OK if report["ok"] else FAILED
 
 
@@ -217,8 +216,8 @@ def _lines(report: Json) -> Iterator[str]:
     yield f"db check: {len(report['problems']) or 'no'} problems"
     yield from (f"  {problem}" for problem in report["problems"])
     yield from _audit_lines(report)
-    said = "would succeed" if report["ok"] else "needs manual steps: see above, and docs/restore.md"
-    yield f"A restore of {report['backup']} {said}."
+    manual = "needs manual steps: see above, and docs/operate/restore.md"
+    yield f"A restore of {report['backup']} {'would succeed' if report['ok'] else manual}."
 
 
 def _age(report: Json) -> str:

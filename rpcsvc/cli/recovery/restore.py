@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError, complain, say
 from rpcsvc.cli.opening import opening
 from rpcsvc.cli.operator.service import is_running
 from rpcsvc.clock import SystemClock
@@ -32,7 +31,9 @@ from rpcsvc.settlement.onchain.journal.files import (
     mirror,
     read_place,
 )
+from rpcsvc.settlement.onchain.journal.marks import forget_mark
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     DataDirInUse,
@@ -40,10 +41,9 @@ from rpcsvc.store.backends.sqlite.database import (
     SqliteDatabase,
 )
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.journal_replay import ReplayResult, forget_mark, open_journal
 
 _WITHOUT: Final = (
-    "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"
+    "restored without a payment journal: go by docs/operate/restore.md before rpcsvc payouts resume"
 )
 
 
@@ -68,7 +68,7 @@ def restore_copy(context: Context) -> int:
             take_journal(settings, options.journal or [], without=options.without_journal)
         kept = put_in_place(settings.data_dir, copy)
         if kept is not None:
-            sys.stdout.write(f"The previous database is {kept}\n")
+            say(f"The previous database is {kept}\n")
         with opening(settings):
             done = asyncio.run(adopt(settings, without=options.without_journal))
     finally:
@@ -90,7 +90,7 @@ def take_journal(settings: Settings, given: Sequence[Path], *, without: bool = F
             raise UsageError(
                 f"There is no payment journal in {', '.join(str(place) for place in known)}. Name"
                 " where there is one with --journal. If none is left: --without-journal, and then"
-                " go by docs/restore.md"
+                " go by docs/operate/restore.md"
             )
         if found[best].problem is not None:
             raise UsageError(f"The journal in {best} is damaged: {found[best].problem}.")
@@ -160,22 +160,22 @@ async def adopt(settings: Settings, *, without: bool = False) -> ReplayResult | 
 
 def _print(done: ReplayResult | None) -> int:
     if done is None:
-        sys.stdout.write("The copy is in place.\n")
+        say("The copy is in place.\n")
         return OK
-    sys.stdout.write(
+    say(
         f"The copy is in place. The journal brought {len(done.payments)} payments;"
         f" {len(done.orders)} transfers have theirs on record now.\n"
     )
     for name in done.lost:
         if is_withdrawal(name):
-            sys.stdout.write(
+            say(
                 f"{name}: the copy is older than this withdrawal, its payment is on record; once"
                 f" the service is up: the same rpcsvc treasury withdraw with --id {name}\n"
             )
         else:
-            sys.stdout.write(f"{name}: its order is lost, its payment is on record\n")
+            say(f"{name}: its order is lost, its payment is on record\n")
     for problem in done.refused:
-        sys.stderr.write(f"rpcsvc: not adopted, and payouts are paused: {problem}\n")
+        complain(f"rpcsvc: not adopted, and payouts are paused: {problem}\n")
     return FAILED if done.refused else OK
 
 

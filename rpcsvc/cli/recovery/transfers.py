@@ -7,15 +7,14 @@ removed for good. Nothing is ever signed for a closed transfer. The service must
 
 from __future__ import annotations
 
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, complain, say
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
@@ -26,7 +25,6 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import Noted
-from rpcsvc.orders.ports.store import Commit
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
@@ -34,22 +32,22 @@ from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.ledger import MoneroPayment, MoneroPaymentState
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import MoneroPayment, MoneroPaymentState
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.database import Statement, StoreConflict, Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.database import Commit, Statement, StoreConflict, Tables
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 from rpcsvc.treasury.annotations import Annotations
 
 
@@ -65,10 +63,10 @@ def adopt(context: Context) -> int:
     try:
         done = with_database(settings, work)
     except NotAdopted as refused:
-        sys.stderr.write(f"rpcsvc: not adopted: {refused}\n")
+        complain(f"rpcsvc: not adopted: {refused}\n")
         return FAILED
     except StoreConflict as conflict:
-        sys.stderr.write(f"rpcsvc: not adopted: the books refuse it: {conflict}\n")
+        complain(f"rpcsvc: not adopted: the books refuse it: {conflict}\n")
         return FAILED
     _print(done)
     return OK
@@ -79,27 +77,27 @@ def _print(done: Adopted) -> None:
     for item in done.transfers:
         paid = item.transfer
         amount = f"{format_units(paid.units, paid.asset)} {paid.asset.symbol}"
-        sys.stdout.write(
+        say(
             f"{paid.transfer_id} of {item.order_id}: {amount}, paid by {done.txid}, which {where}\n"
         )
     asset, network = done.transfers[0].transfer.asset, done.transfers[0].transfer.network
     if done.other_units:
-        sys.stdout.write(
+        say(
             f"The transaction pays {format_units(done.other_units, asset)} {asset.symbol} more than"
             " that. If it was to orders that the database has lost: rpcsvc treasury explain"
             f" {network} {done.txid} --note TEXT\n"
         )
-    sys.stdout.write("It is not paid again. Check the rest with: rpcsvc audit\n")
+    say("It is not paid again. Check the rest with: rpcsvc audit\n")
 
 
 async def find_transfer(database: Tables, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     if is_withdrawal(transfer_id):
-        item = await SqlWithdrawals(database).find(transfer_id)
+        item = await WithdrawalStore(database).find(transfer_id)
         if item is None:
             raise UsageError(f"There is no withdrawal {transfer_id}: rpcsvc treasury withdrawals")
         return OpenTransfer(transfer_id, item.transfer)
-    order = await SqlOrderStore(database, lambda: "").order(order_of(transfer_id))
+    order = await OrderStore(database, lambda: "").order(order_of(transfer_id))
     transfer = order.transfer(transfer_id) if order else None
     if order is None or transfer is None:
         raise UsageError(
@@ -116,9 +114,9 @@ class _Adoption:
         self._db = database
         self._clock = SystemClock()
         # The next poll renders the status answer.
-        store = SqlOrderStore(database, lambda: "")
+        store = OrderStore(database, lambda: "")
         self._processor = OrderProcessor(store, self._clock, lambda _order: None)
-        self._withdrawals = SqlWithdrawals(database)
+        self._withdrawals = WithdrawalStore(database)
 
     async def _record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
         """Record a payment together with the orders or the withdrawal that it pays."""
@@ -157,7 +155,7 @@ class _Adoption:
     async def _monero(self, opened: OpenTransfer, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
-        ledger = SqlMoneroLedger(self._db)
+        ledger = MoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
         name = opened.transfer.transfer_id
         # A withdrawal never shares a transaction.
@@ -171,12 +169,12 @@ class _Adoption:
         chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
         served = next((node for node in nodes if node.network.name == name), None)
-        wallet = await SqlEvmDepositLedger(self._db).wallet()
+        wallet = await EvmDepositLedger(self._db).wallet()
         if served is None or wallet is None:
             raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
         connection, ledger = (
             EvmConnection(served.client, served.network),
-            SqlEvmPaymentLedger(self._db),
+            EvmPaymentLedger(self._db),
         )
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(served.client)
@@ -210,9 +208,9 @@ def close(context: Context) -> int:
     try:
         said = with_database(settings, work)
     except NotAdopted as refused:
-        sys.stderr.write(f"rpcsvc: not closed: {refused}\n")
+        complain(f"rpcsvc: not closed: {refused}\n")
         return FAILED
-    sys.stdout.write(f"{said}\n")
+    say(f"{said}\n")
     return OK
 
 
@@ -276,7 +274,7 @@ class _Closing:
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
             return await self._end_monero(name)
-        payment = await SqlEvmPaymentLedger(self.database).payment(name)
+        payment = await EvmPaymentLedger(self.database).payment(name)
         if payment is None or opened.transfer.state is not TransferState.SETTLED:
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
@@ -295,7 +293,7 @@ class _Closing:
 
     async def _paid_with(self, opened: OpenTransfer) -> list[OpenTransfer]:
         """The transfer, and the others that its transaction was to pay."""
-        payment = await SqlMoneroLedger(self.database).payment(opened.transfer.transfer_id)
+        payment = await MoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
         found = [opened]
         for name in sorted(names - {opened.transfer.transfer_id}):
@@ -305,7 +303,7 @@ class _Closing:
         return found
 
     async def _end_monero(self, name: str) -> str | None:
-        ledger, onchain = SqlMoneroLedger(self.database), self.settings.onchain
+        ledger, onchain = MoneroLedger(self.database), self.settings.onchain
         payment = await ledger.payment(name)
         if payment is None:
             raise NotAdopted(f"{name} has no signed payment on record.")
@@ -316,7 +314,7 @@ class _Closing:
 
         async def annotate(txid: str) -> None:
             text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
-            await SqlOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
+            await OperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
             rival = await MoneroPayoutEnd(connection, ledger, clock, options, annotate).end(payment)
@@ -340,7 +338,7 @@ class _Closing:
         if is_withdrawal(name):
             await self._settle_withdrawal(name, txid, at)
             return
-        store = SqlOrderStore(self.database, lambda: "")
+        store = OrderStore(self.database, lambda: "")
         processor = OrderProcessor(store, clock, lambda _order: None)
         if opened.transfer.state is TransferState.PLANNED:
             await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
@@ -349,7 +347,7 @@ class _Closing:
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
 
     async def _settle_withdrawal(self, name: str, txid: str, at: int) -> None:
-        store = SqlWithdrawals(self.database)
+        store = WithdrawalStore(self.database)
         item = await store.find(name)
         if item is None or item.state is TransferState.SETTLED:
             return
@@ -368,7 +366,7 @@ def annotate(settings: Settings, action: str, params: Json) -> Json:
             return await annotations.remove(network, txid)
         return await annotations.add(network, txid, params["note"], params["internalWei"])
 
-    return with_database(settings, alone)._asdict()
+    return asdict(with_database(settings, alone))
 
 
 def _line(opened: OpenTransfer) -> str:
@@ -377,7 +375,7 @@ def _line(opened: OpenTransfer) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _abandon(ledger: SqlMoneroLedger, payment: MoneroPayment) -> None:
+async def _abandon(ledger: MoneroLedger, payment: MoneroPayment) -> None:
     """Mark the payment as failed: its bytes are no longer published.
 
     Its journal line stays, so that a restored copy does not take the transfer for unsigned.

@@ -54,7 +54,8 @@ ERROR: dict[str, str] = {
     "misdirected_request": "Use the address under which the service is published; the Host header"
     " has to be its name.",
     "rate_limited": "Wait for `Retry-After` seconds, then repeat the call. With `details.reason`"
-    " `unfunded_orders`: fund or cancel an order (swap.cancel), and it may succeed at once.",
+    " `unfunded_orders`: fund or cancel an order (swap.cancel), and it may succeed at once. With"
+    " `tickets`: name the `orderId` and `sessionId` of an order that was paid, if there is one.",
     "missing_input": "Ask the user for the fields in `missingInputs` (over the BFF in"
     " `details.problems`).",
     "invalid_input": "Correct the fields in `validationErrors` (over the BFF in"

@@ -18,7 +18,6 @@ from rpcsvc.http.documents.links import escape_markdown, mail_domain
 from rpcsvc.http.gate import WINDOW_SECONDS
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import on_network
@@ -160,8 +159,10 @@ def agent(site: Site) -> Json:
         "directions": [_direction(direction) for direction in Direction],
         "flow": flow(site),
         "states": [state.value for state in AgentState],
-        "envelope": ENVELOPE_SCHEMA,
-        "operations": [_operation(site, operation) for operation in site.operations],
+        "envelope": site.absolute(f"{links.OPENRPC}#/components/schemas/Envelope"),
+        "operations": [
+            _operation(site, operation, at) for at, operation in enumerate(site.operations)
+        ],
         "links": {
             **links.quickstart_links(site),
             "quickstart": site.absolute(links.QUICKSTART),
@@ -309,7 +310,8 @@ def _direction(direction: Direction) -> Json:
     }
 
 
-def _operation(site: Site, operation: Operation) -> Json:
+def _operation(site: Site, operation: Operation, at: int) -> Json:
+    """An operation; its params and result are in the OpenRPC document, where it stands ``at``."""
     https = None
     if operation.path:
         https = {"method": operation.method, "url": site.absolute(API_ROOT + operation.path)}
@@ -322,7 +324,7 @@ def _operation(site: Site, operation: Operation) -> Json:
         "jsonrpc": site.rpc_method(operation),
         "cli": operation.command,
         "errors": list(operation.errors),
-        **schemas_of(operation, site.networks),
+        "description": site.absolute(f"{links.OPENRPC}#/methods/{at}"),
     }
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import (
     ForbiddenOrigin,
     InternalError,
@@ -61,7 +62,6 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.service import Call, Effect, Operation
 from rpcsvc.orders.quoted import FIELD
-from rpcsvc.orders.unfunded import Client
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
@@ -370,7 +370,7 @@ class McpHttp:
         name, arguments = params.get("name"), params.get("arguments", {})
         operation = self._tools.get(name) if isinstance(name, str) else None
         if operation is None:
-            near = get_close_matches(str(name)[:80], self._tools, n=1, cutoff=0.4)
+            near = get_close_matches(str(name)[:48], self._tools, n=1, cutoff=0.4)
             hint = f" The nearest is {near[0]}." if near else ""
             raise InvalidParams(
                 f"There is no such tool.{hint} tools/list names all.",

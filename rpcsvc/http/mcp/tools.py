@@ -2,8 +2,6 @@
 hosts show beside their results (an MCP App, SEP-1865).
 
 The page loads nothing: a tool's result gives it the order, and the QR code to pay by in ``_meta``.
-Claude's API refuses ``anyOf`` at the root of a tool's input schema, and clients pass the schema on
-unchanged; so the cases of an operation are a chain of if, then and else, which means the same.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def input_schema(site: Site, operation: Operation) -> Json:
         properties = {**properties, SESSION_ID: session, "idempotency-key": _KEY}
         required = [*schema.get("required", ()), SESSION_ID]
         schema = {**schema, "properties": properties, "required": required}
-    return _whole(_branched(schema), parts)
+    return _whole(schema, parts)
 
 
 _KEY: Json = {
@@ -90,26 +88,6 @@ _KEY: Json = {
     "description": "Leave it out: terms, quoteDigest and sessionId are the key then. A value of its"
     " own, such as a UUID, makes a second order with the same ones.",
 }
-
-
-def _branched(schema: Json) -> Json:
-    """The schema with ``anyOf`` at its root as a chain of conditions.
-
-    Conditions test the property that distinguishes the cases, if there is one, so that errors refer
-    to the case that was meant.
-    """
-    cases = schema.get("anyOf")
-    if cases is None:
-        return schema
-    *before, chain = cases
-    for case in reversed(before):
-        name, chosen = next(iter(case["properties"].items()))
-        if "const" in chosen or "enum" in chosen:
-            condition = {"properties": {name: chosen}, "required": [name]}
-            chain = {"if": condition, "then": case, "else": chain}
-        else:
-            chain = {"if": case, "else": chain}
-    return {**{key: value for key, value in schema.items() if key != "anyOf"}, **chain}
 
 
 def output_schema(site: Site, operation: Operation) -> Json:

@@ -1,242 +1,169 @@
-"""The OpenAPI document: the agent API's half, and its assembly with the BFF's half."""
+"""The OpenAPI document of the agent API and the BFF, assembled."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import Final
 
+from pydantic import BaseModel
+
 from rpcsvc import errors
-from rpcsvc.http import schemas, x402
+from rpcsvc.http import schemas
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.agent import description, quickstart
-from rpcsvc.http.documents.recording import START_MS, of_site
-from rpcsvc.http.event_stream import EVENT_STREAM
-from rpcsvc.http.openapi.bff import INTEGRATOR_KEY, bff_paths, bff_schemas, integrator_key
+from rpcsvc.http.documents.recording import of_site
+from rpcsvc.http.openapi.operations import INTEGRATOR_KEY, operation_item
 from rpcsvc.http.openapi.parts import (
+    AGENT,
     ANY_CALL,
+    BFF,
     JSON,
-    ErrorClass,
-    error_responses,
+    RefusalResponses,
+    Surface,
     header_ref,
-    header_refs,
+    live_example,
     parameter_ref,
     response,
     shared_headers,
     shared_parameters,
-    shared_response,
-    shared_responses,
 )
 from rpcsvc.http.schemas import ref
-from rpcsvc.http.site import API_ROOT, Site
-from rpcsvc.operations.discovery import schemas_of
+from rpcsvc.http.site import BFF_ROOT, Site
+from rpcsvc.operations import bff_models
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.service import Effect, Example, Operation
+from rpcsvc.operations.table import BFF_OPERATIONS
 
-_EFFECTS: Final = {
-    Effect.READ: "Changes nothing.",
-    Effect.WRITE: "Changes what is stored, and moves no money.",
-    Effect.MOVES_MONEY: "Money moves on the strength of this call.",
+# The version of the API, which is not that of the program (spec 9).
+VERSION: Final = "1.0.0"
+
+TAGS: Final = {
+    "discovery": "What the service is, whether it is well, and what it can do.",
+    "swap": "Planning, pricing, making and following orders.",
+    "support": "Tickets for the operator, and refund addresses.",
+    "bff": "The same orders for front ends: flat answers, amounts in atomic units.",
+    "sandbox": "Simulated deposits and faults; there only while the sandbox engine settles.",
 }
 
 
-def operation_id(operation: Operation) -> str:
-    """``swap.plan`` as ``swapPlan``."""
-    return schemas.camel(operation.name)
-
-
-def tag_of(operation: Operation) -> str:
-    """The tag under which an operation is listed."""
-    group, dot, _ = operation.name.partition(".")
-    return group if dot else "discovery"
-
-
-def effect_sentence(operation: Operation) -> str:
-    """The side effect of an operation, as a sentence."""
-    return _EFFECTS[operation.effect]
-
-
-def operation_item(site: Site, operation: Operation) -> Json:
-    """An operation as an OpenAPI operation object."""
-    called: Json = {
-        "operationId": operation_id(operation),
-        "tags": [tag_of(operation)],
-        "summary": operation.summary,
-        "description": _description(site, operation),
-        "parameters": _call_parameters(site, operation),
+def openapi_document(site: Site) -> Json:
+    """OpenAPI 3.1 of the agent API and the BFF. It depends on nothing but the site."""
+    refusals = RefusalResponses(site)
+    paths: Json = {
+        links.HEALTH: {"get": _health(refusals)},
+        links.QUICKSTART: {"get": _quickstart(site, refusals)},
+        f"{BFF_ROOT}/health": {"get": _bff_health(refusals)},
     }
-    if operation.method == "POST":
-        called["requestBody"] = _request_body(site, operation)
-    answers = [e for e in schemas.exchanges(operation) if e.answer["ok"]]
-    good = response(
-        schemas_of(operation, site.networks)["result"]["description"],
-        ref(schemas.envelope_name(operation)),
-        header_refs(site, charged=True, replayable=operation.idempotent),
-        answers,
-    )
-    followed = _links(site, operation)
-    if followed:
-        good["links"] = followed
-    goods = _settlements(good) if operation.payable else {"200": good}
-    called["responses"] = {**goods, **error_responses(site, operation)}
-    if operation.follow is not None:
-        called["parameters"].append(parameter_ref("LastEventId"))
-        good["content"][EVENT_STREAM] = {"schema": {"type": "string", "description": _STREAM}}
-        ended = {"description": "As a stream: the order is over, and nothing is left to send."}
-        called["responses"]["204"] = {**ended, "headers": header_refs(site, charged=True)}
-    return called
-
-
-_STREAM: Final = (
-    "Server-sent events: each has a `cursor` as its `id`, and as its `data` one event in JSON, as"
-    " `data.events` has them. Lines that begin with a colon say that the connection is alive. The"
-    " response is not signed, the status answer is."
-)
-
-
-def _settlements(good: Json) -> Json:
-    """The success responses of an operation that takes a payment."""
-    headers = {**good["headers"], x402.RESPONSE: header_ref(x402.RESPONSE)}
-    unknown = "It is not known yet what became of the payment: sign no other, watch the order."
-    return {"200": {**good, "headers": headers}, "202": {**good, "description": unknown}}
-
-
-def _description(site: Site, operation: Operation) -> str:
-    parts = [operation.summary, effect_sentence(operation)]
-    if operation.idempotent:
-        parts.append(
-            f"Send the header `{links.IDEMPOTENCY_HEADER}` with a new value for each order, and"
-            " the same value when the call is repeated: then a retry can't make a second order."
-        )
-    parts.append(
-        f"The same over JSON-RPC: `{site.rpc_method(operation)}`; on the command line:"
-        f" `rpcsvc {operation.command}`."
-    )
-    return " ".join(parts)
-
-
-def _call_parameters(site: Site, operation: Operation) -> list[Json]:
-    shared = [parameter_ref("RequestId")]
-    if operation.idempotent:
-        shared.append(parameter_ref("IdempotencyKey"))
-    if operation.payable:
-        shared.append(parameter_ref("PaymentSignature"))
-    params = schemas.params_schema(site, operation)
-    names = [
-        name
-        for name in params["properties"]
-        if operation.method == "GET" or schemas.in_path(name, operation.path)
-    ]
-    return [*(_parameter(site, operation, name, params) for name in names), *shared]
-
-
-def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Json:
-    schema = {k: v for k, v in params["properties"][name].items() if k != "description"}
-    if isinstance(schema.get("type"), list):
-        schema["type"] = next(kind for kind in schema["type"] if kind != "null")
-    examples = {
-        _slug(example.name): _with_note(
-            {"value": schemas.params_of(site, example)[name]}, needed=name == schemas.ORDER_ID
-        )
-        for example in operation.examples
-        if name in example.params
+    offered = [op for op in site.operations if op.path]
+    for surface, operations in ((AGENT, offered), (BFF, BFF_OPERATIONS)):
+        for operation in operations:
+            item = paths.setdefault(surface.root + operation.path, {})
+            item[operation.method.lower()] = operation_item(site, surface, operation, refusals)
+    named = schemas.component_schemas(site) | _more_schemas(site)
+    document = {
+        "openapi": "3.1.0",
+        "info": _info(site),
+        "servers": [{"url": site.url, "description": "The site."}],
+        "security": [],
+        "externalDocs": {
+            "description": "The whole flow on one page, with real requests and answers.",
+            "url": site.absolute(links.LLMS_FULL),
+        },
+        "tags": _tags(paths),
+        "paths": paths,
+        "components": {
+            "schemas": schemas.reachable(named, paths, refusals.responses),
+            "parameters": shared_parameters(),
+            "headers": shared_headers(site),
+            "responses": refusals.responses,
+            "examples": refusals.examples,
+            "securitySchemes": {INTEGRATOR_KEY: _integrator_key()},
+        },
     }
+    # A copy: parts of it are kept by others, the recording and the operations' schemas.
+    return of_site(site, document)
+
+
+def _info(site: Site) -> Json:
     return {
-        "name": name,
-        "in": "path" if schemas.in_path(name, operation.path) else "query",
-        "required": name in params.get("required", ()),
-        "description": params["properties"][name]["description"],
-        "schema": schema,
-        **({"examples": examples} if examples else {}),
+        "title": f"{site.brand.name} agent API",
+        "version": VERSION,
+        "summary": "XMR and USDC swaps for software agents.",
+        "description": _introduction(site),
+        "contact": contact(site),
     }
 
 
-def _request_body(site: Site, operation: Operation) -> Json:
-    examples = {
-        _slug(example.name): _with_note(
-            {"summary": example.name, "value": _body_of(site, operation, example)},
-            needed=schemas.needs_order(example),
+def _introduction(site: Site) -> str:
+    return "\n\n".join(
+        (
+            description(site),
+            "No API key is needed. Amounts are decimal strings. Every answer is an envelope with"
+            " the same keys; a failed call has `error` beside them, and the schema `ErrorCode` says"
+            " what each code means and what to do about it. Answers may gain fields, and states and"
+            " codes may gain values, within this version: ignore what you don't know.",
+            "Every response has the headers of the default one, `Allow` apart, and one to a call"
+            " that was charged those of the budget, as 429 has. Six of them sign the response:"
+            f" {site.absolute(links.LLMS_FULL)} says how to check them.",
+            f"{site.absolute(links.AGENT)} names the JSON-RPC method and the command of each"
+            " operation of the agent API.",
         )
-        for example in operation.examples
-    }
-    name = schemas.request_name(operation)
-    content = {JSON: {"schema": ref(name), "examples": examples}}
-    return {"required": not operation.payable, "content": content}
+    )
 
 
-def _body_of(site: Site, operation: Operation, example: Example) -> Json:
-    params = schemas.params_of(site, example)
-    return {k: v for k, v in params.items() if not schemas.in_path(k, operation.path)}
+def contact(site: Site) -> Json:
+    """The operator's contact; without one, the site itself."""
+    found: Json = {"name": site.brand.name, "url": site.absolute(links.HOME)}
+    if site.contact is None:
+        return found
+    if site.contact.startswith("mailto:"):
+        return {**found, "email": site.contact.removeprefix("mailto:").partition("?")[0]}
+    return {**found, "url": site.contact}
 
 
-def _with_note(entry: Json, *, needed: bool) -> Json:
-    return {**entry, "description": schemas.OWN_ORDER} if needed else entry
+def _tags(paths: Json) -> list[Json]:
+    used = {tag for path in paths.values() for call in path.values() for tag in call["tags"]}
+    return [{"name": name, "description": text} for name, text in TAGS.items() if name in used]
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+# --- calls that are no operations ---
 
 
-def _links(site: Site, operation: Operation) -> Json:
-    """The calls that need no more than the order's id, which this answer contains."""
-    if "order" not in operation.result.model_fields or not operation.creates:
-        return {}
-    order_id = "$response.body#/data/order/orderId"
-    found: Json = {}
-    for other in site.operations:
-        params = schemas_of(other, site.networks)["params"]
-        if other.payable or not other.path or "anyOf" in params:
-            continue
-        if params.get("required") != ["orderId"]:
-            continue
-        given = {"orderId": order_id}
-        sent = {"parameters": given} if other.method == "GET" else {"requestBody": given}
-        found[operation_id(other)] = {
-            "operationId": operation_id(other),
-            "description": other.summary,
-            **sent,
-        }
-    return found
+def _health(refusals: RefusalResponses) -> Json:
+    """GET /health of the agent API."""
+    waits = {"Retry-After": header_ref("Retry-After")}
+    text = "It is not well: `ok` is false, and `error` says what is wrong."
+    bad = response(text, ref("DegradedEnvelope"), waits)
+    return _health_of(AGENT, "health", "HealthEnvelope", bad, refusals)
 
 
-# A key that stands in a document is used by all of its readers.
-_OWN_KEY: Final = "<a UUID made for this order>"
+def _bff_health(refusals: RefusalResponses) -> Json:
+    """GET /health of the BFF."""
+    bad = response("It is not well.", ref("BffHealth"), {})
+    return _health_of(BFF, "bffHealth", "BffHealth", bad, refusals)
 
 
-def health_item(site: Site) -> Json:
-    """GET /health as an OpenAPI operation object."""
-    headers = header_refs(site, charged=False)
+def _health_of(
+    surface: Surface, name: str, schema: str, bad: Json, refusals: RefusalResponses
+) -> Json:
     return {
-        "operationId": "health",
-        "tags": ["discovery"],
+        "operationId": name,
+        "tags": ["bff" if surface is BFF else "discovery"],
         "summary": "Whether the service is well.",
         "description": "Whether the service is well and may take orders. Changes nothing.",
         "parameters": [parameter_ref("RequestId")],
         "responses": {
-            "200": response("It is well.", ref("HealthEnvelope"), headers, ()),
-            **_call_errors(ANY_CALL),
-            "503": response(
-                "It is not well: `ok` is false, and `error` says what is wrong.",
-                ref("DegradedEnvelope"),
-                {**headers, "Retry-After": header_ref("Retry-After")},
-                (),
-            ),
+            "200": response("It is well.", ref(schema), {}),
+            "503": bad,
+            **refusals.of(surface, name, ANY_CALL),
         },
     }
 
 
-def quickstart_item(site: Site) -> Json:
-    """GET of the quickstart as an OpenAPI operation object."""
-    charged = site.rate_limit.enabled
-    headers = header_refs(site, charged=charged)
-    headers |= {name: header_ref(name) for name in ("ETag", "Cache-Control")}
-    good = response("The quickstart.", ref("Quickstart"), headers, ())
-    example = {
-        "summary": "As this installation answers",
-        "value": quickstart(site, START_MS, _OWN_KEY),
-    }
-    good["content"][JSON]["examples"] = {"quickstart": example}
-    refused = (*ANY_CALL, *((errors.RateLimited,) if charged else ()))
+def _quickstart(site: Site, refusals: RefusalResponses) -> Json:
+    """GET of the quickstart."""
+    headers = {name: header_ref(name) for name in ("ETag", "Cache-Control")}
+    good = response("The quickstart.", ref("QuickstartDocument"), headers)
+    good["content"][JSON]["examples"] = live_example(site, links.QUICKSTART)
+    charged = {errors.RateLimited} if site.rate_limit.enabled else set()
     return {
         "operationId": "quickstart",
         "tags": ["discovery"],
@@ -247,45 +174,78 @@ def quickstart_item(site: Site) -> Json:
         "responses": {
             "200": good,
             "304": {"description": "The client's copy is current.", "headers": headers},
-            **_call_errors(refused),
+            **refusals.of(AGENT, "Quickstart", ANY_CALL | charged),
         },
     }
 
 
-def _call_errors(classes: Iterable[ErrorClass]) -> Json:
-    ordered = sorted(classes, key=lambda cls: cls.http_status)
-    return {str(cls.http_status): shared_response(cls) for cls in ordered}
+# --- schemas of no operation of the agent API ---
 
 
-def site_schemas(site: Site) -> Json:
-    """The schemas of the health and quickstart responses, by name."""
+def _more_schemas(site: Site) -> Json:
+    """The schemas of the BFF, and of health and quickstart, by name."""
+    found: Json = {}
+    for operation in BFF_OPERATIONS:
+        parts = schemas.lifted(operation.params.input_schema(site.networks), is_answer=False)
+        name = schemas.request_name(operation)
+        if "properties" in parts[name]:
+            parts[name] = schemas.in_body(parts[name], operation.path)
+        found |= parts | _answer_schemas(operation.result)
+    return schemas.with_named_types(
+        site,
+        {
+            **found,
+            **_answer_schemas(bff_models.BffHealth),
+            "BffError": _bff_error_schema(),
+            "HealthEnvelope": _health_schema("ok", {}),
+            "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),
+            "QuickstartDocument": _quickstart_schema(site),
+        },
+    )
+
+
+def _answer_schemas(model: type[BaseModel]) -> Json:
+    return schemas.lifted(model.model_json_schema(by_alias=True), is_answer=True)
+
+
+def _bff_error_schema() -> Json:
+    details = {
+        "type": "object",
+        "additionalProperties": True,
+        "description": "For programs: limits, allowed values, problems by field.",
+    }
+    message = {"type": "string", "description": "What was wrong and what to send."}
+    properties = {"code": ref("ErrorCode"), "message": message, "details": details}
+    failure = _object(properties, optional=("details",))
+    return {"description": "The answer when the call failed.", **_object({"error": failure})}
+
+
+def _integrator_key() -> Json:
+    """The security scheme of integrators."""
     return {
-        "HealthEnvelope": _health_schema("ok", {}),
-        "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),
-        "Quickstart": _quickstart_schema(site),
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "Names an integrator, whose fee is part of the price. No call needs it.",
     }
 
 
 def _health_schema(status: str, more: Json) -> Json:
-    envelope = schemas.envelope(
-        "The envelope with the service's health beside it.",
-        {"ok": {"const": status == "ok"}, "operation": {"const": "health"}},
-        ref("NoData"),
-    )
-    beside = {
+    own = {
+        "ok": {"const": status == "ok"},
+        "operation": {"const": "health"},
+        "data": ref("Data"),
         **more,
         "status": {"const": status},
         "version": {"type": "string", "description": "The program's version."},
         "time": {"type": "string", "format": "date-time"},
     }
-    envelope["properties"] |= beside
-    envelope["required"] += beside
-    return envelope
+    return {"description": "The service's health, in the envelope.", **schemas.envelope(own)}
 
 
 def _quickstart_schema(site: Site) -> Json:
     """The schema of spec 2.2, its keys those of the document itself."""
-    made = quickstart(site, START_MS, _OWN_KEY)
+    made = quickstart(site, 0, "")
     uri = {"type": "string", "format": "uri"}
     text = {"type": "string"}
     call = {
@@ -330,89 +290,3 @@ def _object(properties: Json, optional: tuple[str, ...] = ()) -> Json:
         "required": [name for name in properties if name not in optional],
         "properties": properties,
     }
-
-
-# The version of the API, which is not that of the program (spec 9).
-VERSION: Final = "1.0.0"
-
-TAGS: Final = {
-    "discovery": "What the service is, whether it is well, and what it can do.",
-    "swap": "Planning, pricing, making and following orders.",
-    "support": "Tickets for the operator, and refund addresses.",
-    "bff": "The same orders for front ends: flat answers, amounts in atomic units.",
-    "sandbox": "Simulated deposits and faults; there only while the sandbox engine settles.",
-}
-
-
-def openapi_document(site: Site) -> Json:
-    """OpenAPI 3.1 of the agent API and the BFF. It depends on nothing but the site."""
-    offered = [op for op in site.operations if op.path]
-    paths = {
-        "/health": {"get": health_item(site)},
-        links.QUICKSTART.removeprefix(API_ROOT): {"get": quickstart_item(site)},
-    }
-    for operation in offered:
-        paths[operation.path or ""] = {operation.method.lower(): operation_item(site, operation)}
-    for path, calls in bff_paths(site).items():
-        paths[path] = calls
-    responses = shared_responses(site, offered)
-    named = schemas.component_schemas(site) | site_schemas(site) | bff_schemas(site)
-    document = {
-        "openapi": "3.1.0",
-        "info": _info(site),
-        "servers": [{"url": site.absolute(API_ROOT), "description": "The agent API."}],
-        "externalDocs": {
-            "description": "The whole flow on one page, with real requests and answers.",
-            "url": site.absolute(links.LLMS_FULL),
-        },
-        "tags": _tags(paths),
-        "paths": paths,
-        "components": {
-            "schemas": schemas.reachable(named, paths, responses),
-            "parameters": shared_parameters(),
-            "headers": shared_headers(site),
-            "responses": responses,
-            "securitySchemes": {INTEGRATOR_KEY: integrator_key()},
-        },
-    }
-    # A copy: parts of it are kept by others, the recording and the operations' schemas.
-    return of_site(site, document)
-
-
-def _info(site: Site) -> Json:
-    return {
-        "title": f"{site.brand.name} agent API",
-        "version": VERSION,
-        "summary": "XMR and USDC swaps for software agents.",
-        "description": _introduction(site),
-        "contact": contact(site),
-    }
-
-
-def _introduction(site: Site) -> str:
-    return "\n\n".join(
-        (
-            description(site),
-            "No API key is needed. Amounts are decimal strings. Every answer is an envelope with"
-            " the same keys; a failed call has `error` beside them. Answers may gain fields, and"
-            " states and codes may gain values, within this version: ignore what you don't know.",
-            "Answers are signed: see the six"
-            f" `x-{site.brand.slug}-` headers, and {site.absolute(links.LLMS_FULL)} for how to"
-            " check them.",
-        )
-    )
-
-
-def contact(site: Site) -> Json:
-    """The operator's contact; without one, the site itself."""
-    found: Json = {"name": site.brand.name, "url": site.absolute(links.HOME)}
-    if site.contact is None:
-        return found
-    if site.contact.startswith("mailto:"):
-        return {**found, "email": site.contact.removeprefix("mailto:").partition("?")[0]}
-    return {**found, "url": site.contact}
-
-
-def _tags(paths: Json) -> list[Json]:
-    used = {tag for path in paths.values() for call in path.values() for tag in call["tags"]}
-    return [{"name": name, "description": text} for name, text in TAGS.items() if name in used]

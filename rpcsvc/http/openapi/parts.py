@@ -1,6 +1,6 @@
-"""Shared by both halves of the OpenAPI document: headers, parameters, refusals by status.
+"""Shared by the operations of the OpenAPI document: surfaces, headers, parameters, responses.
 
-Responses that are the same for every operation that has them stand once, under components.
+A part that more than one operation has stands once, under components.
 """
 
 from __future__ import annotations
@@ -9,65 +9,152 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
+from msgspec import Struct
+
 from rpcsvc import errors
 from rpcsvc.errors import ServiceError
 from rpcsvc.http import schemas, x402
 from rpcsvc.http.documents import links, signatures
-from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
-from rpcsvc.http.site import Site
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
+from rpcsvc.operations.params import ORDER_ID_PATTERN
 from rpcsvc.operations.service import Operation
 
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"
 _BASE64: Final = "^[A-Za-z0-9+/]+={0,2}$"
-ANY_CALL: Final = (
-    errors.TlsRequired,
-    errors.MisdirectedRequest,
-    errors.MethodNotAllowed,
-    errors.InternalError,
+ANY_CALL: Final = frozenset(
+    {
+        errors.TlsRequired,
+        errors.MisdirectedRequest,
+        errors.MethodNotAllowed,
+        errors.InternalError,
+    }
 )
 # An unknown field, a query that names one twice; and the store may be down for any of them.
 ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
 ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
-# Raised before the caller's budget is charged, so their responses have no RateLimit headers.
-BEFORE_CHARGE: Final = frozenset(
-    {errors.TlsRequired, errors.MisdirectedRequest, errors.MethodNotAllowed}
-)
 
 
-def by_status(classes: Iterable[ErrorClass]) -> dict[int, list[ErrorClass]]:
-    """Errors grouped by their HTTP status, in its order."""
+class Surface(Struct, frozen=True):
+    """A surface that HTTP serves. ``refusal`` names the schema of its refusals, ``more`` the errors
+    that any call of it may be refused with, ``prefix`` tells its shared responses from others.
+    """
+
+    root: str
+    prefix: str
+    refusal: str
+    more: tuple[ErrorClass, ...] = ()
+
+    def answer(self, operation: Operation) -> Json:
+        """A reference to the schema of an operation's answer."""
+        if self is AGENT:
+            return ref(schemas.envelope_name(operation))
+        return ref(operation.result.__name__)
+
+
+AGENT: Final = Surface(API_ROOT, "", "ErrorEnvelope")
+BFF: Final = Surface(BFF_ROOT, "Bff", "BffError", (errors.Unauthorized,))
+
+
+def refused_with(site: Site, surface: Surface, operation: Operation) -> list[ErrorClass]:
+    """All errors that a call of the operation may be refused with."""
+    by_code = schemas.errors_by_code()
+    found = [by_code[code] for code in operation.errors]
+    found += [*ANY_OPERATION, *ANY_CALL, *surface.more]
+    if operation.method == "POST":
+        found += ANY_BODY
+    if site.rate_limit.enabled:
+        found.append(errors.RateLimited)
+    return list(dict.fromkeys(found))
+
+
+class RefusalResponses:
+    """The responses of refusals and their examples, noted at the first reference to each."""
+
+    def __init__(self, site: Site) -> None:
+        self.responses: Json = {}
+        self.examples: Json = {}
+        self._site = site
+        self._names: dict[tuple[Surface, tuple[ErrorClass, ...]], str] = {}
+
+    def of(self, surface: Surface, name: str, classes: Iterable[ErrorClass]) -> Json:
+        """References to the responses of these errors, by HTTP status.
+
+        A response of several errors is named after the first operation that has it. Those of any
+        call are the default response.
+        """
+        found = {}
+        for status, own in _by_status(classes).items():
+            if not ANY_CALL.issuperset(own):
+                named = surface.prefix + own[0].__name__ if len(own) == 1 else f"{name}{status}"
+                found[str(status)] = self._reference(surface, named, own)
+        any_call = tuple(cls for group in _by_status(ANY_CALL).values() for cls in group)
+        return {**found, "default": self._reference(surface, f"{surface.prefix}Refused", any_call)}
+
+    def _reference(self, surface: Surface, name: str, group: tuple[ErrorClass, ...]) -> Json:
+        known = self._names.setdefault((surface, group), name)
+        if known not in self.responses:
+            self.responses[known] = self._response(surface, group)
+        return {"$ref": f"#/components/responses/{known}"}
+
+    def _response(self, surface: Surface, group: tuple[ErrorClass, ...]) -> Json:
+        statuses = dict.fromkeys(cls.http_status for cls in group)
+        codes = [
+            (f"{cls.http_status} " if len(statuses) > 1 else "") + f"`{cls.code}`" for cls in group
+        ]
+        text = f"Error: {', '.join(dict.fromkeys(codes))}."
+        made = response(text, ref(surface.refusal), _headers_of(self._site, group))
+        shown = schemas.refused({cls.code for cls in group}) if surface is AGENT else []
+        for exchange in shown:
+            example = {"summary": schemas.label(exchange), "value": exchange.answer}
+            self.examples[exchange.name] = example
+            examples = made["content"][JSON].setdefault("examples", {})
+            examples[exchange.name] = {"$ref": f"#/components/examples/{exchange.name}"}
+        return made
+
+
+def _by_status(classes: Iterable[ErrorClass]) -> dict[int, tuple[ErrorClass, ...]]:
     ordered = sorted(classes, key=lambda cls: cls.http_status)
-    return {status: list(group) for status, group in groupby(ordered, lambda c: c.http_status)}
+    return {status: tuple(group) for status, group in groupby(ordered, lambda c: c.http_status)}
 
 
-def response(text: str, schema: Json, headers: Json, examples: Iterable[RecordedCall]) -> Json:
-    """A response object with recorded answers as its examples."""
-    content: Json = {"schema": schema}
-    shown = {e.name: {"summary": schemas.label(e), "value": e.answer} for e in examples}
-    if shown:
-        content["examples"] = shown
-    return {"description": text, "headers": headers, "content": {JSON: content}}
+def _headers_of(site: Site, group: tuple[ErrorClass, ...]) -> Json:
+    """The headers of a refusal. Those of every response are on the default response alone, those of
+    a budget on the response to a budget that is used up.
+    """
+    budget = errors.RateLimited if site.rate_limit.enabled else None
+    named = {
+        "Allow": (errors.MethodNotAllowed,),
+        x402.REQUIRED: (errors.PaymentRequired,),
+        "WWW-Authenticate": (errors.Unauthorized,),
+        "RateLimit": (budget,),
+        "RateLimit-Policy": (budget,),
+        "Retry-After": (errors.RateLimited, errors.Unavailable),
+    }
+    every = ("x-request-id", *site.signature_headers) if ANY_CALL.issuperset(group) else ()
+    own = [name for name, classes in named.items() if {*classes} & {*group}]
+    return {name: header_ref(name) for name in (*every, *own)}
+
+
+def response(text: str, schema: Json, headers: Json) -> Json:
+    """A response object."""
+    headed = {"headers": headers} if headers else {}
+    return {"description": text, **headed, "content": {JSON: {"schema": schema}}}
+
+
+def live_example(site: Site, path: str) -> Json:
+    """The examples of a call without inputs: the call itself."""
+    live = {"summary": "As this installation answers", "externalValue": site.absolute(path)}
+    return {"live": live}
 
 
 def header_ref(name: str) -> Json:
     """A reference to a shared header."""
     return {"$ref": f"#/components/headers/{name}"}
-
-
-def header_refs(site: Site, *, charged: bool, replayable: bool = False) -> Json:
-    """The headers that a response has; ``charged``: the caller's budget was."""
-    names = ["x-request-id"]
-    if replayable:
-        names.append("idempotent-replayed")
-    if charged and site.rate_limit.enabled:
-        names += ["RateLimit", "RateLimit-Policy"]
-    names += site.signature_headers
-    return {name: header_ref(name) for name in names}
 
 
 def parameter_ref(name: str) -> Json:
@@ -78,6 +165,14 @@ def parameter_ref(name: str) -> Json:
 def shared_parameters() -> Json:
     """``components.parameters``."""
     return {
+        "OrderId": {
+            "name": schemas.ORDER_ID,
+            "in": "path",
+            "required": True,
+            "description": "The order's id. " + schemas.OWN_ORDER,
+            "schema": {"type": "string", "pattern": ORDER_ID_PATTERN},
+            "example": schemas.example_order_id(),
+        },
         "RequestId": {
             "name": "x-request-id",
             "in": "header",
@@ -127,7 +222,7 @@ def shared_headers(site: Site) -> Json:
         "idempotent-replayed": _header(
             "`true` on the stored answer to an idempotency key that was used before.", "^true$"
         ),
-        "Allow": _header("The HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$", required=True),
+        "Allow": _header("With 405: the HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$"),
         "Retry-After": _header("Seconds to wait.", "^[1-9][0-9]*$", required=True),
         "WWW-Authenticate": _header(
             "Which header the credential goes into.", '^ApiKey header="[a-z-]+"$', required=True
@@ -150,10 +245,10 @@ def shared_headers(site: Site) -> Json:
     if site.rate_limit.enabled:
         found["RateLimit"] = _header(
             "What is left of the caller's budget: `r` calls, whole again in `t` seconds.",
-            '^"[a-z]+";r=[0-9]+;t=[0-9]+$', required=True,
+            '^"[a-z]+";r=[0-9]+;t=[0-9]+$',
         )  # fmt: skip
         found["RateLimit-Policy"] = _header(
-            "The budget: `q` calls in `w` seconds.", '^"[a-z]+";q=[0-9]+;w=[0-9]+$', required=True
+            "The budget: `q` calls in `w` seconds.", '^"[a-z]+";q=[0-9]+;w=[0-9]+$'
         )
     return found
 
@@ -176,60 +271,3 @@ def _signature_headers(site: Site) -> Json:
 def _header(text: str, pattern: str, *, required: bool = False) -> Json:
     header: Json = {"description": text, "schema": {"type": "string", "pattern": pattern}}
     return {**header, "required": True} if required else header
-
-
-def refusals(site: Site, operation: Operation) -> list[ErrorClass]:
-    """All errors that a call of the operation may be refused with."""
-    by_code = schemas.errors_by_code()
-    found = [by_code[code] for code in operation.errors]
-    found += [*ANY_OPERATION, *ANY_CALL]
-    if operation.method == "POST":
-        found += ANY_BODY
-    if site.rate_limit.enabled:
-        found.append(errors.RateLimited)
-    return list(dict.fromkeys(found))
-
-
-def error_responses(site: Site, operation: Operation) -> Json:
-    """The refusals of an operation by HTTP status."""
-    return {
-        str(status): _error_response(site, operation, group)
-        for status, group in by_status(refusals(site, operation)).items()
-    }
-
-
-def _error_response(site: Site, operation: Operation, group: list[ErrorClass]) -> Json:
-    if len(group) == 1:
-        return shared_response(group[0])
-    return _refusal(site, group, operation)
-
-
-def shared_response(cls: ErrorClass) -> Json:
-    """A reference to the response of an error that stands under components."""
-    return {"$ref": f"#/components/responses/{cls.__name__}"}
-
-
-def _refusal(site: Site, group: list[ErrorClass], operation: Operation | None = None) -> Json:
-    shown = schemas.refused(operation, {cls.code for cls in group})
-    charged = not BEFORE_CHARGE.intersection(group)
-    headers = header_refs(site, charged=charged and errors.InternalError not in group)
-    if errors.MethodNotAllowed in group:
-        headers["Allow"] = header_ref("Allow")
-    if errors.PaymentRequired in group:
-        headers[x402.REQUIRED] = header_ref(x402.REQUIRED)
-    if {errors.RateLimited, errors.Unavailable}.intersection(group):
-        headers["Retry-After"] = header_ref("Retry-After")
-    return response(schemas.error_lines(group), ref("ErrorEnvelope"), headers, shown)
-
-
-def shared_responses(site: Site, offered: list[Operation]) -> Json:
-    """The error responses that are the same for every operation which has them."""
-    alone = {
-        group[0]
-        for operation in offered
-        for group in by_status(refusals(site, operation)).values()
-        if len(group) == 1
-    }
-    alone.update(ANY_CALL)
-    ordered = sorted(alone, key=lambda cls: (cls.http_status, cls.__name__))
-    return {cls.__name__: _refusal(site, [cls]) for cls in ordered}

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rpcsvc import __version__
+from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.domain.unfunded import Client
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.http.documents import links
 from rpcsvc.http.pages.checkout import moment, network_title
 from rpcsvc.http.pages.rendering import Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.service import Service
-from rpcsvc.orders.ports.store import Health, RateRow
-from rpcsvc.orders.ports.venue import MONERO_NETWORK, DirectionLimits, Market
-from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.store.replicas import RateRow
 
 SPAN_MS: Final = 24 * 3_600_000
 STEP_MS: Final = 10 * 60_000

@@ -103,7 +103,6 @@ _HEADERS: Final = {
     "vary": "accept-language",
     # Links send no referrer to other sites.
     "referrer-policy": "same-origin",
-    "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }

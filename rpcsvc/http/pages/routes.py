@@ -20,7 +20,7 @@ from rpcsvc.errors import InputError, OrderNotFound, RateLimited, ServiceError, 
 from rpcsvc.http.documents.links import HOME, operation_named
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
 from rpcsvc.http.health import HealthRoutes
-from rpcsvc.http.messages import JSON, error_headers, read_body
+from rpcsvc.http.messages import JSON, error_headers, media_type, read_body
 from rpcsvc.http.pages.checkout import CheckoutWriter
 from rpcsvc.http.pages.front import home_values, status_values
 from rpcsvc.http.pages.rendering import Catalogues, Renderer, Texts
@@ -299,7 +299,7 @@ class PagesHttp:
 
 async def _read_form(request: web.Request) -> RefundForm | None:
     """The form; None when it can't be read. Raises as read_body."""
-    if request.content_type != _FORM:
+    if media_type(request) != _FORM:
         return None
     body = await read_body(request, _FORM_BYTES)
     try:
@@ -321,6 +321,5 @@ def _file(name: str, media_type: str, body: bytes) -> web.Response:
         "content-type": media_type,
         "content-disposition": f'attachment; filename="{name}"',
         "cache-control": "no-store, no-transform",
-        "x-content-type-options": "nosniff",
     }
     return web.Response(body=body, headers=headers)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.venue import ExchangeRates
 from rpcsvc.redacted import Redacted
+from rpcsvc.store.changes import Ticket
 
 
 class UpstreamRequest(Redacted, frozen=True):
@@ -103,7 +104,7 @@ class UpstreamPort(Protocol):
         ...
 
     @property
-    def is_gasless(self) -> bool:
+    def takes_authorizations(self) -> bool:
         """Whether it said last that its USDC orders can be paid by a signed authorization."""
         ...
 

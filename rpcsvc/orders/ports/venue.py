@@ -18,16 +18,17 @@ from msgspec import Struct
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
+from rpcsvc.domain.unfunded import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import Health, PooledOrder, RateBounds, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
-from rpcsvc.orders.unfunded import SOCKET, Admission, Client
+from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
 
 
 class Rate(Struct, frozen=True):
@@ -44,14 +45,6 @@ class RateSource(Protocol):
     def rate(self) -> Rate:
         """The current rate."""
         ...
-
-
-MONERO_NETWORK: Final = "monero"
-
-
-def network_of(asset: Asset, chain: Chain) -> str:
-    """The network that an asset moves on, in a swap with USDC on ``chain``."""
-    return MONERO_NETWORK if asset is XMR else chain.name
 
 
 def _never() -> bool:
@@ -77,7 +70,7 @@ class VenueProfile(Struct, frozen=True):
     takes_signatures: Callable[[], bool] = _never
 
     @property
-    def is_gasless(self) -> bool:
+    def takes_authorizations(self) -> bool:
         """Whether USDC orders can be funded by a signed authorization now."""
         return self.takes_signatures()
 
@@ -97,9 +90,9 @@ class VenueProfile(Struct, frozen=True):
             allowed=names,
         )
 
-    def require_gasless(self) -> None:
+    def require_authorizations(self) -> None:
         """Raise InvalidInput while no signed payments are taken; checked as ``require_offered``."""
-        if not self.is_gasless:
+        if not self.takes_authorizations:
             raise InvalidInput(
                 "This service takes no signed payments (x402). Leave funding out, and send the"
                 " deposit in the ordinary way.",
@@ -253,8 +246,8 @@ class Venue(Protocol):
     profile: VenueProfile
     # How long (ms) a quote keeps its rate; None where the venue does not say.
     price_lock: int | None
-    # Funds orders by signed authorizations, while the profile says ``is_gasless``.
-    gasless: GaslessFunding
+    # Funds orders by signed authorizations, while the profile says ``takes_authorizations``.
+    authorizations: Authorizations
 
     async def market(self, client: Client) -> Market | None:
         """The rate and the limits; None while no rate is known for all amounts."""

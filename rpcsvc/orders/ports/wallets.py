@@ -1,11 +1,11 @@
-"""The ports of wallets: deposit addresses, deposits, transfers, fees, and the rows replicas share.
+"""The ports of wallets: deposit addresses, deposits, transfers and fees.
 
 Any exception other than TransferRejected means that the outcome is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -15,7 +15,10 @@ from msgspec import Struct, field
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
-from rpcsvc.orders.ports.store import Commit, Health
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.health import Health
+from rpcsvc.store.changes import PooledOrder
+from rpcsvc.store.database import Commit
 
 
 class DepositSighting(Struct, frozen=True):
@@ -48,16 +51,10 @@ class PreparedTransfer(Struct, frozen=True):
     transfer_ids: tuple[str, ...]
 
 
-class Record(Protocol):
-    """Puts a signed transaction on record, with its orders and with its wallet, in one commit."""
-
-    async def __call__(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
-        """Commit the events of the orders; ``commit`` writes them with the wallet's rows.
-
-        Raises ImpossibleTransition when an order no longer waits for its transfer, and
-        errors.Unavailable: nothing is on record then, and nothing may be published.
-        """
-        ...
+# Puts a signed transaction on record with its orders, and by the commit with its wallet's rows, all
+# or none. Raises ImpossibleTransition when an order no longer waits for its transfer, and
+# errors.Unavailable: nothing is on record then, and nothing may be published.
+Record = Callable[[PreparedTransfer, Commit | None], Awaitable[None]]
 
 
 class Outcome(StrEnum):
@@ -108,17 +105,6 @@ class NetworkNames(Struct, frozen=True):
         if is_test:
             return cls(chain.test_network, chain.test_chain_id, chain.test_usdc_contract)
         return cls(chain.name, chain.chain_id, chain.usdc_contract)
-
-
-class Holdings(Struct, frozen=True):
-    """The amounts that a wallet can pay out, in atomic units.
-
-    ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
-    """
-
-    free: int
-    locked: int
-    seconds_to_unlock: int
 
 
 class NonceGap(NamedTuple):
@@ -179,6 +165,20 @@ class OrderingWallets(Protocol):
         """Network fees: of the payout in payout units, of a refund in deposit units.
 
         ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
+        """
+        ...
+
+    @property
+    def holdings(self) -> Callable[[str], Holdings] | None:
+        """Gives the spendable balance on a network, or raises errors.Unavailable.
+
+        None for wallets without a limit, of which nothing is reserved.
+        """
+        ...
+
+    def pooled(self, address: str, network: str) -> PooledOrder | None:
+        """The conditions of an order with this deposit address that ``network`` pays; None where
+        the addresses are these wallets' own.
         """
         ...
 
@@ -249,58 +249,4 @@ class Wallets(OrderingWallets, Protocol):
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """The outcome for the transfer's transaction id."""
-        ...
-
-
-class WalletState(NamedTuple):
-    """The wallet of a network, as the replica that settles from it sees it.
-
-    ``fee``: of a transfer; None while it is not known. ``holdings``: None while they are not known,
-    or too low; ``shortage`` says so to a caller then. ``refusal``: why no order is taken now; None:
-    orders are taken. ``height``: of the newest block that the node showed.
-    """
-
-    network: str
-    is_up: bool
-    height: int | None
-    fee: int | None
-    holdings: Holdings | None
-    shortage: str | None
-    refusal: str | None
-
-
-class PublishedState(NamedTuple):
-    """A state with the time when it was published, and how long ago that was (ms)."""
-
-    state: WalletState
-    published_at: int
-    age_ms: int
-
-
-class SharedWallets(Protocol):
-    """Keeps wallet states and the pool of deposit addresses. All may raise errors.Unavailable."""
-
-    async def now_ms(self) -> int:
-        """The time by the database's clock."""
-        ...
-
-    async def publish(
-        self,
-        states: Sequence[WalletState],
-        addresses: Mapping[Asset, Sequence[str]],
-        *,
-        is_first: bool,
-    ) -> None:
-        """Put the states in place of the earlier ones, and add addresses to the pool.
-
-        ``is_first`` empties the pool before that.
-        """
-        ...
-
-    async def states(self) -> list[PublishedState]:
-        """The state of each network."""
-        ...
-
-    async def addresses(self, asset: Asset) -> list[str]:
-        """The addresses in the pool."""
         ...

@@ -18,9 +18,9 @@ from rpcsvc.domain.order import OnDeadline
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.deposits import ScanProgress
-from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.processor import OrderProcessor, Quarantine
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -34,9 +34,10 @@ from rpcsvc.domain.events import (
 from rpcsvc.domain.order import Order, Transfer, TransferKind
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports.store import OrderStore, PendingEffect
 from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.changes import PendingEffect
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

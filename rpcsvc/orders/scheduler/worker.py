@@ -13,7 +13,7 @@ import structlog
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import EffectRunner
 

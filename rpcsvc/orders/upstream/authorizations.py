@@ -1,4 +1,4 @@
-"""Signed authorizations that an upstream carries out: the GaslessWallets port over UpstreamPort.
+"""Signed authorizations that an upstream carries out: AuthorizationWallets over UpstreamPort.
 
 An authorization is passed on only after it is on record here, and the same one again until the
 upstream says what became of it: it takes a payer's nonce once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     NOT_SIGNED,
     SIGNATURE_BYTES,
     AuthorizationRefused,
@@ -17,10 +17,11 @@ from rpcsvc.domain.gasless import (
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, Unavailable
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.upstream import UpstreamPort
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.store.authorizations import AuthorizationRecord
+from rpcsvc.store.orders import OrderStore
 
 # How often the upstream is asked for what is passed on and not resolved.
 POLL_MS: Final = 5_000
@@ -40,7 +41,7 @@ class RelayedAuthorizations:
 
     async def token(self, order: Order) -> Domain:
         """The domain that the upstream offers for the order. Raises OrderNotFundable."""
-        if not self._upstream.is_gasless:
+        if not self._upstream.takes_authorizations:
             raise OrderNotFundable(
                 "The service that settles this order takes no signed payments (x402). Pay it as its"
                 " fundingInstructions say.",
@@ -54,7 +55,7 @@ class RelayedAuthorizations:
         """Not known: the upstream prices its orders by itself."""
         raise Unavailable(f"What gas on {network} costs is for the service that settles orders.")
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Refuse what no key signed that says it did; wallets with code the upstream asks."""
         domain = self._domains.get(record.key.network)
         if domain is None:
@@ -63,7 +64,7 @@ class RelayedAuthorizations:
         if is_of_key and not is_signed_by_key(domain, record.signed):
             raise AuthorizationRefused(NOT_SIGNED)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Pass the authorization on, as often as it takes: until the upstream sees the deposit."""
         order = await self._order(record)
         if record.txid is not None and order.due_units == 0:
@@ -71,7 +72,7 @@ class RelayedAuthorizations:
         domain = self._domains.get(record.key.network)
         return await self._upstream.pay_signed(order.terms, record.signed, domain)
 
-    async def _order(self, record: FundingRecord) -> Order:
+    async def _order(self, record: AuthorizationRecord) -> Order:
         order = await self._orders.order(record.order_id)
         if order is None:
             raise Unavailable(f"The order {record.order_id} can't be read.")

@@ -16,9 +16,10 @@ from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports.store import Health, OrderStore
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.upstream import UpstreamPort, UpstreamResting, UpstreamStatus
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

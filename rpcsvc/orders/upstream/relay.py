@@ -20,24 +20,20 @@ from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain.money import MAX_UNITS
+from rpcsvc.domain.reservations import ReservationChange
+from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.store import (
-    Change,
-    Health,
-    OrderStore,
-    RelayRecord,
-    RelayState,
-    ReservationChange,
-    StaleWrite,
-)
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamPort,
     UpstreamRequest,
 )
-from rpcsvc.orders.unfunded import Admission, Reservation
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -9,34 +9,32 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
+from rpcsvc.domain.reservations import UPSTREAM
+from rpcsvc.domain.unfunded import Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
-from rpcsvc.orders.gasless import GaslessFunding
+from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
-from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
-from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
+from rpcsvc.orders.policy import OrderIds, Orders, TermsMaker
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
-    MONERO_NETWORK,
     ExchangeRates,
     Market,
     NewOrder,
     OrderRequest,
     QuoteRequest,
     Rate,
-    VenueProfile,
     VenueQuote,
-    network_of,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import Admission, Client, Reservation
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
+from rpcsvc.store.changes import RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -51,23 +49,22 @@ class UpstreamVenue:
 
     def __init__(
         self,
-        core: Core,
-        profile: VenueProfile,
+        orders: Orders,
         upstream: UpstreamPort,
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
-        gasless: GaslessFunding,
+        authorizations: Authorizations,
     ) -> None:
-        self.profile = profile
+        self.profile = orders.profile
         self.price_lock: int | None = None
-        self.gasless = gasless
+        self.authorizations = authorizations
         self._upstream = upstream
         self._relay = relay
         self._follower = follower
         self._limits = limits
-        self._maker = TermsMaker(core.policy, core.clock, core.random)
-        self._clock = core.clock
+        self._maker = TermsMaker(orders.policy, orders.clock, orders.random)
+        self._clock = orders.clock
 
     # --- prices ---
 
@@ -94,7 +91,7 @@ class UpstreamVenue:
         self._upstream.require_ready()
         self.profile.require_offered(request.chain)
         if request.pays_gas:
-            self.profile.require_gasless()
+            self.profile.require_authorizations()
         amount = request.amount
         admission = await self._require(request, 0)
         if request.chain.name == PERPS:
@@ -213,7 +210,7 @@ class UpstreamVenue:
 
         An order whose answer is lost is read again by the follower.
         """
-        await self.gasless.require_none_under_way(order)
+        await self.authorizations.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
         if found is None:

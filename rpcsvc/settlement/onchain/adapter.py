@@ -14,10 +14,10 @@ import structlog
 from rpcsvc.clock import steady_ms
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.domain.reservations import Holdings
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from rpcsvc.domain.money import Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -28,7 +28,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
-from rpcsvc.settlement.onchain.guard import PayoutGuard
+from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
 
@@ -113,6 +113,11 @@ class OnchainEngine:
         except Exception:
             log.exception("upkeep_failed", asset=adapter.asset.symbol)
 
+    @property
+    def switch(self) -> PauseSwitch:
+        """The switch that stops all outgoing money."""
+        return self._guard.switch
+
     def is_paused(self) -> bool:
         """Whether the operator has stopped all outgoing money."""
         return self._guard.paused() is not None
@@ -151,6 +156,9 @@ class OnchainEngine:
                 " Try again later."
             )
         return held
+
+    def pooled(self, _address: str, _network: str) -> None:
+        """None: the addresses are this wallet's own."""
 
     def states(self) -> dict[str, NetworkState]:
         """What the last look at each network found. One whose deposits are not seen is not up."""
@@ -218,7 +226,7 @@ class OnchainEngine:
         adapter = self._of(transfer.network)
         if (known := await adapter.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
-            await record(known)
+            await record(known, None)
             return
         await self._guard.look()
         self._guard.require_open()

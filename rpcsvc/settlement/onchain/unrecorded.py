@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
+from rpcsvc.store.database import Statement, Tables, insert
+from rpcsvc.store.rows import from_row
 
 log = structlog.get_logger(__name__)
 
 
-class UnattributedDeposit(NamedTuple):
+class UnattributedDeposit(Struct, frozen=True):
     """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
 
     network: str
@@ -30,42 +32,89 @@ class UnattributedDeposit(NamedTuple):
     order_id: str | None
 
 
-class UnrecordedLedger(Protocol):
-    """The database as those use it who look for what is not on record.
+_ACKNOWLEDGE_NONCE: Final = (
+    "INSERT INTO evm_nonces (network, sender, acknowledged_below)"
+    " VALUES (:network, :sender, :nonce)"
+    " ON CONFLICT (network, sender) DO UPDATE SET acknowledged_below = excluded.acknowledged_below"
+    " WHERE excluded.acknowledged_below > evm_nonces.acknowledged_below"
+)
+_ACKNOWLEDGE_TRANSACTION: Final = (
+    f"{insert('acknowledged_transactions', ('network', 'txid', 'at'))} ON CONFLICT DO NOTHING"
+)
+_ON_RECORD: Final = (
+    "SELECT txid FROM monero_payments WHERE txid IN :txids"
+    " UNION SELECT txid FROM annotated_transactions WHERE network = 'monero' AND txid IN :txids"
+    " UNION SELECT txid FROM acknowledged_transactions"
+    "  WHERE network = 'monero' AND txid IN :txids"
+)
+_UNATTRIBUTED: Final = (
+    "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"
+    "  WHERE o.deposit_address_ends = s.address_ends AND o.deposit_address = s.address) AS order_id"
+    " FROM unattributed_deposits s WHERE NOT EXISTS (SELECT 1 FROM annotated_transactions e"
+    "  WHERE e.network = s.network AND e.txid = s.txid)"
+    " ORDER BY s.network, s.txid, s.position LIMIT 1000"
+)
 
-    Everything may raise errors.Unavailable.
-    """
+
+class UnrecordedLedger:
+    """The rows of those who look for what is not on record. All may raise errors.Unavailable."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
-        """The sender's nonces below this are acknowledged by the operator; None: none yet."""
-        ...
+        """The nonce below which the operator has acknowledged all nonces; None: never."""
+        row = await self._db.fetch_one(
+            "SELECT acknowledged_below FROM evm_nonces"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        return int(row["acknowledged_below"]) if row else None
 
     async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
-        """Record that the operator acknowledged all nonces below this one."""
-        ...
+        """Record that the operator has acknowledged all nonces below this one."""
+        values = {"network": network, "sender": sender, "nonce": nonce}
+        await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
 
     async def annotated(self, network: str) -> list[str]:
-        """The ids of transactions that the operator made by hand and annotated."""
-        ...
+        """Ids of transactions that the operator made by hand and annotated."""
+        sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
+        return [row["txid"] for row in await self._db.fetch(sql, network=network)]
 
     async def monero_cursor(self) -> int | None:
         """The newest block of Monero whose deposits are on record; None before the first scan."""
-        ...
+        row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
+        return None if row is None or row["height"] is None else int(row["height"])
 
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
         """The unrecorded ones of the wallet's Monero transactions, in order.
 
         They are no payment of the service, and neither annotated nor acknowledged.
         """
-        ...
+        known = {row["txid"] for row in await self._db.fetch(_ON_RECORD, txids=txids)}
+        return sorted(set(txids) - known)
 
     async def unattributed_deposits(self) -> list[UnattributedDeposit]:
-        """Confirmed deposits that are of no order and not annotated; the first 1,000."""
-        ...
+        """Confirmed deposits without an order or annotation; the first 1,000."""
+        return await unattributed_deposits(self._db)
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
-        """Record that the operator acknowledged these."""
-        ...
+        """Record that the operator has acknowledged these transactions."""
+        await self._db.write(
+            [
+                Statement(_ACKNOWLEDGE_TRANSACTION, {"network": network, "txid": txid, "at": at})
+                for txid in txids
+            ]
+        )
+
+
+async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
+    """Confirmed deposits without an order or annotation; the first 1,000.
+
+    Raises errors.Unavailable.
+    """
+    return [from_row(UnattributedDeposit, row) for row in await database.fetch(_UNATTRIBUTED)]
 
 
 def reason_of(wallet: str) -> str:

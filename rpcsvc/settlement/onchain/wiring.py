@@ -1,36 +1,49 @@
-"""Composes the on-chain engine from its settings: clients, keys, options, both adapters."""
+"""Connects the engine onchain, and reads its settings: clients, keys, options, both adapters."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import SecretStr
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import SystemClock
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain, ChainRegistry
-from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
+from rpcsvc.domain.money import USDC, XMR, Asset, as_units, parse_amount
 from rpcsvc.domain.order import Order
+from rpcsvc.domain.reservations import counted
 from rpcsvc.domain.usdc import Domain
+from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.lease import Lease
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.wallets import NetworkNames
-from rpcsvc.settings import SettingsError
-from rpcsvc.settings_onchain import OnchainSettings
+from rpcsvc.orders.policy import MakeOrders
+from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
+from rpcsvc.orders.settlement import Settlement, replica, settling_service
+from rpcsvc.orders.shared_wallets import PublishedWallets, WalletPublisher
+from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
+from rpcsvc.rates.sources import rate_source
+from rpcsvc.settings import Settings, SettingsError
+from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.guard import (
     Caps,
+    PauseRow,
     PauseSwitch,
     PayoutGuard,
     SharedPause,
@@ -38,11 +51,18 @@ from rpcsvc.settlement.onchain.guard import (
 )
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
+from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
-from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store.authorizations import AuthorizationRecord
+from rpcsvc.store.checks import UnservedOrders
+from rpcsvc.store.replicas import SharedWallets
 
 KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18
@@ -52,29 +72,8 @@ _LEAST_RESERVE: Final = 256
 _COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
-class Parts(Struct, frozen=True):
-    """The engine's dependencies besides its settings.
-
-    ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
-    ``unserved`` says what is wrong with orders of chains that have no node; None: nothing. Upkeep
-    runs while ``lease`` has time. ``shared``: the pause of all replicas, if there may be several.
-    """
-
-    data_dir: Path
-    switch: PauseSwitch
-    chains: ChainRegistry
-    clock: Clock
-    monero_ledger: MoneroLedger
-    evm_ledgers: Ledgers
-    signed: SignedPayments
-    unserved: Callable[[], Awaitable[str | None]]
-    lease: Lease
-    journal: PaymentJournal | None = None
-    shared: SharedPause | None = None
-
-
 class OnchainAuthorizations:
-    """The GaslessWallets port over the USDC adapter.
+    """The AuthorizationWallets port over the USDC adapter.
 
     Takes new authorizations only while orders are taken (``require_ready``); carries out what is
     recorded.
@@ -96,12 +95,12 @@ class OnchainAuthorizations:
         """The gas of an authorization, in USDC units. Raises errors.Unavailable while not known."""
         return self._usdc.authorization_fee(network)
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         self._require_ready()
         await self._usdc.require_usable(record)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send an authorization unless it is used, and return its outcome."""
         return await self._usdc.carry_out(record)
 
@@ -110,42 +109,153 @@ class OnchainAuthorizations:
         return self._usdc.gas_budget.share()
 
 
-class Onchain(NamedTuple):
-    """The engine, and its adapter for USDC."""
-
-    engine: OnchainEngine
-    usdc: EvmAdapter
-
-
 @asynccontextmanager
-async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[Onchain]:
-    """The engine, its clients open as long as the block lasts. Raises SettingsError.
+async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncIterator[Settlement]:
+    """Settle from the operator's wallets, or take orders while another replica does.
 
-    Without the lease only the clients of EVM nodes are open.
+    Raises SettingsError, also for what a node refuses. The packages of the extra ``onchain`` are
+    imported only when a key is first needed.
     """
-    guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock, parts.shared)
-    clients = monero_clients(settings)
-    usdc = _evm_adapter(settings, parts)
-    engine = OnchainEngine(
-        (_monero_adapter(settings, parts, clients), usdc),
+    settings, clock, lease = context.settings.onchain, context.clock, context.lease
+    rates = rate_source(context.settings.rates, clock)
+    rate_loops = [rates.run] if rates.run else []
+    served = served_chains(settings, context.chains)
+    limits = WithdrawalLimits(
+        _withdraw_to(context.settings, served),
+        {asset: each.per_transfer for asset, each in caps(settings).items()},
+    )
+    # Engine and auditor share it: a pause that can't be written holds in this object alone.
+    switch = PauseSwitch(context.settings.data_dir)
+    row = None if lease.is_alone else PauseRow(context.tables)
+    shared = None if row is None else SharedPause(row, switch, clock)
+    if shared is not None:
+        await shared.look()
+    journal = await _journal(context, switch)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(journal.close)
+        guard = PayoutGuard(switch, caps(settings), SignedPayments(context.tables), clock, shared)
+        usdc = _evm_adapter(context, served, journal, row, switch)
+        engine = await _engine(context, usdc, journal, row, guard)
+        closing.push_async_callback(engine.close)  # gives addresses back to the journal
+        profile = VenueProfile(
+            engine="onchain",
+            network=settings.monero_network,
+            chains=served,
+            monero_networks=_monero_networks(settings),
+            names=engine.names,
+            takes_signatures=lambda: True,
+        )
+        orders = make_orders(profile, clock, counted)
+        rows = SharedWallets(context.tables)
+        wallets: OrderingWallets
+        if lease.is_held:
+            wallets = engine
+            authorizations = OnchainAuthorizations(engine.require_ready, usdc)
+            publisher = WalletPublisher(rows, engine, engine.holdings, served, pool_size(settings))
+            try:
+                settlement = await settling_service(
+                    orders, engine, rates.source, limits, authorizations, publisher.publish
+                )
+            except ChainUnusable as found:
+                raise SettingsError([f"onchain: {found}"]) from found
+            loops = [engine.run, journal.run, *rate_loops]
+            loops += [shared.run] if shared else []
+        else:
+            usdc.open()
+            wallets = published = PublishedWallets(rows, engine, context.random)
+            authorizations = OnchainAuthorizations(published.require_ready, usdc)
+            settlement = await replica(
+                orders, engine, published, rates.source, limits, authorizations, published.refresh
+            )
+            loops = [usdc.look, *rate_loops]
+        for loop in loops:
+            settlement.worker.beside(loop)
+        readings = replace(
+            settlement.readings,
+            states=wallets.states,
+            paused=switch.reason,
+            rate_spread_bps=rates.spread_bps,
+            authorization_gas=authorizations.gas_share,
+        )
+        yield replace(settlement, readings=readings, watch=JournalWatch(context.tables, shared))
+
+
+async def _journal(context: EngineContext, switch: PauseSwitch) -> PaymentJournal:
+    """Make the payment journal, opened under the lease, which its lines are written under."""
+    options = journal_options(context.settings.onchain, context.settings.data_dir)
+    lease, watched, clock = context.lease, context.watched, context.clock
+    journal = PaymentJournal(options, clock, context.random, lease=lease.on_record)
+    if lease.is_held:
+        marks = None if watched is None else watched.marks
+        await open_journal(journal, context.tables, clock, switch, marks, is_alone=lease.is_alone)
+    return journal
+
+
+def _evm_adapter(
+    context: EngineContext,
+    served: ChainRegistry,
+    journal: PaymentJournal,
+    row: PauseRow | None,
+    switch: PauseSwitch,
+) -> EvmAdapter:
+    settings, tables = context.settings.onchain, context.tables
+    try:
+        keys = HdKeys(read_mnemonic(key_path(settings, context.settings.data_dir)))
+    except KeyFileRefused as error:
+        raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
+    ledgers = Ledgers(
+        EvmDepositLedger(tables, journal),
+        EvmPaymentLedger(tables, journal, row),
+        UnrecordedLedger(tables),
+        OpeningLedger(tables),
+    )
+    nodes, options = evm_nodes(settings, served), evm_options(settings)
+    return EvmAdapter(nodes, context.chains, keys, ledgers, context.clock, options, switch)
+
+
+async def _engine(
+    context: EngineContext,
+    usdc: EvmAdapter,
+    journal: PaymentJournal,
+    row: PauseRow | None,
+    guard: PayoutGuard,
+) -> OnchainEngine:
+    settings, tables, clock = context.settings.onchain, context.tables, context.clock
+    clients, ledger = monero_clients(settings), MoneroLedger(tables, journal, row)
+    xmr = MoneroAdapter(*clients, ledger, clock, monero_options(settings))
+    reconciliations = {}
+    # An operator who wants no audits, or no pause for their findings, wants no reconciliation.
+    if settings.audit_seconds and settings.pause_on_difference:
+        unrecorded = UnrecordedLedger(tables)
+        outgoing = MoneroOutgoing(*clients, ledger, unrecorded)
+        reconciliations[XMR] = StartupReconciliation(outgoing, unrecorded, guard.switch, clock)
+    unserved = await UnservedOrders.find(tables, xmr.networks | usdc.networks)
+    return OnchainEngine(
+        (xmr, usdc),
         guard,
         floors=floors(settings),
         poll_ms=settings.poll_ms,
-        reconciliations=_reconciliations(settings, parts, clients),
-        unserved=parts.unserved,
-        journal=parts.journal,
-        has_time=parts.lease.has_time,
+        reconciliations=reconciliations,
+        unserved=unserved.problem,
+        journal=journal,
+        has_time=context.lease.has_time,
     )
-    if not parts.lease.is_held:
-        usdc.open()
-    try:
-        yield Onchain(engine, usdc)
-    finally:
-        await engine.close()
+
+
+def check(settings: Settings, chains: ChainRegistry) -> None:
+    """Raise SettingsError for what a start would refuse, without asking a node or a wallet."""
+    onchain = settings.onchain
+    monero_options(onchain)
+    monero_clients(onchain)
+    served = served_chains(onchain, chains)
+    evm_nodes(onchain, served)
+    read_targets(settings.inventory, served)
+    _withdraw_to(settings, served)
+    rate_source(settings.rates, SystemClock())
 
 
 def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegistry:
-    """The chains that have a node. Raises SettingsError."""
+    """Return the chains that have a node. Raises SettingsError."""
     nodes = _pairs(settings.nodes)
     known = {chain.name: chain for chain in chains.all()}
     unknown = sorted(set(nodes) - set(known))
@@ -196,7 +306,7 @@ def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
 
 
 def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClient]:
-    """Clients of monerod and monero-wallet-rpc, not opened. Raises SettingsError."""
+    """Build unopened clients of monerod and monero-wallet-rpc. Raises SettingsError."""
     node = _endpoint(
         "monerod", settings.monerod_url, settings.monerod_username, settings.monerod_password
     )
@@ -208,24 +318,6 @@ def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClie
         serial=True,
     )
     return MonerodClient(node), WalletClient(wallet)
-
-
-def _monero_adapter(
-    settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
-) -> MoneroAdapter:
-    options = monero_options(settings)
-    return MoneroAdapter(*clients, parts.monero_ledger, parts.clock, options)
-
-
-def _reconciliations(
-    settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
-) -> dict[Asset, StartupReconciliation]:
-    """By asset; empty where the operator wants no audits, or no pause for what they find."""
-    if not (settings.audit_seconds and settings.pause_on_difference):
-        return {}
-    unrecorded = parts.evm_ledgers.unrecorded
-    outgoing = MoneroOutgoing(*clients, parts.monero_ledger, unrecorded)
-    return {XMR: StartupReconciliation(outgoing, unrecorded, parts.switch, parts.clock)}
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
@@ -275,7 +367,7 @@ def _count(text: str) -> int:
 
 
 def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]:
-    """One for each chain with a node, clients not opened. Raises SettingsError."""
+    """Build one node, with an unopened client, for each of ``chains``. Raises SettingsError."""
     urls, prices = _pairs(settings.nodes), _pairs(settings.gas_prices)
     nodes = []
     for chain in chains.all():
@@ -317,16 +409,6 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
     )
 
 
-def _evm_adapter(settings: OnchainSettings, parts: Parts) -> EvmAdapter:
-    try:
-        keys = HdKeys(read_mnemonic(key_path(settings, parts.data_dir)))
-    except KeyFileRefused as error:
-        raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
-    nodes = evm_nodes(settings, served_chains(settings, parts.chains))
-    options, ledgers = evm_options(settings), parts.evm_ledgers
-    return EvmAdapter(nodes, parts.chains, keys, ledgers, parts.clock, options, parts.switch)
-
-
 def evm_options(settings: OnchainSettings) -> EvmOptions:
     """The options of the USDC adapter that hold for all chains."""
     ahead = settings.usdc_addresses
@@ -337,8 +419,19 @@ def evm_options(settings: OnchainSettings) -> EvmOptions:
 # --- both ------------------------------------------------------------------------------------
 
 
+def _monero_networks(settings: OnchainSettings) -> frozenset[MoneroNetwork]:
+    """The networks whose addresses are good. Addresses of a regtest chain are those of mainnet."""
+    name = settings.monero_network
+    return frozenset({MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)})
+
+
+def _withdraw_to(settings: Settings, served: ChainRegistry) -> dict[str, tuple[str, ...]]:
+    monero = _monero_networks(settings.onchain)
+    return read_allow_list(settings.inventory.withdraw_to, served, monero)
+
+
 def caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
-    """The most that goes out, by asset. Raises errors.InputError."""
+    """Return the caps on outgoing money, by asset. Raises errors.InputError."""
 
     def units(text: str, asset: Asset) -> int:
         return parse_amount(text, asset).units
@@ -355,12 +448,33 @@ def pool_size(settings: OnchainSettings) -> int:
 
 
 def floors(settings: OnchainSettings) -> Mapping[Asset, int]:
-    """The least that the wallets should hold, by asset. Raises errors.InputError."""
+    """Return the lowest wanted balance of the wallets, by asset. Raises errors.InputError."""
     given = {XMR: settings.xmr_floor, USDC: settings.usdc_floor}
     return {
         asset: parse_amount(text, asset).units if text.strip("0.") else 0
         for asset, text in given.items()
     }
+
+
+def read_targets(settings: InventorySettings, served: ChainRegistry) -> dict[str, int]:
+    """Units to keep free by network. Raises SettingsError for a network that is not served."""
+    networks = (MONERO, *(chain.name for chain in served.all()))
+    targets, problems = {}, []
+    for given in settings.targets:
+        name, _, amount = given.partition("=")
+        network, asset = name.lower(), XMR if name.lower() == MONERO else USDC
+        if network not in networks:
+            problems.append(f"inventory.targets: received {name!r}; allowed: {', '.join(networks)}")
+        elif len(amount.partition(".")[2]) > asset.decimals:
+            problems.append(
+                f"inventory.targets: received {given!r}; allowed: at most {asset.decimals}"
+                f" decimals of {asset.symbol}"
+            )
+        else:
+            targets[network] = int(as_units(amount, asset))
+    if problems:
+        raise SettingsError(problems)
+    return targets
 
 
 def _endpoint(

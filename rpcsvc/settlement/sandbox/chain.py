@@ -1,4 +1,4 @@
-"""The sandbox's simulated chains, its records, and the port of the store that keeps them.
+"""The sandbox's simulated chains and its records.
 
 A chain makes a block every ``block_ms`` from ``base_at`` on: heights are pure functions of time, so
 an idle chain costs nothing and a restart misses no block.
@@ -7,15 +7,15 @@ an idle chain costs nothing and a restart misses no block.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.store.database import StaleWrite
 
 T = TypeVar("T")
 
@@ -143,87 +143,3 @@ async def on_current(change: Callable[[], Awaitable[T]]) -> T:
         except StaleWrite:
             continue
     raise Unavailable("Other replicas keep changing the simulated chains. Try again.")
-
-
-class SandboxLedger(Protocol):
-    """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
-
-    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
-    based on.
-    """
-
-    async def chains(self) -> list[SimulatedChain]:
-        """All chains."""
-        ...
-
-    async def transaction(self, network: str, txid: str) -> Tx | None:
-        """One transaction."""
-        ...
-
-    async def watched(self) -> list[Tx]:
-        """All transactions that the service has not finished with, oldest first."""
-        ...
-
-    async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
-        """All transactions to an address, oldest first."""
-        ...
-
-    async def mined_above(self, network: str, height: int) -> list[Tx]:
-        """All transactions in blocks above ``height``."""
-        ...
-
-    async def orphaned_count(self, network: str) -> int:
-        """How many blocks the chain has lost to reorganisations."""
-        ...
-
-    async def has_fault(self, order_id: str, fault: Fault) -> bool:
-        """Whether a fault waits for the order."""
-        ...
-
-    async def settings(self) -> dict[Setting, int]:
-        """All settings that were changed."""
-        ...
-
-    async def add_chains(self, chains: Sequence[SimulatedChain]) -> None:
-        """Add the chains that are not there yet."""
-        ...
-
-    async def put_chain(self, chain: SimulatedChain) -> None:
-        """Change a chain's timing (not its balance)."""
-        ...
-
-    async def broadcast(self, tx: Tx) -> None:
-        """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
-        ...
-
-    async def broadcast_new(self, tx: Tx) -> None:
-        """The same, but stale if its txid is known."""
-        ...
-
-    async def mine(self, mined: Sequence[Mined]) -> None:
-        """Take transactions into blocks and their amounts into the balance."""
-        ...
-
-    async def unmine(self, txs: Sequence[Tx], now: int) -> None:
-        """Orphan the blocks of mined transactions and put these back into the pool at ``now``."""
-        ...
-
-    async def set_state(self, tx: Tx, state: TxState, now: int) -> None:
-        """Drop a pooled transaction, or bring a dropped one back into the pool."""
-        ...
-
-    async def unwatch(self, txs: Sequence[Tx]) -> None:
-        """The service is done with these, unless they have changed since they were read."""
-        ...
-
-    async def add_fault(self, order_id: str, fault: Fault) -> None:
-        """Schedule a fault for the order's next transfer."""
-        ...
-
-    async def clear_fault(self, order_id: str, fault: Fault) -> None:
-        """The fault has happened."""
-        ...
-
-    async def put_setting(self, setting: Setting, value: int, was: int | None = None) -> None:
-        """Change a setting for good; stale if ``was`` is given and no longer its value."""
-        ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,9 +21,10 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
@@ -41,7 +42,6 @@ from rpcsvc.settlement.sandbox.chain import (
     MONERO,
     Fault,
     Mined,
-    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
@@ -50,6 +50,7 @@ from rpcsvc.settlement.sandbox.chain import (
     block_hash,
     on_current,
 )
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 
 BPS = 10_000
 
@@ -93,6 +94,8 @@ class SandboxEngine:
     """Implements Wallets and RateSource."""
 
     poll_ms = 200
+    # A simulated wallet that runs dry is one of the faults to try out: nothing is reserved.
+    holdings: Callable[[str], Holdings] | None = None
 
     def __init__(
         self,
@@ -158,6 +161,9 @@ class SandboxEngine:
         if asset is XMR:
             return stagenet_subaddress(self._random(64))
         return evm_address_from_seed(self._random(32))
+
+    def pooled(self, _address: str, _network: str) -> None:
+        """None: an address is made where its order is."""
 
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
         """The simulated network fees."""
@@ -304,7 +310,7 @@ class SandboxEngine:
         }
         raw = json.dumps(body, separators=(",", ":")).encode()
         txid = hashlib.sha256(raw).hexdigest()
-        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)))
+        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Put the signed bytes into the pool; the same bytes again change nothing."""

@@ -25,7 +25,6 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.upstream import UpstreamRequest
 from rpcsvc.settlement.upstream import answers
 from rpcsvc.settlement.upstream.answers import PayableNetworks
@@ -41,6 +40,7 @@ from rpcsvc.settlement.upstream.failures import (
 from rpcsvc.settlement.upstream.funding import FundingAnswer, read_funding
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamCall
+from rpcsvc.store.changes import Ticket
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

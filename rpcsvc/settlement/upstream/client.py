@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NoAnswer,
@@ -212,9 +212,8 @@ class UpstreamClient:
         """One attempt, with its outcome reported to breaker, budget and health."""
         try:
             reply = await self._transport.send(call, key, creates=creates)
-            # One about unfunded orders leaves room for other amounts, and ends at any time.
-            is_limit = reply.status == 429 and not self._transport.is_about_unfunded(reply)
-            if is_limit and reply.retry_after_ms:
+            # One about unfunded orders or tickets leaves room for other calls.
+            if reply.retry_after_ms and self._transport.is_call_limit(reply):
                 budget.pause(reply.retry_after_ms)
             answer = self._transport.judge(reply)
         except UpstreamRefused as error:

@@ -10,9 +10,9 @@ import structlog
 from msgspec.structs import replace
 
 from rpcsvc.domain.addresses import MoneroNetwork, same_address
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
-from rpcsvc.domain.gasless import SignedAuthorization
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
 from rpcsvc.domain.order import AWAITS_DEPOSIT, PERPS, OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction, implied_rate
@@ -25,8 +25,8 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
-from rpcsvc.orders.ports.gasless import Carried
-from rpcsvc.orders.ports.store import Health, Ticket
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
@@ -52,6 +52,7 @@ from rpcsvc.settlement.upstream.failures import (
 )
 from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
+from rpcsvc.store.changes import Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -237,7 +238,7 @@ class UpstreamEngine:
     # --- signed payments ---
 
     @property
-    def is_gasless(self) -> bool:
+    def takes_authorizations(self) -> bool:
         """Whether the upstream last said that signed authorizations can pay its USDC orders."""
         return "fund_order" in self._upstream.dialect.paths and self.watch.takes_signatures
 

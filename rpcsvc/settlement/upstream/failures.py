@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct, field
 
-from rpcsvc.orders.unfunded import UNFUNDED_REASON
+from rpcsvc.domain.unfunded import TICKETS_REASON, UNFUNDED_REASON
 
 # What is kept of an answer for audit. A good answer is some 2 KB.
 RAW_LIMIT: Final = 65_536
@@ -32,6 +32,13 @@ RAW_LIMIT: Final = 65_536
 def is_about_unfunded(details: Mapping[str, Any]) -> bool:
     """Whether another rpcsvc refuses because of orders without a deposit."""
     return details.get("reason") == UNFUNDED_REASON
+
+
+def is_about_calls(details: Mapping[str, Any]) -> bool:
+    """Whether HTTP 429 is about the number of calls, and not about what another rpcsvc counts
+    beside them.
+    """
+    return details.get("reason") not in (UNFUNDED_REASON, TICKETS_REASON)
 
 
 class UpstreamError(Exception):

@@ -12,10 +12,10 @@ import orjson
 
 from rpcsvc.client import x402
 from rpcsvc.client.errors import Unverified
-from rpcsvc.domain.gasless import OFFER_SECONDS, SignedAuthorization
+from rpcsvc.domain.authorizations import OFFER_SECONDS, SignedAuthorization
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.usdc import Domain
-from rpcsvc.orders.ports.gasless import Carried
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
 from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, Text
 from rpcsvc.settlement.upstream.failures import UpstreamBroken

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
 
 NowMs = Callable[[], int]

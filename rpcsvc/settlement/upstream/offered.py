@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
 from rpcsvc.errors import Unavailable, UnsupportedChain
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.answers import UpstreamChain
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing

@@ -55,7 +55,7 @@ from rpcsvc.settlement.upstream.failures import (
     UpstreamBroken,
     UpstreamError,
     UpstreamRefused,
-    is_about_unfunded,
+    is_about_calls,
 )
 
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
@@ -165,7 +165,7 @@ class RawReply(Struct, frozen=True):
     """An HTTP response, not judged yet."""
 
     status: int
-    content_type: str
+    media_type: str
     retry_after_ms: int | None
     body: bytes
     payment_required: str | None = None
@@ -253,10 +253,12 @@ class UpstreamTransport:
             response.close()
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
 
-    def is_about_unfunded(self, reply: RawReply) -> bool:
-        """Whether a refusal is about orders without a deposit, not about the number of calls."""
+    def is_call_limit(self, reply: RawReply) -> bool:
+        """Whether the upstream refuses more calls, whichever they are."""
+        if reply.status != 429:
+            return False
         remote = self._remote(reply)
-        return remote is not None and is_about_unfunded(remote.details)
+        return remote is None or is_about_calls(remote.details)
 
     def judge(self, reply: RawReply) -> UpstreamAnswer:
         """The answer if it is a good one. Raises UpstreamRefused, NoAnswer or UpstreamBroken."""
@@ -308,8 +310,8 @@ class UpstreamTransport:
         return RemoteError(code, self._safe(remote.message), details)
 
     def _json(self, reply: RawReply) -> Any:
-        if not _JSON_TYPE.fullmatch(reply.content_type):
-            kind = self._safe(reply.content_type) or "nothing"
+        if not _JSON_TYPE.fullmatch(reply.media_type):
+            kind = self._safe(reply.media_type) or "nothing"
             raise UpstreamBroken(
                 f"HTTP {reply.status} came as {kind}, not as application/json.",
                 retryable=True,

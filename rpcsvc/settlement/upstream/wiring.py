@@ -1,4 +1,4 @@
-"""Builds an upstream engine from the settings: client, budgets, breaker, and one of two dialects.
+"""Connects the engine upstream: client, budgets, breaker, and one of two dialects.
 
 The BFF of another rpcsvc has error codes and idempotency keys, and reports its network in the agent
 API's capabilities. The public API (``/v1/...``) has neither: a creation of unknown outcome is never
@@ -11,17 +11,28 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from yarl import URL
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
-from rpcsvc.engines import EngineParts
-from rpcsvc.orders.backend import Backend, upstream_backend
-from rpcsvc.orders.ports.gasless import FundingStore
+from rpcsvc.domain.reservations import counted
+from rpcsvc.engine_context import EngineContext
+from rpcsvc.orders.authorizations import Authorizations
+from rpcsvc.orders.deposits import ScanProgress
+from rpcsvc.orders.inventory import ClientLimits
+from rpcsvc.orders.policy import MakeOrders, Orders
 from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.processor import Quarantine
+from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations
+from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.settlement import Settlement, authorization_funding
+from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
+from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.orders.upstream.relay import Relay
+from rpcsvc.orders.upstream.venue import UpstreamVenue
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect, Upstream
@@ -107,26 +118,52 @@ BFF: Final = Dialect(
     messages_for_users=True,
     times_ends=True,
 )
-_BELOW: Final = (
-    r"\b(?:below|under|less than|lower than|smaller than)\b.*\bmin|\btoo (?:small|low)\b"
-    r"|\bminimum (?:amount|swap|deposit|order)\b"
-)
-_ABOVE: Final = (
-    r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b.*\bmax"
-    r"|\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"
-)
+# Words that follow one another in a text, others between them or not.
+_Phrase: TypeAlias = tuple[re.Pattern[str], ...]
+
+
+def _phrase(*patterns: str) -> _Phrase:
+    return tuple(re.compile(pattern, re.ASCII | re.IGNORECASE) for pattern in patterns)
+
+
+def _has(phrase: _Phrase, text: str) -> bool:
+    """Whether a text has the words of a phrase, in linear time: ``.*`` would take quadratic."""
+    at = 0
+    for words in phrase:
+        found = words.search(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
+
+
 _NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
-_PHRASES: Final = tuple(
-    (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), code)
-    for pattern, code in (
-        (_BELOW, "amount_below_minimum"),
-        (_ABOVE, "amount_above_maximum"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:chain|network)", "unsupported_chain"),
-        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:token|asset|coin)\b", "unsupported_token"),
-        (r"\binvalid\b.*\b(?:to ?address|destination|recipient)", "invalid_destination"),
-    )
+_CHAIN: Final = r"\b(?:chain|network)"
+_COIN: Final = r"\b(?:token|asset|coin)\b"
+_PHRASES: Final[tuple[tuple[_Phrase, str], ...]] = (
+    (
+        _phrase(r"\b(?:below|under|less than|lower than|smaller than)\b", r"\bmin"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\btoo (?:small|low)\b|\bminimum (?:amount|swap|deposit|order)\b"),
+        "amount_below_minimum",
+    ),
+    (
+        _phrase(r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b", r"\bmax"),
+        "amount_above_maximum",
+    ),
+    (
+        _phrase(r"\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"),
+        "amount_above_maximum",
+    ),
+    (_phrase(_NOT_SUPPORTED, _CHAIN), "unsupported_chain"),
+    (_phrase(_CHAIN, _NOT_SUPPORTED), "unsupported_chain"),
+    (_phrase(_NOT_SUPPORTED, _COIN), "unsupported_token"),
+    (_phrase(_COIN, _NOT_SUPPORTED), "unsupported_token"),
+    (_phrase(r"\binvalid\b", r"\b(?:to ?address|destination|recipient)"), "invalid_destination"),
 )
-_NO_ORDER: Final = re.compile(r"\border\b.*\bnot found\b|\bno such order\b", re.ASCII | re.I)
+_NO_ORDER: Final = (_phrase(r"\border\b", r"\bnot found\b"), _phrase(r"\bno such order\b"))
 
 
 def _v1_error(value: Any) -> RemoteError | None:
@@ -138,10 +175,11 @@ def _v1_error(value: Any) -> RemoteError | None:
 def _v1_code(refusal: UpstreamRefused) -> str | None:
     """Our code for a refusal, when its text says one thing that a caller can mend, and no other."""
     if refusal.status == 404:
-        return "order_not_found" if _NO_ORDER.search(refusal.message) else None
+        is_lost = any(_has(phrase, refusal.message) for phrase in _NO_ORDER)
+        return "order_not_found" if is_lost else None
     if refusal.status not in (400, 422):
         return None
-    found = {code for phrase, code in _PHRASES if phrase.search(refusal.message)}
+    found = {code for phrase, code in _PHRASES if _has(phrase, refusal.message)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -180,11 +218,11 @@ BFF_CREATIONS_PER_MINUTE = 24
 
 
 @asynccontextmanager
-async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIterator[Backend]:
-    """The upstream as a venue, with settings that passed ``check``."""
-    settings = parts.settings.upstream
+async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncIterator[Settlement]:
+    """Have the upstream settle orders, with settings that passed ``check``."""
+    settings = context.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
-    async with upstream_engine(settings, parts.chains) as engine:
+    async with upstream_engine(settings, context.chains) as engine:
         profile = VenueProfile(
             engine="upstream",
             network=monero.value,
@@ -192,9 +230,50 @@ async def connected(parts: EngineParts, authorizations: FundingStore) -> AsyncIt
             monero_networks=frozenset({monero}),
             names=engine.names,
             bridges=frozenset({PERPS}),
-            takes_signatures=lambda: engine.is_gasless,
+            takes_signatures=lambda: engine.takes_authorizations,
         )
-        yield upstream_backend(profile, engine, parts.clock, authorizations)
+        await engine.start()
+        yield await _settlement(make_orders(profile, context.clock, counted), engine)
+
+
+async def _settlement(orders: Orders, engine: UpstreamEngine) -> Settlement:
+    """The venue over the upstream; its orders are followed by the replica with the lease."""
+    store, clock, policy, lease = orders.store, orders.clock, orders.policy, orders.lease
+    authorizations = RelayedAuthorizations(store, engine)
+    funding = authorization_funding(orders, authorizations, POLL_MS)
+    follower = Follower(store, orders.processor, engine, clock)
+    relay = Relay(store, engine, clock, follower.follow if lease.is_held else _followed_elsewhere)
+    await relay.recover(is_alone=lease.is_alone)
+    if lease.is_held:
+        await follower.recover()
+        worker = _settler(orders, relay, follower, funding)
+    else:
+        worker = Worker((), Quarantine(), loops=(relay.run,))
+    limits = ClientLimits(
+        store, policy.unfunded, lambda _network, _reserved: policy.reservable, clock, orders.secret
+    )
+    venue = UpstreamVenue(orders, engine, relay, follower, limits, funding)
+    return Settlement(orders, engine, venue, worker)
+
+
+def _settler(orders: Orders, relay: Relay, follower: Follower, funding: Authorizations) -> Worker:
+    store, clock, quarantine = orders.store, orders.clock, Quarantine()
+    unwatched = ScanProgress((), clock)
+    return Worker(
+        (
+            *(() if orders.lease.is_alone else (follower.find,)),
+            relay.find,
+            ExpiredReservations(store, unwatched, clock).end,
+            orders.retention.clean,
+            Deadlines(store, orders.processor, unwatched, quarantine, clock).keep,
+        ),
+        quarantine,
+        loops=(relay.run, follower.run, funding.run),
+    )
+
+
+def _followed_elsewhere(_order_id: str) -> None:
+    """The replica that settles finds new orders by itself."""
 
 
 def check(settings: Settings, _chains: ChainRegistry) -> None:

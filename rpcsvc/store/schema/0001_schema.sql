@@ -268,7 +268,7 @@ CREATE TABLE status_views (
     key         TEXT NOT NULL
 ) STRICT;
 
--- What each order may still take out of the wallet of a network (rpcsvc/orders/reservations.py): for
+-- What each order may still take out of the wallet of a network (rpcsvc/domain/reservations.py): for
 -- money that has come, and for a deposit that it awaits. An unfunded one names who asked for the
 -- order (the kind of client, and a keyed hash of its name); it is deleted when the order is funded,
 -- ends or expires. On the network 'upstream', units are the order's worth in USDC, and the row is
@@ -417,17 +417,26 @@ CREATE TABLE webhooks (
     receiver      TEXT    NOT NULL,
     -- what the receiver checks signatures with, if it gave a secret
     secret        TEXT,
+    -- who named it: a kind and a keyed hash (rpcsvc/orders/unfunded.py). Messages are shared by it
+    client        TEXT    NOT NULL,
     -- failed attempts in a row, and since when; nothing is sent before due_at
     failures      INTEGER NOT NULL CHECK (failures >= 0),
     failing_since INTEGER,
     due_at        INTEGER NOT NULL,
-    -- when the receiver answered 410: it wants no more
+    -- when the last attempt was made, and whether it got an HTTP status
+    tried_at      INTEGER,
+    has_answered  INTEGER CHECK (has_answered IN (0, 1)),
+    -- when it ended: the receiver answered 410, or the order was cancelled before a deposit
     ended_at      INTEGER,
-    CHECK ((failures = 0) = (failing_since IS NULL))
+    CHECK ((failures = 0) = (failing_since IS NULL)),
+    CHECK ((tried_at IS NULL) = (has_answered IS NULL)),
+    CHECK (failures = 0 OR tried_at IS NOT NULL)
 ) STRICT;
 
-CREATE TRIGGER webhooks_keep_their_receiver BEFORE UPDATE OF order_seq, url, receiver, secret
-ON webhooks
+CREATE INDEX webhooks_by_receiver ON webhooks (receiver, tried_at) WHERE tried_at IS NOT NULL;
+
+CREATE TRIGGER webhooks_keep_their_receiver
+BEFORE UPDATE OF order_seq, url, receiver, secret, client ON webhooks
 BEGIN SELECT RAISE(ABORT, 'a webhook keeps its receiver'); END;
 
 -- The events that are to be sent, each written by the commit of its event. Of an order, those that
@@ -557,7 +566,7 @@ CREATE TABLE ticket_counts (
     PRIMARY KEY (day, client)
 ) STRICT, WITHOUT ROWID;
 
--- --- Gasless funding ----------------------------------------------------------------------------
+-- --- Signed authorizations ----------------------------------------------------------------------
 
 -- Signed authorizations that are to pay an order (EIP-3009), here before anything is sent. While one
 -- of an order is 'recorded' or 'sent', the network may carry it out, and the order takes no other.

@@ -14,9 +14,8 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.lease import SETTLER
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from rpcsvc.orders.reservations import counted
+from rpcsvc.domain.reservations import counted
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.store.backends import copying
 from rpcsvc.store.backends.copying import NotCopied, from_server, tables, to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
@@ -28,10 +27,10 @@ from rpcsvc.store.backends.sqlite.database import (
     open_reader,
 )
 from rpcsvc.store.backends.sqlite.maintenance import check_database
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Statement, StoreConflict, Tables, insert
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import SqlLeases
+from rpcsvc.store.leases import SETTLER, Leases
+from rpcsvc.store.orders import OrderStore
 from tests.postgres import new_database
 from tests.unit.evm_chain import HOT, OURS
 from tests.unit.orders import NOW, terms
@@ -52,7 +51,7 @@ def silent(_what: str, _rows: int, _total: int) -> None:
 
 async def fill(database: Tables) -> None:
     """Write an order with view, deposit and history, addresses, and more rows than a batch has."""
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     seen = ev.DepositSeen(KEY, order.terms.deposit_amount, "0xSender", NOW)
     before: Order | None = None
@@ -69,7 +68,7 @@ async def fill(database: Tables) -> None:
             )
         )
         before = now
-    ledger = SqlEvmDepositLedger(database)
+    ledger = EvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
     rows = [{"name": f"s{n}", "value": n} for n in range(2 * copying.BATCH + 1)]
@@ -84,7 +83,7 @@ def content(data_dir: Path) -> dict[str, list[tuple[object, ...]]]:
 
 async def test_reduced_history_is_copied_out_and_back(tmp_path: Path, url: str) -> None:
     database = await SqliteDatabase.open(tmp_path)
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     for now in (order, transition(order, ev.Cancelled(), NOW).order):
         entry = HistoryEntry(now.version, NOW, "e", now.status.value, {})
@@ -119,7 +118,7 @@ async def test_a_copy_goes_out_and_back_row_by_row(tmp_path: Path, url: str) -> 
     assert await check_server(url) == []
 
     there = await PostgresqlDatabase.open(url)
-    order = await SqlOrderStore(there, lambda: "key").order("ord_1")
+    order = await OrderStore(there, lambda: "key").order("ord_1")
     assert order is not None
     assert [deposit.key for deposit in order.deposits] == [KEY]
     with pytest.raises(StoreConflict, match="stays"):
@@ -154,7 +153,7 @@ async def test_rows_made_after_a_copy_go_on_from_its_numbers(tmp_path: Path, url
         replace(terms(Direction.USDC_TO_XMR), order_id="ord_2", deposit_address="0xAnother")
     )
     entry = HistoryEntry(1, NOW, "e", other.status.value, {})
-    await SqlOrderStore(there, lambda: "key").commit(
+    await OrderStore(there, lambda: "key").commit(
         Change(order=other, view=StatusView(b"{}", None), is_new=True, history=entry)
     )
     rows = await there.fetch("SELECT seq FROM orders ORDER BY seq")
@@ -172,7 +171,7 @@ async def test_a_copy_is_refused_where_a_service_runs(tmp_path: Path, url: str) 
         await to_server(tmp_path, url, silent)
     lock.release()
     there = await PostgresqlDatabase.open(url)
-    leases = SqlLeases(there)
+    leases = Leases(there)
     token = await leases.take(SETTLER, "a service", 3_600_000)
     assert token is not None
     for copying_there in (

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import (
     CursorMove,
     EvmAddress,
     EvmCursor,
@@ -15,14 +16,13 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmWallet,
 )
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.rows import statement
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
 
 @pytest.fixture
-async def ledger(database: Tables) -> SqlEvmDepositLedger:
-    made = SqlEvmDepositLedger(database)
+async def ledger(database: Tables) -> EvmDepositLedger:
+    made = EvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
     return made
@@ -35,7 +35,7 @@ def deposit(name: str = "a", **changes: Any) -> EvmDeposit:
     return replace(made, **changes)
 
 
-async def test_the_first_mnemonic_stays(ledger: SqlEvmDepositLedger, database: Tables) -> None:
+async def test_the_first_mnemonic_stays(ledger: EvmDepositLedger, database: Tables) -> None:
     with pytest.raises(StoreConflict):
         await ledger.adopt_wallet(USER)
     for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
@@ -45,7 +45,7 @@ async def test_the_first_mnemonic_stays(ledger: SqlEvmDepositLedger, database: T
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     await ledger.add_addresses(OURS[5:])
     for wrong in (EvmAddress(2, USER), EvmAddress(99, OURS[3].address), EvmAddress(0, USER)):
@@ -55,13 +55,13 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
     assert await ledger.highest_address() == OURS[-1]
 
 
-async def test_an_address_is_ours_in_any_case(ledger: SqlEvmDepositLedger) -> None:
+async def test_an_address_is_ours_in_any_case(ledger: EvmDepositLedger) -> None:
     asked = [OURS[0].address.lower(), "0x" + OURS[1].address[2:].upper(), STRANGER, "", "'"]
     assert await ledger.ours(asked) == OURS[:2]
     assert await ledger.ours([]) == []
 
 
-async def test_a_deposit_keeps_what_it_is(ledger: SqlEvmDepositLedger, database: Tables) -> None:
+async def test_a_deposit_keeps_what_it_is(ledger: EvmDepositLedger, database: Tables) -> None:
     await ledger.put_deposits([deposit()])
     for other in (deposit(units=6), deposit(sender=STRANGER), deposit(address_index=2)):
         with pytest.raises(StoreConflict):
@@ -89,7 +89,7 @@ async def test_a_deposit_keeps_what_it_is(ledger: SqlEvmDepositLedger, database:
 
 
 async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     for wrong in (deposit(address_index=999), deposit(units=0)):
         with pytest.raises(StoreConflict):
@@ -97,7 +97,7 @@ async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
 
 
 async def test_deposits_are_found_by_network_transaction_and_watch(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     rows = [
         deposit("a"), deposit("b", watched=False), deposit("c", watched=False, block_number=9),
@@ -112,7 +112,7 @@ async def test_deposits_are_found_by_network_transaction_and_watch(
 
 
 async def test_blocks_above_a_fork_are_void_and_one_below_is_kept(
-    ledger: SqlEvmDepositLedger,
+    ledger: EvmDepositLedger,
 ) -> None:
     numbers = (3, 5, 8, 10)
     await ledger.begin("arbitrum", [EvmCursor(number, f"old{number}") for number in numbers])

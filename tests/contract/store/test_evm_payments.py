@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.domain.gasless import SignedAuthorization
+from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.orders.ports.gasless import AuthorizationKey, FundingRecord
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from rpcsvc.settlement.onchain.evm.gas import Opening
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.gas import Opening, OpeningLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
     EvmDeposit,
@@ -30,11 +30,10 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationStore
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
-from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
-from rpcsvc.store.gasless import SqlFundingStore
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, OURS, USER, digest
 from tests.unit.orders import NOW, terms
@@ -49,13 +48,13 @@ SWEEP = Sweep(
 
 
 @pytest.fixture
-async def ledger(database: Tables) -> SqlEvmPaymentLedger:
-    deposits = SqlEvmDepositLedger(database)
+async def ledger(database: Tables) -> EvmPaymentLedger:
+    deposits = EvmDepositLedger(database)
     await deposits.adopt_wallet(HOT)
     await deposits.add_addresses(OURS)
     made = EvmDeposit(NET, digest("a"), 0, 1, OURS[0].address, 5, USER, 1000, 7, digest("block"))
     await deposits.put_deposits([replace(made, acknowledged=DepositState.CONFIRMED)])
-    return SqlEvmPaymentLedger(database)
+    return EvmPaymentLedger(database)
 
 
 def payment(
@@ -73,7 +72,7 @@ def mined(item: EvmPayment, number: int = 9) -> EvmPayment:
     return replace(item, state=EvmPaymentState.SETTLED, published_at=1500, inclusion=where)
 
 
-async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_payment_is_read_as_it_was_written(ledger: EvmPaymentLedger) -> None:
     assert await ledger.next_nonce(NET, HOT) == 0
     await ledger.add_payment(payment())
     assert await ledger.payment("t1") == payment()
@@ -92,7 +91,7 @@ async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) 
     assert await ledger.settled_above(NET, 9) == []
 
 
-async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: EvmPaymentLedger) -> None:
     await ledger.add_payment(payment())
     for wrong in (payment("t2"), payment("t1", 1)):
         with pytest.raises(StoreConflict):
@@ -108,7 +107,7 @@ async def test_a_nonce_is_used_once_and_fees_only_rise(ledger: SqlEvmPaymentLedg
     assert await ledger.payment("t1") == mined(payment())
 
 
-async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) -> None:
+async def test_a_sweep_takes_what_an_address_holds(ledger: EvmPaymentLedger) -> None:
     assert await ledger.unswept(NET, 1) == [UnsweptAddress(1, OURS[0].address, 5, 1)]
     signed = payment("sweep-1", purpose=EvmPurpose.SWEEP)
     await ledger.add_payment(signed, SWEEP)
@@ -129,7 +128,7 @@ async def test_a_sweep_takes_what_an_address_holds(ledger: SqlEvmPaymentLedger) 
         await ledger.put_sweep(SWEEP)
 
 
-async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPaymentLedger) -> None:
+async def test_gas_of_authorizations_is_their_cost_or_most(ledger: EvmPaymentLedger) -> None:
     kind, most = EvmPurpose.AUTHORIZATION, 60_000 * FIRST.max_fee
     await ledger.add_payment(payment("a1", 0, kind))
     await ledger.add_payment(payment("a2", 1, kind, prepared_at=2000))
@@ -144,10 +143,10 @@ async def test_gas_of_authorizations_is_their_cost_or_most(ledger: SqlEvmPayment
 
 
 async def test_gas_is_paid_where_its_order_bears_it(
-    database: Tables, ledger: SqlEvmPaymentLedger
+    database: Tables, ledger: EvmPaymentLedger
 ) -> None:
     """An address belongs to one order: the recipient of an authorization identifies it."""
-    orders = SqlOrderStore(database, lambda: "key")
+    orders = OrderStore(database, lambda: "key")
     made = replace(terms(Direction.USDC_TO_XMR), deposit_address=USER)
     order = open_order(made)
     entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
@@ -156,16 +155,16 @@ async def test_gas_is_paid_where_its_order_bears_it(
     given = Authorization(HOT, USER, 7, 0, 2**33, b"\1" * 32)
     key = AuthorizationKey(NET, "0xToken", HOT, given.nonce.hex())
     signed = SignedAuthorization(given, b"\7" * 65)
-    record = FundingRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
+    record = AuthorizationRecord(key, made.order_id, signed, NOW, is_gas_paid=True)
     await ledger.add_payment(payment("a1", 0, EvmPurpose.AUTHORIZATION))
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [False]
-    await SqlFundingStore(database).add(record, order.version)
+    await AuthorizationStore(database).add(record, order.version)
     assert [use.is_paid for use in await ledger.authorization_gas(NET, 0)] == [True]
 
 
 @pytest.mark.parametrize("table", ["evm_payments", "evm_attempts", "evm_sweeps"])
 async def test_what_was_signed_is_never_deleted(
-    ledger: SqlEvmPaymentLedger, database: Tables, table: str
+    ledger: EvmPaymentLedger, database: Tables, table: str
 ) -> None:
     await ledger.add_payment(payment("sweep-1", purpose=EvmPurpose.SWEEP), SWEEP)
     with pytest.raises(StoreConflict, match="stays"):
@@ -174,7 +173,7 @@ async def test_what_was_signed_is_never_deleted(
 
 
 async def test_an_opening_changes_with_its_block_alone(database: Tables) -> None:
-    ledger = SqlOpeningLedger(database)
+    ledger = OpeningLedger(database)
     assert await ledger.opening(NET, HOT) is None
     first = Opening(7, digest("block"), 3, 10**30)
     await ledger.record(NET, HOT, first)

@@ -14,11 +14,11 @@ from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, HistoryEntry, PendingEffect
+from rpcsvc.store.changes import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import Statement, StoreConflict, Tables
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import WebhookStore
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW, created, fresh
 
@@ -43,7 +43,7 @@ class Books:
 
     def __init__(self, database: Tables) -> None:
         self.database = database
-        self.store = SqlOrderStore(database, lambda: "key")
+        self.store = OrderStore(database, lambda: "key")
 
     async def open(self, number: int, webhook: Webhook | None = None) -> Order:
         order = fresh(number)
@@ -124,7 +124,7 @@ async def test_history_of_an_order_that_may_go_on_is_kept(books: Books) -> None:
 async def test_messages_of_a_webhook_are_shown_until_it_is_forgotten(books: Books) -> None:
     order = await books.completed(1, Webhook("https://a.example/hook"))
     await books.store.reduce_history(LATER, ALL)
-    listed = await SqlWebhooks(books.database).deliveries("ord_1", ALL)
+    listed = await WebhookStore(books.database).deliveries("ord_1", ALL)
     assert [each.sequence for each in listed] == list(range(1, order.version + 1))
     await books.database.write([Statement("UPDATE webhook_deliveries SET state = 'dead'")])
     assert await books.store.forget_webhooks(LATER) == 1

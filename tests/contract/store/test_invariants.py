@@ -9,10 +9,10 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, DepositState, Order, TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
+from rpcsvc.store.changes import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import StoreConflict, Tables
 from rpcsvc.store.order_rows import DEPOSIT, ORDER, TRANSFER
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.orders import NOW, terms
 
@@ -31,9 +31,9 @@ CHANGES = {
 
 
 @pytest.fixture
-async def store(database: Tables) -> SqlOrderStore:
+async def store(database: Tables) -> OrderStore:
     """A store with one order that has a deposit."""
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     await commit(store, order, is_new=True)
     seen = ev.DepositSeen(KEY, order.terms.deposit_amount, "0xSender", NOW)
@@ -41,13 +41,13 @@ async def store(database: Tables) -> SqlOrderStore:
     return store
 
 
-async def commit(store: SqlOrderStore, order: Order, *, is_new: bool = False) -> None:
+async def commit(store: OrderStore, order: Order, *, is_new: bool = False) -> None:
     entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
     view = StatusView(b"{}", None)
     await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))
 
 
-async def after(store: SqlOrderStore, order: Order, *events: ev.Event) -> Order:
+async def after(store: OrderStore, order: Order, *events: ev.Event) -> Order:
     """Commit the events one by one."""
     for event in events:
         order = transition(order, event, NOW).order
@@ -84,7 +84,7 @@ async def everything(database: Tables, table: str) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(("table", "column"), kept())
 async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
-    store: SqlOrderStore, database: Tables, table: str, column: str
+    store: OrderStore, database: Tables, table: str, column: str
 ) -> None:
     assert await store.order("ord_1") is not None
     before = await everything(database, table)
@@ -98,7 +98,7 @@ async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
 
 @pytest.mark.parametrize("table", CHANGES)
 async def test_no_order_deposit_or_transfer_is_ever_deleted(
-    store: SqlOrderStore, database: Tables, table: str
+    store: OrderStore, database: Tables, table: str
 ) -> None:
     assert await store.order("ord_1") is not None
     with pytest.raises(StoreConflict, match="stays"):
@@ -106,7 +106,7 @@ async def test_no_order_deposit_or_transfer_is_ever_deleted(
     assert len(await everything(database, table)) == 1
 
 
-async def test_all_that_happens_to_an_order_is_still_taken(store: SqlOrderStore) -> None:
+async def test_all_that_happens_to_an_order_is_still_taken(store: OrderStore) -> None:
     order = await store.order("ord_1")
     assert order is not None
     order = await after(
@@ -123,7 +123,7 @@ async def test_all_that_happens_to_an_order_is_still_taken(store: SqlOrderStore)
 
 
 async def test_deposit_that_returns_keeps_sender_and_first_seen_time(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     order = await store.order("ord_1")
     assert order is not None
@@ -142,7 +142,7 @@ async def test_deposit_that_returns_keeps_sender_and_first_seen_time(
 
 
 async def test_order_written_with_other_terms_keeps_its_own(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     order = await store.order("ord_1")
     assert order is not None

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.orders.lease import SETTLER, HeldLease, Lease, LeaseLost
-from rpcsvc.orders.ports.store import StaleWrite
-from rpcsvc.store.database import Statement, StoreConflict, Tables
-from rpcsvc.store.replicas import Fenced, SqlLeases
+from rpcsvc.store.database import StaleWrite, Statement, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER, Fenced, HeldLease, Lease, LeaseLost, Leases
 
 LONG_MS = 3_600_000
 _NOTE = (
@@ -25,8 +23,8 @@ _NAMES = count()
 
 
 @pytest.fixture
-def leases(database: Tables) -> SqlLeases:
-    return SqlLeases(database)
+def leases(database: Tables) -> Leases:
+    return Leases(database)
 
 
 async def expire(database: Tables, name: str = SETTLER) -> None:
@@ -47,31 +45,57 @@ async def noted(database: Tables, category: str = "") -> list[str]:
     return [row["ticket_id"] for row in await database.fetch(sql, category=category)]
 
 
-async def test_lease_held_is_not_taken(leases: SqlLeases) -> None:
+async def test_lease_held_is_not_taken(leases: Leases) -> None:
     assert await leases.held(SETTLER) is None
     assert await leases.take(SETTLER, "a", LONG_MS) == 1
     assert await leases.take(SETTLER, "b", LONG_MS) is None
     assert await leases.held(SETTLER) == HeldLease("a", 1)
 
 
-async def test_lease_that_ended_is_held_by_nobody(leases: SqlLeases, database: Tables) -> None:
+async def test_lease_that_ended_is_held_by_nobody(leases: Leases, database: Tables) -> None:
     await leases.take(SETTLER, "a", LONG_MS)
     await expire(database)
     assert await leases.held(SETTLER) is None
 
 
-async def test_lease_of_another_name_is_free(leases: SqlLeases) -> None:
+@pytest.mark.parametrize("left_ms", [100, 500, 1_000, 2_000, 5_000])
+async def test_lease_is_taken_no_sooner_than_it_ends(
+    leases: Leases, database: Tables, left_ms: int
+) -> None:
+    """By the database's clock, however long the question takes."""
+    await leases.take(SETTLER, "a", LONG_MS)
+    shorten = "UPDATE leases SET expires_at = now_ms() + :left_ms"
+    await database.write([Statement(shorten, {"left_ms": left_ms})])
+    ends_at = await expiry(database)
+    if await leases.held(SETTLER) is None:
+        assert await time_of(database) >= ends_at
+    if await leases.take(SETTLER, "b", LONG_MS) is not None:
+        taken_at = await expiry(database) - LONG_MS
+        assert taken_at >= ends_at
+
+
+async def expiry(database: Tables) -> int:
+    (row,) = await database.fetch("SELECT expires_at FROM leases")
+    return int(row["expires_at"])
+
+
+async def time_of(database: Tables) -> int:
+    (row,) = await database.fetch("SELECT now_ms() AS now")
+    return int(row["now"])
+
+
+async def test_lease_of_another_name_is_free(leases: Leases) -> None:
     assert await leases.take(SETTLER, "a", LONG_MS) == 1
     assert await leases.take("other", "b", LONG_MS) == 1
 
 
-async def test_lease_taken_by_many_at_once_is_given_to_one(leases: SqlLeases) -> None:
+async def test_lease_taken_by_many_at_once_is_given_to_one(leases: Leases) -> None:
     tokens = await asyncio.gather(*(leases.take(SETTLER, f"p{n}", LONG_MS) for n in range(20)))
     assert sorted(token for token in tokens if token is not None) == [1]
 
 
 async def test_lease_that_ended_is_taken_with_the_next_token(
-    leases: SqlLeases, database: Tables
+    leases: Leases, database: Tables
 ) -> None:
     first = await leases.take(SETTLER, "a", LONG_MS)
     assert first is not None
@@ -85,14 +109,14 @@ async def test_lease_that_ended_is_taken_with_the_next_token(
     assert await leases.take(SETTLER, "c", LONG_MS) is None
 
 
-async def test_lease_released_is_free_at_once(leases: SqlLeases) -> None:
+async def test_lease_released_is_free_at_once(leases: Leases) -> None:
     first = await leases.take(SETTLER, "a", LONG_MS)
     assert first is not None
     await leases.release(SETTLER, first)
     assert await leases.take(SETTLER, "b", LONG_MS) == first + 1
 
 
-async def test_lease_without_end_is_for_the_owner_lock(leases: SqlLeases) -> None:
+async def test_lease_without_end_is_for_the_owner_lock(leases: Leases) -> None:
     assert await leases.take(SETTLER, "killed", LONG_MS) == 1
     assert await leases.take(SETTLER, "started again", None) == 2
     assert await leases.take(SETTLER, "copied", LONG_MS) == 3
@@ -101,7 +125,7 @@ async def test_lease_without_end_is_for_the_owner_lock(leases: SqlLeases) -> Non
 @pytest.mark.parametrize(
     "change", ["token = 0", "holder = 'thief'", "name = 'other'", "token = -1", "token = NULL"]
 )
-async def test_lease_keeps_its_token(leases: SqlLeases, database: Tables, change: str) -> None:
+async def test_lease_keeps_its_token(leases: Leases, database: Tables, change: str) -> None:
     await leases.take(SETTLER, "a", LONG_MS)
     with pytest.raises(StoreConflict):
         await database.write([Statement(f"UPDATE leases SET {change}")])
@@ -110,7 +134,7 @@ async def test_lease_keeps_its_token(leases: SqlLeases, database: Tables, change
     assert await leases.held(SETTLER) == HeldLease("a", 1)
 
 
-async def fenced(leases: SqlLeases, database: Tables, holder: str) -> tuple[Lease, Fenced]:
+async def fenced(leases: Leases, database: Tables, holder: str) -> tuple[Lease, Fenced]:
     """The lease of a process, and its fenced database."""
     token = await leases.take(SETTLER, holder, LONG_MS)
     assert token is not None
@@ -119,7 +143,7 @@ async def fenced(leases: SqlLeases, database: Tables, holder: str) -> tuple[Leas
 
 
 async def test_fenced_write_is_refused_after_another_took_over(
-    leases: SqlLeases, database: Tables
+    leases: Leases, database: Tables
 ) -> None:
     paused, tables = await fenced(leases, database, "a")
     await note(tables, "before")
@@ -138,7 +162,7 @@ async def test_fenced_write_is_refused_after_another_took_over(
 
 
 async def test_fenced_write_that_is_stale_stays_a_stale_write(
-    leases: SqlLeases, database: Tables
+    leases: Leases, database: Tables
 ) -> None:
     lease, tables = await fenced(leases, database, "a")
     with pytest.raises(StaleWrite):
@@ -149,7 +173,7 @@ async def test_fenced_write_that_is_stale_stays_a_stale_write(
     await note(tables, "fine")
 
 
-async def test_fenced_write_keeps_no_neighbour_back(leases: SqlLeases, database: Tables) -> None:
+async def test_fenced_write_keeps_no_neighbour_back(leases: Leases, database: Tables) -> None:
     _, zombie = await fenced(leases, database, "a")
     await expire(database)
     _, tables = await fenced(leases, database, "b")
@@ -173,7 +197,7 @@ class Replicas:
     def __init__(self, database: Tables) -> None:
         self.name = f"lease {next(_NAMES)}"
         self.db = database
-        self.leases = SqlLeases(database)
+        self.leases = Leases(database)
         self.held: list[Lease | None] = [None, None, None]
         self.current = 0
         self.written: list[str] = []

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import (
     Cursor,
     DepositRecord,
     MoneroPayment,
@@ -19,15 +20,14 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.monero import SqlMoneroLedger
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.withdrawals import WithdrawalStore
 
 XMR = 10**12
 
 
 @pytest.fixture
-def ledger(database: Tables) -> SqlMoneroLedger:
-    return SqlMoneroLedger(database)
+def ledger(database: Tables) -> MoneroLedger:
+    return MoneroLedger(database)
 
 
 def address(minor: int, text: str = "8x") -> Subaddress:
@@ -54,7 +54,7 @@ def payment(name: str, *images: str) -> MoneroPayment:
     )
 
 
-async def test_the_first_wallet_stays(ledger: SqlMoneroLedger) -> None:
+async def test_the_first_wallet_stays(ledger: MoneroLedger) -> None:
     first = WalletRecord("mainnet", "4first", 0)
     await ledger.adopt_wallet(first)
     with pytest.raises(StoreConflict):
@@ -64,7 +64,7 @@ async def test_the_first_wallet_stays(ledger: SqlMoneroLedger) -> None:
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1), address(2)])
     await ledger.add_addresses([address(2), address(3)])
@@ -77,7 +77,7 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
 
 
 async def test_deposit_keeps_its_first_seen_time_and_amount(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     await ledger.put_deposits([deposit("a")])
@@ -85,13 +85,13 @@ async def test_deposit_keeps_its_first_seen_time_and_amount(
     assert await ledger.deposit("a", 1) == deposit("a", 1, 8)
 
 
-async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqlMoneroLedger) -> None:
+async def test_a_deposit_to_nobody_is_not_recorded(ledger: MoneroLedger) -> None:
     with pytest.raises(StoreConflict):
         await ledger.put_deposits([deposit("a", 77)])
 
 
 async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     over = [
@@ -103,7 +103,7 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
 
 
 async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     await ledger.put_deposits([deposit("a", 1, 5)])
@@ -118,7 +118,7 @@ async def test_cursor_follows_acknowledgement_and_drops_stale_blocks(
     assert found.acknowledged is DepositState.REMOVED
 
 
-async def test_one_payment_is_unpublished_at_a_time(ledger: SqlMoneroLedger) -> None:
+async def test_one_payment_is_unpublished_at_a_time(ledger: MoneroLedger) -> None:
     first, second = payment("a", "i1"), payment("b", "i2")
     await ledger.add_payment(first)
     relaying = replace(first, state=MoneroPaymentState.RELAYING, relayed_at=5)
@@ -133,7 +133,7 @@ async def test_one_payment_is_unpublished_at_a_time(ledger: SqlMoneroLedger) -> 
     ]
 
 
-async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) -> None:
+async def test_a_key_image_belongs_to_one_live_payment(ledger: MoneroLedger) -> None:
     first = payment("a", "i1", "i2")
     await ledger.add_payment(first)
     await ledger.put_payment(replace(first, state=MoneroPaymentState.PUBLISHED, relayed_at=5))
@@ -146,7 +146,7 @@ async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) 
     await ledger.add_payment(payment("b", "i2"))
 
 
-async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqlMoneroLedger) -> None:
+async def test_a_payment_keeps_its_mark_and_its_end(ledger: MoneroLedger) -> None:
     first = payment("a", "i1")
     await ledger.add_payment(first)
     marked = replace(first, state=MoneroPaymentState.RELAYING, relayed_at=5)
@@ -167,7 +167,7 @@ def batch(name: str, *payees: str) -> MoneroPayment:
 
 
 async def test_a_payment_of_several_transfers_is_found_by_each(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     made = batch("batch_1", "a", "b")
     await ledger.add_payment(made)
@@ -189,7 +189,7 @@ async def test_a_payment_of_several_transfers_is_found_by_each(
     "second", [payment("a", "i9"), batch("batch_2", "b", "c")], ids=["alone", "with another"]
 )
 async def test_a_transfer_is_paid_by_one_payment(
-    ledger: SqlMoneroLedger, second: MoneroPayment
+    ledger: MoneroLedger, second: MoneroPayment
 ) -> None:
     first = batch("batch_1", "a", "b")
     await ledger.add_payment(first)
@@ -202,7 +202,7 @@ async def test_a_transfer_is_paid_by_one_payment(
         await ledger.add_payment(second)
 
 
-async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqlMoneroLedger) -> None:
+async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: MoneroLedger) -> None:
     alone = payment("a", "i1")
     await ledger.add_payment(alone)
     await ledger.put_payment(replace(alone, state=MoneroPaymentState.PUBLISHED, relayed_at=5))
@@ -210,13 +210,13 @@ async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqlMoneroLe
         await ledger.add_payment(batch("batch_1", "a", "b"))
 
 
-async def test_an_address_is_paid_once_in_a_payment(ledger: SqlMoneroLedger) -> None:
+async def test_an_address_is_paid_once_in_a_payment(ledger: MoneroLedger) -> None:
     shares = (Payee("a", "4x", XMR), Payee("b", "4x", XMR))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(replace(payment("batch_1", "i1"), batch=shares))
 
 
-async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger) -> None:
+async def test_a_published_payment_of_no_order_is_found(ledger: MoneroLedger) -> None:
     for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
         await ledger.add_payment(made)
         assert made not in await ledger.without_order()
@@ -226,7 +226,7 @@ async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger)
 
 
 async def test_payment_of_a_withdrawal_is_left_to_it(
-    ledger: SqlMoneroLedger, database: Tables
+    ledger: MoneroLedger, database: Tables
 ) -> None:
     made = payment("wd_0001", "i1")
     await ledger.add_payment(made)
@@ -234,12 +234,12 @@ async def test_payment_of_a_withdrawal_is_left_to_it(
     await ledger.put_payment(out)
     assert await ledger.without_order() == [out]
     item = Withdrawal("wd_0001", "monero", XMR_ASSET, made.address, made.units, 1, 1, 1)
-    await SqlWithdrawals(database).add(item, None)
+    await WithdrawalStore(database).add(item, None)
     assert await ledger.without_order() == []
 
 
 async def test_settled_payments_are_found_by_height_or_without_one(
-    ledger: SqlMoneroLedger,
+    ledger: MoneroLedger,
 ) -> None:
     for name, height in (("a", 5), ("b", 9)):
         item = payment(name, f"image-{name}")

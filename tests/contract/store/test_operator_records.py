@@ -10,14 +10,14 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import DepositKey, TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.guard import SignedPayments
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables
-from rpcsvc.store.operator_books import Flow, SqlOperatorBooks, UnsweptTotal
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
+from rpcsvc.store.operator_books import Flow, OperatorBooks, Signed, UnsweptTotal
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
@@ -73,7 +73,7 @@ async def filled(database: Tables) -> Tables:
 
 
 async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
-    books = SqlOperatorBooks(filled)
+    books = OperatorBooks(filled)
     assert await books.unswept() == {"arbitrum": UnsweptTotal(7, 1, 11)}
     assert await books.swept() == {"arbitrum": 5}
     assert await books.gas_fees() == {"arbitrum": {"transfer": 8 * PRICE}}
@@ -82,7 +82,7 @@ async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
     assert await books.network_fees(1001) == {}
     assert await books.network_fees(0, 1000) == {}
     assert await books.network_fees(0, 1001) == await books.network_fees(1000)
-    sent = OnchainBooks(filled)
+    sent = SignedPayments(filled)
     assert (await sent.sent_since(XMR, 1000), await sent.sent_since(XMR, 1001)) == (5, 0)
     assert await sent.sent_since(USDC, 0) == 14
     assert all(type(value) is int for value in (await books.swept()).values())
@@ -90,13 +90,13 @@ async def test_sums_over_the_wallets_are_whole_numbers(filled: Tables) -> None:
 
 async def test_fees_for_data_on_l1_are_paid_too(filled: Tables) -> None:
     await filled.write([statement("UPDATE evm_payments SET l1_fee = 2 WHERE payment_id = 't1'")])
-    books = SqlOperatorBooks(filled)
+    books = OperatorBooks(filled)
     assert await books.network_fees(1000) == {"arbitrum": 8 * PRICE + 2, "monero": 6}
     assert await books.gas_fees() == {"arbitrum": {"transfer": 8 * PRICE + 2}}
 
 
 async def test_a_transfer_lists_its_transactions(filled: Tables) -> None:
-    books = SqlOperatorBooks(filled)
+    books = OperatorBooks(filled)
     assert await books.signed("t1") == [Signed("x1", 10, "settled", 9)]
     assert await books.signed("m1") == [Signed("mm", 1000, "settled", 9)]
     assert await books.payment_with("x2") == "t2"
@@ -107,7 +107,7 @@ async def test_a_transfer_lists_its_transactions(filled: Tables) -> None:
 
 
 async def test_payments_in_no_block_are_counted_by_network(filled: Tables) -> None:
-    books, networks = SqlOperatorBooks(filled), ("arbitrum", "base", "monero")
+    books, networks = OperatorBooks(filled), ("arbitrum", "base", "monero")
     assert await books.unmined_payments(networks) == dict.fromkeys(networks, 0)
     await filled.write(
         [statement(UNMINED, (f"n{nonce}", nonce, state)) for nonce, state in enumerate(STATES, 2)]
@@ -118,9 +118,9 @@ async def test_payments_in_no_block_are_counted_by_network(filled: Tables) -> No
 
 
 async def test_orders_events_and_transfers_are_counted(database: Tables) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     assert (await books.extent(), await books.transfers_by_state()) == ((0, None), {})
-    store = SqlOrderStore(database, lambda: "")
+    store = OrderStore(database, lambda: "")
     processor = OrderProcessor(store, ManualClock(NOW), lambda _order: None)
     order = open_order(terms(Direction.USDC_TO_XMR))
     await processor.open(order, None, None)
@@ -132,9 +132,9 @@ async def test_orders_events_and_transfers_are_counted(database: Tables) -> None
 
 
 async def test_flows_are_of_orders_made_since(database: Tables) -> None:
-    books, clock = SqlOperatorBooks(database), ManualClock(NOW)
+    books, clock = OperatorBooks(database), ManualClock(NOW)
     assert await books.flows(0) == {}
-    store = SqlOrderStore(database, lambda: "")
+    store = OrderStore(database, lambda: "")
     processor = OrderProcessor(store, clock, lambda _order: None)
     deposits, payouts = [], []
     for made in range(5):
@@ -165,7 +165,7 @@ async def test_flows_are_of_orders_made_since(database: Tables) -> None:
 
 
 async def test_own_addresses_are_known_in_any_case(filled: Tables) -> None:
-    books = SqlOperatorBooks(filled)
+    books = OperatorBooks(filled)
     for ours in ("0x2", "0X2", "0xhot", "4Primary", "8Sub"):
         assert await books.is_own_address(ours), ours
     assert not await books.is_own_address("0x4")
@@ -173,7 +173,7 @@ async def test_own_addresses_are_known_in_any_case(filled: Tables) -> None:
 
 
 async def test_unrecorded_transactions_are_acknowledged_and_annotated(filled: Tables) -> None:
-    ledger, books = SqlUnrecordedLedger(filled), SqlOperatorBooks(filled)
+    ledger, books = UnrecordedLedger(filled), OperatorBooks(filled)
     assert await ledger.acknowledged_nonce("arbitrum", "0xHot") is None
     for nonce, kept in ((4, 4), (3, 4), (5, 5)):
         await ledger.acknowledge_nonce("arbitrum", "0xHot", nonce)

@@ -11,32 +11,29 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, OnDeadline
-from rpcsvc.orders.ports.store import (
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store import records
+from rpcsvc.store.changes import (
     Change,
     HistoryEntry,
     PendingEffect,
-    StaleWrite,
     Ticket,
     TicketCharge,
     TicketsTaken,
 )
-from rpcsvc.store import records
-from rpcsvc.store.database import Database, Statement, StoreConflict, Tables
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.wallets import SqlUnrecordedLedger
+from rpcsvc.store.database import Database, StaleWrite, Statement, StoreConflict, Tables
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW, created, fresh, response
 
 
 @pytest.fixture
-def store(database: Tables) -> SqlOrderStore:
-    return SqlOrderStore(database, lambda: "key")
+def store(database: Tables) -> OrderStore:
+    return OrderStore(database, lambda: "key")
 
 
-async def test_an_order_comes_back_as_it_was_committed(
-    store: SqlOrderStore, database: Tables
-) -> None:
+async def test_an_order_comes_back_as_it_was_committed(store: OrderStore, database: Tables) -> None:
     order = fresh()
     await store.commit(created(order))
     assert await store.order("ord_1") == order
@@ -53,8 +50,8 @@ async def test_an_order_comes_back_as_it_was_committed(
     assert [tuple(row) for row in await database.fetch(versions)] == [(1,), (2,), (3,)]
 
 
-async def test_a_planned_payout_is_due(store: SqlOrderStore, database: Tables) -> None:
-    books, order = SqlOperatorBooks(database), fresh()
+async def test_a_planned_payout_is_due(store: OrderStore, database: Tables) -> None:
+    books, order = OperatorBooks(database), fresh()
     await store.commit(created(order))
     assert await books.due() == {}
     units = order.terms.deposit_amount
@@ -71,7 +68,7 @@ async def test_a_planned_payout_is_due(store: SqlOrderStore, database: Tables) -
 
 
 async def test_key_order_and_answer_are_kept_together_or_not_at_all(
-    store: SqlOrderStore, database: Tables
+    store: OrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh(1), response("k")))
     with pytest.raises(StaleWrite):
@@ -83,7 +80,7 @@ async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     ] == [(1,)]
 
 
-async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderStore) -> None:
+async def test_one_bad_write_does_not_take_its_neighbours_down(store: OrderStore) -> None:
     await store.commit(created(fresh(0), response("taken")))
     keys = ["a", "taken", "b", "c"]
     changes = [created(fresh(n), response(key)) for n, key in enumerate(keys, start=1)]
@@ -97,7 +94,7 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderSt
     ]
 
 
-async def test_a_version_happens_once(store: SqlOrderStore) -> None:
+async def test_a_version_happens_once(store: OrderStore) -> None:
     await store.commit(created(fresh()))
     again = replace(fresh(), version=2)
     entry = HistoryEntry(1, NOW, "again", "awaiting_deposit", {})
@@ -119,7 +116,7 @@ async def test_a_version_happens_once(store: SqlOrderStore) -> None:
     ],
 )
 async def test_the_database_refuses_to_change_what_has_happened(
-    store: SqlOrderStore, database: Tables, sql: str
+    store: OrderStore, database: Tables, sql: str
 ) -> None:
     order = fresh()
     await store.commit(created(order))
@@ -136,16 +133,16 @@ async def test_the_database_refuses_to_change_what_has_happened(
 
 
 async def test_status_view_is_bound_to_its_time_and_service_version(
-    store: SqlOrderStore, database: Tables
+    store: OrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh()))
     assert await store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
     assert await store.status_view("ord_1", NOW + 1000) is None
-    assert await SqlOrderStore(database, lambda: "other").status_view("ord_1", NOW) is None
+    assert await OrderStore(database, lambda: "other").status_view("ord_1", NOW) is None
 
 
 async def test_pending_effects_come_back_with_prepared_transfers_first(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     for number in (1, 2):
         order = fresh(number)
@@ -172,9 +169,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
-async def test_transfer_that_is_hurried_is_taken_once(
-    store: SqlOrderStore, database: Tables
-) -> None:
+async def test_transfer_that_is_hurried_is_taken_once(store: OrderStore, database: Tables) -> None:
     order = fresh(1)
     await store.commit(created(order))
     deposit = DepositKey("monero", "tx", 0)
@@ -193,7 +188,7 @@ async def test_transfer_that_is_hurried_is_taken_once(
 
 
 async def test_overdue_orders_can_be_read_without_those_to_refund(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     waiting, stuck = fresh(1), fresh(2)
     for order in (waiting, replace(stuck, on_deadline=OnDeadline.REFUND)):
@@ -206,7 +201,7 @@ async def test_overdue_orders_can_be_read_without_those_to_refund(
 
 
 async def test_overdue_orders_wait_for_the_scan_of_their_network(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     waiting, paying = fresh(1), replace(fresh(2), on_deadline=OnDeadline.REPUBLISH)
     for order in (waiting, paying):
@@ -218,7 +213,7 @@ async def test_overdue_orders_wait_for_the_scan_of_their_network(
     assert await store.overdue(late + 9, 9, {"elsewhere": 0}) == ["ord_1", "ord_2"]
 
 
-async def test_orders_that_are_not_over_are_open(store: SqlOrderStore) -> None:
+async def test_orders_that_are_not_over_are_open(store: OrderStore) -> None:
     waiting, over = fresh(1), fresh(2)
     for order in (waiting, over):
         await store.commit(created(order))
@@ -231,7 +226,7 @@ async def test_orders_that_are_not_over_are_open(store: SqlOrderStore) -> None:
 
 
 async def test_an_annotation_is_read_back_until_it_is_removed(database: Tables) -> None:
-    ledger, books = SqlUnrecordedLedger(database), SqlOperatorBooks(database)
+    ledger, books = UnrecordedLedger(database), OperatorBooks(database)
     assert await ledger.annotated("monero") == []
     await books.annotate("monero", "tx", "paid by hand", NOW)
     assert await ledger.annotated("monero") == ["tx"]
@@ -240,7 +235,7 @@ async def test_an_annotation_is_read_back_until_it_is_removed(database: Tables) 
 
 
 async def test_several_changes_are_committed_together_or_not_at_all(
-    store: SqlOrderStore,
+    store: OrderStore,
 ) -> None:
     await store.commit(created(fresh(1)))
     with pytest.raises(StoreConflict):
@@ -251,7 +246,7 @@ async def test_several_changes_are_committed_together_or_not_at_all(
     assert await store.order("ord_3") is not None
 
 
-async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqlOrderStore) -> None:
+async def test_old_keys_are_forgotten_and_young_ones_kept(store: OrderStore) -> None:
     for number, key in enumerate(["old", "older", "young"]):
         kept = replace(response(key), created_at=NOW + number * 1000)
         await store.commit(created(fresh(number), kept))
@@ -262,7 +257,7 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqlOrderStore) 
 
 
 async def test_old_keys_are_forgotten_in_portions(
-    store: SqlOrderStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: OrderStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_KEYS_AT_ONCE", 2)
     for number in range(7):
@@ -274,7 +269,7 @@ async def test_old_keys_are_forgotten_in_portions(
     assert await store.forget_responses(NOW + 10**6) == 0
 
 
-async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqlOrderStore) -> None:
+async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: OrderStore) -> None:
     hour, month = 3_600_000, 30 * 86_400_000
     for number, hours in enumerate((0, 1, 24)):
         kept = replace(response(f"after {hours} h"), created_at=NOW + hours * hour)
@@ -285,7 +280,7 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqlOrderStore)
     assert await store.forget_responses(NOW + month) == 0
 
 
-async def test_an_order_is_written_over_the_version_it_was_read_at(store: SqlOrderStore) -> None:
+async def test_an_order_is_written_over_the_version_it_was_read_at(store: OrderStore) -> None:
     order = fresh()
     await store.commit(created(order))
     seen = ev.DepositSeen(DepositKey("monero", "tx", 0), 1, None, NOW)
@@ -298,7 +293,7 @@ async def test_an_order_is_written_over_the_version_it_was_read_at(store: SqlOrd
     assert await store.order("ord_1") == after
 
 
-async def test_deposits_come_back_in_the_order_in_which_they_came(store: SqlOrderStore) -> None:
+async def test_deposits_come_back_in_the_order_in_which_they_came(store: OrderStore) -> None:
     order = fresh()
     await store.commit(created(order))
     for txid in ("b", "c", "a"):
@@ -324,7 +319,7 @@ async def test_deposits_come_back_in_the_order_in_which_they_came(store: SqlOrde
     ],
 )
 async def test_lists_and_nulls_are_bound_as_values(
-    store: SqlOrderStore, database: Tables, where: str, expected: list[str]
+    store: OrderStore, database: Tables, where: str, expected: list[str]
 ) -> None:
     await store.commit(created(fresh(1)), created(fresh(2)))
     sql = f"SELECT order_id FROM orders WHERE {where} ORDER BY seq"
@@ -339,7 +334,7 @@ async def test_a_value_that_is_not_given_is_an_error(database: Tables) -> None:
         await database.write([Statement("DELETE FROM tickets WHERE ticket_id = :ticket_id")])
 
 
-async def test_tickets_at_once_never_break_a_budget(store: SqlOrderStore, database: Tables) -> None:
+async def test_tickets_at_once_never_break_a_budget(store: OrderStore, database: Tables) -> None:
     async def take(number: int, client: str) -> None:
         ticket = Ticket(f"tkt_{number}", NOW, "other", "m", None, None, None)
         await store.commit(Change(ticket=ticket, charge=TicketCharge(3, client, 100, 3, 500)))

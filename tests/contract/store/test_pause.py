@@ -11,15 +11,12 @@ import pytest
 from rpcsvc.audit.books import read_books_of
 from rpcsvc.audit.records import Watched
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import StaleWrite
-from rpcsvc.settlement.onchain.evm import ledger as evm
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause
+from rpcsvc.settlement.onchain.evm import records as evm
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.guard import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
-from rpcsvc.store.database import Statement, Tables
-from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger
-from rpcsvc.store.replicas import Fenced, SqlLeases
-from rpcsvc.store.wallets import SqlPause
+from rpcsvc.store.database import StaleWrite, Statement, Tables
+from rpcsvc.store.leases import SETTLER, Fenced, Lease, Leases
 from tests.e2e.processes import TIMEOUT_SECONDS, until
 from tests.sandbox import ManualClock
 from tests.unit.journaled import evm_payment
@@ -41,13 +38,13 @@ async def paid(database: Tables) -> list[str]:
 
 
 async def fenced(database: Tables) -> Fenced:
-    token = await SqlLeases(database).take(SETTLER, "a", LONG_MS)
+    token = await Leases(database).take(SETTLER, "a", LONG_MS)
     assert token is not None
     return Fenced(database, Lease(SETTLER, token))
 
 
 async def test_pause_is_seen_and_ended_by_every_replica(database: Tables) -> None:
-    here, there = SqlPause(database), SqlPause(database)
+    here, there = PauseRow(database), PauseRow(database)
     assert await there.reason() is None
     await here.pause("first", 1)
     for at in (2, 3):
@@ -58,7 +55,7 @@ async def test_pause_is_seen_and_ended_by_every_replica(database: Tables) -> Non
 
 
 async def test_pause_of_a_replica_is_moved_into_the_row(database: Tables, tmp_path: Path) -> None:
-    shown, switch = SqlPause(database), PauseSwitch(tmp_path)
+    shown, switch = PauseRow(database), PauseSwitch(tmp_path)
     shared = SharedPause(shown, switch, ManualClock())
     await shared.share()
     assert switch.reason() is None
@@ -72,7 +69,7 @@ async def test_pause_of_a_replica_is_moved_into_the_row(database: Tables, tmp_pa
 
 
 async def test_nothing_is_committed_after_pause_returned(database: Tables) -> None:
-    pause, settler = SqlPause(database), await fenced(database)
+    pause, settler = PauseRow(database), await fenced(database)
     numbers = count()
 
     async def pay() -> None:
@@ -98,11 +95,11 @@ async def test_nothing_is_committed_after_pause_returned(database: Tables) -> No
 async def test_paused_payment_is_refused_and_its_line_void(
     database: Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    pause, settler = SqlPause(database), await fenced(database)
+    pause, settler = PauseRow(database), await fenced(database)
     folder = tmp_path_factory.mktemp("journal")
     journal = PaymentJournal(JournalOptions(folder), ManualClock(), lambda n: b"\x0a" * n)
     await journal.open(None)
-    ledger = JournaledEvmPaymentLedger(settler, journal, pause)
+    ledger = EvmPaymentLedger(settler, journal, pause)
     await pause.pause("stop", 1)
     with pytest.raises(Unavailable, match="paused"):
         await ledger.add_payment(evm_payment("ord_1/payout/1", 10, "0x00", 0))

@@ -12,7 +12,6 @@ import asyncpg
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.postgresql import reader
 from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.database import MOST_TRIES, PostgresqlDatabase
@@ -22,6 +21,7 @@ from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import (
     DatabaseUnusable,
     Query,
+    StaleWrite,
     Statement,
     StoreConflict,
     insert,

@@ -6,18 +6,20 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import iter_modules, walk_packages
+from types import ModuleType
 from typing import Final
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
+import rpcsvc.settlement
 import rpcsvc.store
-from rpcsvc.orders.unfunded import Admission
+from rpcsvc.domain.unfunded import Admission
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import compiled
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.orders import OrderStore
 from tests.postgres import new_database, own_server
 from tests.unit.reserving import Keeper, numbered
 
@@ -75,8 +77,10 @@ _FILL: Final = (
     " (transfer_id, order_id, kind, network, asset, address, units, fee, state, integrator_fee)"
     " SELECT order_id || '/payout/1', order_id, 'payout', payout_network, 'USDC', to_address, 1, 1,"
     " 'settled', 0 FROM orders WHERE seq % 10 = 0",
-    "INSERT INTO webhooks (order_seq, url, receiver, failures, due_at)"
-    " SELECT seq, 'https://a.example/', 'a.example', 0, created_at FROM orders WHERE seq % 10 = 0",
+    "INSERT INTO webhooks"
+    " (order_seq, url, receiver, client, failures, due_at, tried_at, has_answered)"
+    " SELECT seq, 'https://a.example/', 'a.example', 'c', 0, created_at, created_at, 1 FROM orders"
+    " WHERE seq % 10 = 0",
     "INSERT INTO webhook_deliveries (order_seq, version, state, due_at, attempts, tried_at, status)"
     " SELECT order_seq, 1, 'delivered', due_at, 1, due_at, 200 FROM webhooks",
     "INSERT INTO reservations (order_id, kind, network, units)"
@@ -84,20 +88,29 @@ _FILL: Final = (
 )
 
 
+def modules() -> Iterator[ModuleType]:
+    """The store's modules, and those of the engines that use the port Tables."""
+    for found in iter_modules(rpcsvc.store.__path__, "rpcsvc.store."):
+        if not found.ispkg:
+            yield import_module(found.name)
+    for found in walk_packages(rpcsvc.settlement.__path__, "rpcsvc.settlement."):
+        module = import_module(found.name)
+        if hasattr(module, "Tables"):
+            yield module
+
+
 def statements() -> Iterator[tuple[str, str]]:
-    """Each constant of the store's modules that reads or changes rows: its name and its SQL.
+    """Each constant of these modules that reads or changes rows: its name and its SQL.
 
     Not those to which a table is appended.
     """
-    for found in iter_modules(rpcsvc.store.__path__):
-        if found.ispkg:
-            continue
-        for name, value in vars(import_module(f"rpcsvc.store.{found.name}")).items():
+    for module in modules():
+        for name, value in vars(module).items():
             for text in _texts(value) if name.isupper() else ():
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|INSERT)\b", text) and not text.endswith(
                     "FROM"
                 ):
-                    yield f"{found.name}.{name}", text
+                    yield f"{module.__name__.rpartition('.')[2]}.{name}", text
 
 
 def _texts(value: object) -> list[str]:
@@ -112,7 +125,7 @@ async def connection() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     with own_server() as server:
         async with new_database(server.url) as url:
             database = await PostgresqlDatabase.open(url)
-            await Keeper(SqlOrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
+            await Keeper(OrderStore(database, lambda: "key")).open(numbered(1), Admission("a"))
             await database.close()
             opened = await asyncpg.connect(url)
             await _fill(opened)

@@ -10,13 +10,13 @@ import pytest
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.lease import SETTLER, Lease
-from rpcsvc.orders.ports.store import Change, HistoryEntry, RateBounds, StaleWrite
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.published_rates import EVERY_MS, PublishedRates, RateRule
-from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import KEPT_MS, SqlRates
+from rpcsvc.store.changes import Change, HistoryEntry, RateBounds
+from rpcsvc.store.database import StaleWrite, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER, Lease
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import KEPT_MS, RateRows
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW
 from tests.unit.reserving import numbered
@@ -46,7 +46,7 @@ class Replica:
         self.source, self.now, self.ahead = Source(), 1, 0
         lease = Lease(SETTLER, token, None if is_alone else 2**62, lambda: 0)
         self.rates = PublishedRates(
-            SqlRates(database), self.source, RULE, lease, steady=lambda: self.now, wall=self
+            RateRows(database), self.source, RULE, lease, steady=lambda: self.now, wall=self
         )
 
     def now_ms(self) -> int:
@@ -72,7 +72,7 @@ async def add(database: Tables, price: int, *, age_ms: int = 0, token: int = 1) 
 async def make(database: Tables, order: Order, bounds: RateBounds | None) -> None:
     entry = HistoryEntry(1, NOW, "OrderCreated", order.status.value, {})
     change = Change(order=order, view=VIEW, is_new=True, history=entry, rates=bounds)
-    await SqlOrderStore(database, lambda: "key").commit(change)
+    await OrderStore(database, lambda: "key").commit(change)
 
 
 async def test_rate_is_published_once_a_minute_or_when_it_moves(database: Tables) -> None:
@@ -211,7 +211,7 @@ async def test_recent_rates_are_the_last_of_each_step(database: Tables) -> None:
     for hours in (30, 20, 10, 0):
         for price in (1, 2, 3):
             await add(database, 10 * hours + price, age_ms=hours * HOUR)
-    rows = await SqlRates(database).recent(24 * HOUR, HOUR)
+    rows = await RateRows(database).recent(24 * HOUR, HOUR)
     assert [row.usdc_per_xmr for row in rows][-1] == 3
     assert {203, 103, 3} <= {row.usdc_per_xmr for row in rows}
     assert [row.at for row in rows] == sorted(row.at for row in rows)

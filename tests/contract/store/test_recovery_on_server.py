@@ -11,10 +11,9 @@ import pytest
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.lease import SETTLER
 from rpcsvc.store.backends.copying import to_server
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.replicas import SqlLeases
+from rpcsvc.store.leases import SETTLER, Leases
 from tests.operator_cli import Cli
 from tests.postgres import new_database
 from tests.unit.journaled import opened
@@ -67,7 +66,7 @@ async def test_payout_is_closed_while_nobody_settles(cli: Cli, order: Order, url
 async def test_nothing_is_closed_while_a_replica_settles(cli: Cli, order: Order, url: str) -> None:
     database = await PostgresqlDatabase.open(url)
     try:
-        assert await SqlLeases(database).take(SETTLER, "replica one", LONG_MS)
+        assert await Leases(database).take(SETTLER, "replica one", LONG_MS)
     finally:
         await database.close()
     name = order.transfers[0].transfer_id

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from rpcsvc.orders.idempotency import Claim, Idempotency
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, StaleWrite
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.database import Tables
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
+from rpcsvc.store.database import StaleWrite, Tables
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import created, fresh, response
 
 CLAIM = Claim("public", "k", "swap.create", {"amount": "1"})
@@ -29,7 +29,7 @@ async def test_one_key_at_three_replicas_makes_one_order(database: Tables) -> No
             other = await PostgresqlDatabase.open(database.url)
             opened.push_async_callback(other.close)
             databases.append(other)
-        stores = [SqlOrderStore(each, lambda: "key") for each in databases]
+        stores = [OrderStore(each, lambda: "key") for each in databases]
         replicas = [(store, Idempotency(store)) for store in stores]
 
         async def call(number: int) -> tuple[bytes, bool]:
@@ -51,7 +51,7 @@ async def test_one_key_at_three_replicas_makes_one_order(database: Tables) -> No
 
 async def test_two_stores_of_one_database_make_one_order(database: Tables) -> None:
     """As in two processes: neither sees that the other is answering the key."""
-    stores = [SqlOrderStore(database, lambda: "key") for _ in range(2)]
+    stores = [OrderStore(database, lambda: "key") for _ in range(2)]
     opened = asyncio.Barrier(2)
 
     async def call(number: int) -> tuple[bytes, bool]:
@@ -71,7 +71,7 @@ async def test_two_stores_of_one_database_make_one_order(database: Tables) -> No
 
 async def test_an_answered_key_is_not_claimed_again(database: Tables) -> None:
     """A replica that found the key free may come when another's claim has ended in an order."""
-    store = SqlOrderStore(database, lambda: "key")
+    store = OrderStore(database, lambda: "key")
     late = RelayRecord("ord_late", RelayState.CLAIMED, 0, "s", namespace="public", key="k")
     await store.commit(created(fresh(1), response("k")))
     with pytest.raises(StaleWrite):

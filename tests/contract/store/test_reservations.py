@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState, ReservationChange, StaleWrite
-from rpcsvc.orders.reservations import UPSTREAM, reservations_of
-from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import UPSTREAM, ReservationChange, reservations_of
+from rpcsvc.domain.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
+from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from rpcsvc.store.checks import reservation_problems
-from rpcsvc.store.database import Statement, Tables
-from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.database import StaleWrite, Statement, Tables
+from rpcsvc.store.orders import OrderStore
 from tests.unit.orders import HOUR, NOW, key
 from tests.unit.reserving import Keeper, numbered, wrong_sums
 
@@ -28,7 +28,7 @@ DAY = NOW // 86_400_000
 
 @pytest.fixture
 def keeper(database: Tables) -> Keeper:
-    return Keeper(SqlOrderStore(database, lambda: "key"))
+    return Keeper(OrderStore(database, lambda: "key"))
 
 
 async def test_sums_follow_orders_from_begin_to_end(keeper: Keeper, database: Tables) -> None:
@@ -115,7 +115,7 @@ async def test_replicas_never_reserve_the_same_money_twice(
         pytest.skip("one process at a time writes an SQLite file")
     other = await PostgresqlDatabase.open(database.url)
     try:
-        keepers = [keeper, Keeper(SqlOrderStore(other, lambda: "key"))]
+        keepers = [keeper, Keeper(OrderStore(other, lambda: "key"))]
         admission = Admission(ONE, ((TOTAL, 7 * NEEDED),), orders_today=20)
         made = await asyncio.gather(
             *(keepers[number % 2].open(numbered(number), admission) for number in range(20)),
@@ -136,7 +136,7 @@ async def test_replicas_that_reserve_at_once_add_up(keeper: Keeper, database: Ta
     other = await PostgresqlDatabase.open(database.url)
     both = list(Direction)
     try:
-        keepers = [keeper, Keeper(SqlOrderStore(other, lambda: "key"))]
+        keepers = [keeper, Keeper(OrderStore(other, lambda: "key"))]
 
         async def reserve(number: int) -> None:
             order = numbered(number, both[(number // 2 + number) % 2])

@@ -14,8 +14,8 @@ from rpcsvc.settlement.sandbox.chain import (
     TxKind,
     TxState,
 )
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from rpcsvc.store.database import Tables
-from rpcsvc.store.sandbox import SqlSandboxLedger
 
 CHAIN = SimulatedChain("monero", 100, 1000, 50, False, 10**16, 10**16)
 DEPOSIT = Tx("monero", "t1", TxKind.DEPOSIT, "8Address", None, 7, 0, 2000)
@@ -23,22 +23,22 @@ PAYOUT = Tx("monero", "t2", TxKind.TRANSFER, "8User", None, 5, 1, 2001)
 
 
 @pytest.fixture
-async def ledger(database: Tables) -> SqlSandboxLedger:
-    made = SqlSandboxLedger(database)
+async def ledger(database: Tables) -> SandboxLedger:
+    made = SandboxLedger(database)
     await made.add_chains([CHAIN])
     await made.broadcast(DEPOSIT)
     await made.broadcast(PAYOUT)
     return made
 
 
-async def test_a_chain_keeps_its_balance_and_takes_its_time(ledger: SqlSandboxLedger) -> None:
+async def test_a_chain_keeps_its_balance_and_takes_its_time(ledger: SandboxLedger) -> None:
     await ledger.add_chains([replace(CHAIN, balance=1)])
     assert await ledger.chains() == [CHAIN]
     await ledger.put_chain(replace(CHAIN, base_height=200, paused=True, balance=1))
     assert await ledger.chains() == [replace(CHAIN, base_height=200, paused=True)]
 
 
-async def test_a_transaction_moves_the_balance_when_it_is_mined(ledger: SqlSandboxLedger) -> None:
+async def test_a_transaction_moves_the_balance_when_it_is_mined(ledger: SandboxLedger) -> None:
     await ledger.broadcast(replace(DEPOSIT, units=99))
     assert await ledger.watched() == [DEPOSIT, PAYOUT]
     await ledger.mine([Mined(DEPOSIT, 101, "h101", 3000), Mined(PAYOUT, 101, "h101", 3000)])
@@ -54,7 +54,7 @@ async def test_a_transaction_moves_the_balance_when_it_is_mined(ledger: SqlSandb
     assert await ledger.transaction("monero", "t9") is None
 
 
-async def test_faults_and_settings_stay_until_they_are_changed(ledger: SqlSandboxLedger) -> None:
+async def test_faults_and_settings_stay_until_they_are_changed(ledger: SandboxLedger) -> None:
     for _ in range(2):
         await ledger.add_fault("ord_1", Fault.PAYOUT_FAILS)
         await ledger.put_setting(Setting.CLOCK_OFFSET_MS, 2**40)

@@ -13,16 +13,17 @@ import pytest
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset, Money
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.reservations import Holdings, counted, reservations_of
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, Health, HistoryEntry, PooledOrder, StaleWrite
-from rpcsvc.orders.ports.wallets import Fees, Holdings, NetworkState, WalletState
-from rpcsvc.orders.reservations import counted, reservations_of
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.wallets import Fees, NetworkState
 from rpcsvc.orders.shared_wallets import EVERY_MS, MAX_AGE_MS, PublishedWallets, WalletPublisher
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
-from rpcsvc.store.database import Database, StoreConflict, Tables
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.replicas import SqlSharedWallets
+from rpcsvc.store.changes import Change, HistoryEntry, PooledOrder
+from rpcsvc.store.database import Database, StaleWrite, StoreConflict, Tables
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.replicas import SharedWallets, WalletState
 from tests.rows import statement
 from tests.unit.orders import NOW, VIEW
 from tests.unit.reserving import numbered
@@ -72,6 +73,9 @@ class Settling:
 
     # What taking orders needs besides, and publishing doesn't.
 
+    def pooled(self, address: str, network: str) -> None:
+        raise AssertionError((address, network))
+
     def is_paused(self) -> bool:
         return False
 
@@ -99,7 +103,7 @@ class Replicas:
 
     def __init__(self, database: Tables) -> None:
         self.now = 1
-        self.rows = SqlSharedWallets(database)
+        self.rows = SharedWallets(database)
         self.settling = Settling()
         self.publisher = self.another_settler()
         self.begun: list[WalletPublisher] = []
@@ -114,7 +118,7 @@ class Replicas:
             self.rows, wallets, wallets.holdings, ARBITRUM, POOL, steady=lambda: self.now
         )
 
-    async def joined(self, rows: SqlSharedWallets | None = None) -> PublishedWallets:
+    async def joined(self, rows: SharedWallets | None = None) -> PublishedWallets:
         """One that has started now."""
         made = PublishedWallets(rows or self.rows, self.settling, bytes, steady=lambda: self.now)
         await made.refresh()
@@ -143,7 +147,7 @@ async def another(database: Database) -> AsyncIterator[Database]:
         await opened.close()
 
 
-async def make(store: SqlOrderStore, order: Order, pooled: PooledOrder) -> None:
+async def make(store: OrderStore, order: Order, pooled: PooledOrder) -> None:
     """Commit an order as a replica does that doesn't settle."""
     await store.commit(
         Change(
@@ -163,8 +167,8 @@ def replicas(database: Tables) -> Replicas:
 
 
 @pytest.fixture
-def store(database: Tables) -> SqlOrderStore:
-    return SqlOrderStore(database, lambda: "key")
+def store(database: Tables) -> OrderStore:
+    return OrderStore(database, lambda: "key")
 
 
 async def test_what_is_published_is_what_the_others_see(replicas: Replicas) -> None:
@@ -219,7 +223,7 @@ async def test_old_state_takes_no_orders(replicas: Replicas, database: Tables) -
     await database.write([statement(aged, (MAX_AGE_MS,))])
     pooled = there.pooled(there.deposit_address(XMR), "arbitrum")
     with pytest.raises(StaleWrite):
-        await make(SqlOrderStore(database, lambda: "key"), numbered(1), pooled._replace(since=0))
+        await make(OrderStore(database, lambda: "key"), numbered(1), pooled._replace(since=0))
 
 
 async def test_pool_is_filled_in_portions_up_to_its_size(replicas: Replicas) -> None:
@@ -242,7 +246,7 @@ async def test_pool_takes_what_the_wallet_has_ready(replicas: Replicas) -> None:
         there.deposit_address(USDC)
 
 
-async def test_next_settler_empties_the_pool(replicas: Replicas, store: SqlOrderStore) -> None:
+async def test_next_settler_empties_the_pool(replicas: Replicas, store: OrderStore) -> None:
     """A restored database has addresses in it that orders may have got since the copy."""
     there = await replicas.joined()
     await replicas.pass_(there)
@@ -255,7 +259,7 @@ async def test_next_settler_empties_the_pool(replicas: Replicas, store: SqlOrder
 
 
 async def test_restored_state_counts_for_nobody(
-    replicas: Replicas, store: SqlOrderStore, database: Tables
+    replicas: Replicas, store: OrderStore, database: Tables
 ) -> None:
     """Neither for a replica that starts on the copy, nor for one that saw newer states."""
     saw = await replicas.joined()
@@ -278,7 +282,7 @@ async def test_restored_state_counts_for_nobody(
         each.require_ready()
 
 
-async def test_address_is_of_one_order(replicas: Replicas, store: SqlOrderStore) -> None:
+async def test_address_is_of_one_order(replicas: Replicas, store: OrderStore) -> None:
     here, there = await replicas.joined(), await replicas.joined()
     await replicas.pass_(here, there)
     both = here.deposit_address(XMR), there.deposit_address(XMR)
@@ -291,7 +295,7 @@ async def test_address_is_of_one_order(replicas: Replicas, store: SqlOrderStore)
     await make(store, numbered(2), there.pooled(there.deposit_address(XMR), "arbitrum"))
 
 
-async def test_failed_order_leaves_its_address(replicas: Replicas, store: SqlOrderStore) -> None:
+async def test_failed_order_leaves_its_address(replicas: Replicas, store: OrderStore) -> None:
     there = await replicas.joined()
     await replicas.pass_(there)
     address = there.deposit_address(XMR)
@@ -303,7 +307,7 @@ async def test_failed_order_leaves_its_address(replicas: Replicas, store: SqlOrd
 
 
 async def test_nothing_is_made_while_the_settler_refuses(
-    replicas: Replicas, store: SqlOrderStore
+    replicas: Replicas, store: OrderStore
 ) -> None:
     there = await replicas.joined()
     await replicas.pass_(there)
@@ -324,10 +328,10 @@ async def test_orders_at_once_never_reserve_more_than_the_wallet_holds(
     """Of two replicas with a pool each of them sees whole; a sum at the limit is still paid."""
     replicas.settling.free["arbitrum"] = 5 * NEEDED
     async with another(database) as other:
-        joined = [await replicas.joined(), await replicas.joined(SqlSharedWallets(other))]
+        joined = [await replicas.joined(), await replicas.joined(SharedWallets(other))]
         for _ in range(5):
             await replicas.pass_(*joined)
-        stores = [SqlOrderStore(each, lambda: "key") for each in (database, other)]
+        stores = [OrderStore(each, lambda: "key") for each in (database, other)]
 
         async def order(number: int) -> str:
             at = joined[number % 2]
@@ -342,7 +346,7 @@ async def test_orders_at_once_never_reserve_more_than_the_wallet_holds(
     assert all(isinstance(each, StaleWrite) for each in refused), refused
     assert addresses
     assert len(set(addresses)) == len(addresses) <= 5
-    sums = await SqlOrderStore(database, lambda: "key").reserved("arbitrum")
+    sums = await OrderStore(database, lambda: "key").reserved("arbitrum")
     assert sums.total == len(addresses) * NEEDED
     left = await replicas.rows.addresses(XMR)
     assert len(left) == POOL - len(addresses)
@@ -360,5 +364,7 @@ async def test_state_reads_back_as_it_was(replicas: Replicas) -> None:
     ]
     await replicas.rows.publish(states, {}, is_first=False)
     found = await replicas.rows.states()
-    assert sorted(each.state for each in found) == sorted(states)
+    assert {each.state.network: each.state for each in found} == {
+        each.network: each for each in states
+    }
     assert all(0 <= each.age_ms < 60_000 for each in found)

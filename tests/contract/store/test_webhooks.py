@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import ip_network
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -13,13 +16,16 @@ from msgspec.structs import replace
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Webhook
+from rpcsvc.domain.webhooks import DAY_MS, DeliveryAttempt, Targets, Webhook
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, HistoryEntry
-from rpcsvc.orders.webhooks import Deliverer
+from rpcsvc.orders.webhooks import PLACES, Deliverer, Places, Send
+from rpcsvc.store.changes import Change, HistoryEntry
 from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.webhooks import SqlWebhooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.webhooks import WebhookStore
+from rpcsvc.webhook_sender import webhook_sender
+from tests.name_server import name_server
+from tests.receiver import HOST, receiving
 from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, VIEW, created, fresh
@@ -28,54 +34,69 @@ URL = "https://agent.example/hook"
 HOOK = Webhook(URL)
 OK = DeliveryAttempt(204)
 DOWN = DeliveryAttempt(503, "Status 503.")
+# An attempt yields its place after a second; the rest is for a busy machine.
+REACHED_SECONDS = 3
 
 
 class Box:
     """Orders with webhooks, a sender with scripted answers, and a manual clock."""
 
     def __init__(self, database: Tables) -> None:
-        self.orders = SqlOrderStore(database, lambda: "key")
-        self.webhooks = SqlWebhooks(database)
+        self.orders = OrderStore(database, lambda: "key")
+        self.webhooks = WebhookStore(database)
         self.clock = ManualClock()
         self.sent: list[tuple[str, str]] = []
-        self.first_sent = asyncio.Event()
+        self._came = asyncio.Condition()
         self.answer: Callable[[str, str], DeliveryAttempt] = lambda _url, _message: OK
         self.hold: dict[str, asyncio.Event] = {}
+        self.sender: Send | None = None
         self.under_way: dict[str, int] = defaultdict(int)
         self.most_under_way: dict[str, int] = defaultdict(int)
+        self.places = Places(most=8, of_kind=8, of_receiver=2)
         self.deliverer = self.restarted()
 
     def restarted(self) -> Deliverer:
         """A new deliverer, as after a restart."""
-        return Deliverer(
-            self.webhooks, self._render, self._send, self.clock, most=8, most_of_receiver=2
-        )
+        return Deliverer(self.webhooks, self._render, self._send, self.clock, self.places)
 
     async def _render(self, order_id: str, sequence: int) -> bytes:
         return f"{order_id} {sequence}".encode()
 
     async def _send(self, webhook: Webhook, message_id: str, body: bytes) -> DeliveryAttempt:
-        self.sent.append((webhook.url, message_id))
-        self.first_sent.set()
+        async with self._came:
+            self.sent.append((webhook.url, message_id))
+            self._came.notify_all()
         receiver = webhook.receiver
         self.under_way[receiver] += 1
         self.most_under_way[receiver] = max(self.most_under_way[receiver], self.under_way[receiver])
         try:
             if receiver in self.hold:
                 await self.hold[receiver].wait()
+            if self.sender is not None:
+                return await self.sender(webhook, message_id, body)
             return self.answer(webhook.url, message_id)
         finally:
             self.under_way[receiver] -= 1
+
+    async def until_sent(self, message: str | None = None) -> float:
+        """Wait until a message is sent, by default any; how many seconds that takes."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(30), self._came:
+            await self._came.wait_for(
+                lambda: bool(self.sent) if message is None else message in self.messages()
+            )
+        return loop.time() - began
 
     async def order(self, number: int, webhook: Webhook | None = HOOK) -> Order:
         order = fresh(number)
         await self.orders.commit(replace(created(order), webhook=webhook))
         return order
 
-    async def happen(self, order: Order, *events: ev.Event) -> Order:
+    async def happen(self, order: Order, *events: ev.Event, now: int = NOW) -> Order:
         for event in events:
-            order = transition(order, event, NOW).order
-            entry = HistoryEntry(order.version, NOW, "DepositSeen", order.status.value, {})
+            order = transition(order, event, now).order
+            entry = HistoryEntry(order.version, now, "DepositSeen", order.status.value, {})
             await self.orders.commit(Change(order=order, view=VIEW, history=entry))
         return order
 
@@ -83,6 +104,11 @@ class Box:
         """An order with three events."""
         seen, confirmed = deposit(number)
         return await self.happen(await self.order(number), seen, confirmed)
+
+    async def expired(self, number: int) -> Order:
+        """An order that nobody paid."""
+        order = await self.order(number)
+        return await self.happen(order, ev.DeadlinePassed(), now=order.deadline_at or NOW)
 
     async def deliver(self) -> None:
         """Send all messages that are due now."""
@@ -170,6 +196,21 @@ async def test_pauses_double_until_a_day_is_over(box: Box) -> None:
     assert [attempts for _, _, attempts in await box.states()][1:] == [1, 1]
 
 
+async def test_order_without_a_deposit_is_18_requests_at_most(box: Box) -> None:
+    """Its events are its creation, the end of its price lock, and its own end (webhooks.md)."""
+    order = await box.happen(await box.order(1), ev.LockBroken(1))
+    await box.happen(order, ev.DeadlinePassed(), now=order.deadline_at or NOW)
+    box.answer = lambda _url, _message: DOWN
+    while any(state == "pending" for _, state, _ in await box.states()):
+        await box.deliver()
+        waiting = await box.webhooks.deliveries("ord_1", 100)
+        box.clock.now = max(box.clock.now, *(each.due_at for each in waiting))
+    assert [attempts for _, _, attempts in await box.states()] == [16, 1, 1]
+    box.clock.now += 10 * DAY_MS
+    await box.deliver()
+    assert len(box.sent) == 18
+
+
 async def test_a_receiver_that_is_back_gets_what_is_left(box: Box) -> None:
     order = await box.order(1)
     box.answer = lambda _url, _message: DOWN
@@ -225,6 +266,63 @@ async def test_410_ends_the_webhook_and_a_replay_opens_it(box: Box) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("answer", [None, DOWN], ids=["untried", "failing"])
+async def test_cancelling_an_unfunded_order_ends_its_webhook(
+    box: Box, answer: DeliveryAttempt | None
+) -> None:
+    order = await box.order(1)
+    if answer is not None:
+        box.answer = lambda _url, _message: answer
+        await box.deliver()
+    await box.happen(order, ev.Cancelled())
+    box.clock.now += DAY_MS
+    box.sent.clear()
+    await box.deliver()
+    assert box.sent == []
+    assert [state for _, state, _ in await box.states()] == ["dead", "dead"]
+    webhook = await box.webhooks.webhook("ord_1")
+    assert webhook is not None
+    assert webhook.ended_at is not None
+
+
+async def test_cancelled_order_ends_its_webhook_at_the_first_failure(box: Box) -> None:
+    order = await box.order(1)
+    await box.deliver()
+    await box.happen(order, ev.Cancelled())
+    box.answer = lambda _url, _message: DOWN
+    await box.deliver()
+    assert box.messages() == ["msg_1_1", "msg_1_2"]
+    assert await box.states() == [(1, "delivered", 1), (2, "dead", 1)]
+    assert (await box.webhooks.backlog()).pending == 0
+
+
+async def test_answer_after_the_end_does_not_open_a_webhook(box: Box) -> None:
+    box.hold[HOOK.receiver] = asyncio.Event()
+    order = await box.order(1)
+    assert await box.deliverer.start_due() == 1
+    await box.until_sent("msg_1_1")
+    await box.happen(order, ev.Cancelled())
+    box.hold[HOOK.receiver].set()
+    await box.deliverer.drain()
+    webhook = await box.webhooks.webhook("ord_1")
+    assert webhook is not None
+    assert webhook.ended_at is not None
+    assert [state for _, state, _ in await box.states()] == ["dead", "dead"]
+
+
+@pytest.mark.parametrize("ending", ["funded", "expired"])
+async def test_other_ends_of_an_order_leave_its_webhook(box: Box, ending: str) -> None:
+    box.answer = lambda _url, _message: DOWN
+    if ending == "funded":
+        order = await box.deposited(1)
+        await box.deliver()
+        await box.happen(order, ev.TransferPrepared("ord_1/payout/1", "txid", "raw"))
+    else:
+        await box.expired(1)
+        await box.deliver()
+    assert {state for _, state, _ in await box.states()} == {"pending"}
+
+
 async def test_replay_sends_one_message_again(box: Box) -> None:
     await box.deposited(1)
     await box.deliver()
@@ -267,6 +365,106 @@ async def test_no_more_than_some_are_under_way(box: Box) -> None:
     assert len(box.sent) == len(set(box.sent)) == 20
 
 
+def named(clients: int, hosts: int) -> list[Webhook]:
+    """Webhooks at so many hosts that never answer, named by so many clients."""
+    return [
+        Webhook(f"https://silent{number}.example/", client=f"client{number % clients}")
+        for number in range(hosts)
+    ]
+
+
+@asynccontextmanager
+async def beside(box: Box, webhooks: list[Webhook]) -> AsyncIterator[None]:
+    """The deliverer runs, and has begun to send to these webhooks."""
+    box.places = PLACES
+    box.deliverer = box.restarted()
+    await asyncio.gather(*(box.order(1_000 + number, each) for number, each in enumerate(webhooks)))
+    box.sent.clear()
+    running = asyncio.create_task(box.deliverer.run())
+    await box.until_sent()
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("clients", [1, 40, 400])
+async def test_receiver_is_reached_beside_400_silent_hosts(box: Box, clients: int) -> None:
+    hosts = named(clients, 400)
+    box.hold |= dict.fromkeys((each.receiver for each in hosts), asyncio.Event())
+    async with beside(box, hosts):
+        await box.order(1, Webhook(URL, client="honest"))
+        box.deliverer.wake()
+        assert await box.until_sent("msg_1_1") < REACHED_SECONDS
+
+
+@pytest.mark.parametrize("clients", [1, 12, 120])
+async def test_receiver_is_reached_beside_silent_name_servers(
+    box: Box, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of 120 other hosts have no answer; the receiver and its name server are real."""
+    targets = Targets((ip_network("127.0.0.1/32"),))
+    async with (
+        receiving(tmp_path) as receiver,
+        name_server({HOST: [["127.0.0.1"]]}) as names,
+        webhook_sender(targets, None, box.clock, name_servers=[names.address]) as sender,
+    ):
+        monkeypatch.setenv("SSL_CERT_FILE", str(receiver.ca_file))
+        box.sender = sender.send
+        async with beside(box, named(clients, 120)):
+            await box.order(1, Webhook(f"https://{HOST}:{receiver.port}/", client="honest"))
+            box.deliverer.wake()
+            await receiver.until(1, seconds=REACHED_SECONDS)
+
+
+async def test_known_receiver_is_reached_at_once(box: Box) -> None:
+    """It has places of its own: it answered last time, in another order of whichever client."""
+    await box.order(1, Webhook(URL, client="client0"))
+    await box.deliver()
+    hosts = named(400, 400)
+    box.hold |= dict.fromkeys((each.receiver for each in hosts), asyncio.Event())
+    async with beside(box, hosts):
+        await box.order(2, Webhook(f"{URL}/other", client="client1"))
+        box.deliverer.wake()
+        assert await box.until_sent("msg_2_1") < PLACES.patience / 2
+
+
+async def test_attempt_that_yields_its_place_is_made_again(box: Box) -> None:
+    box.places = Places(most=2, of_kind=2, of_client=2, patience=0)
+    box.deliverer = box.restarted()
+    greedy = [Webhook(f"https://silent{number}.example/", client="greedy") for number in (1, 2)]
+    for number, webhook in enumerate(greedy, 1):
+        box.hold[webhook.receiver] = asyncio.Event()
+        await box.order(number, webhook)
+    assert await box.deliverer.start_due() == 2
+    await box.until_sent("msg_2_1")
+    await box.order(3, Webhook(URL, client="modest"))
+    assert await box.deliverer.start_due() == 0
+    await box.deliverer.drain("ord_1")
+    assert await box.deliverer.start_due() == 1
+    await box.deliverer.drain("ord_3")
+    (first,) = await box.webhooks.deliveries("ord_1", 1)
+    assert (first.state, first.attempts, first.due_at) == ("pending", 1, box.clock.now + 5_000)
+    assert "other messages waited" in (first.error or "")
+    assert await box.states("ord_2") == [(1, "pending", 0)]
+    assert await box.states("ord_3") == [(1, "delivered", 1)]
+
+
+async def test_client_with_as_many_attempts_ends_none(box: Box) -> None:
+    box.places = Places(most=2, of_kind=2, of_client=2, patience=0)
+    box.deliverer = box.restarted()
+    for number, client in enumerate(("one", "other", "one"), 1):
+        webhook = Webhook(f"https://silent{number}.example/", client=client)
+        box.hold[webhook.receiver] = asyncio.Event()
+        await box.order(number, webhook)
+    assert await box.deliverer.start_due() == 2
+    await box.until_sent("msg_2_1")
+    assert await box.deliverer.start_due() == 0
+    box.hold["silent2.example:443"].set()
+    await box.deliverer.drain("ord_2")
+    assert await box.states("ord_2") == [(1, "delivered", 1)]
+    assert await box.states("ord_1") == await box.states("ord_3") == [(1, "pending", 0)]
+
+
 async def test_what_was_sent_and_not_recorded_is_sent_again(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +499,7 @@ async def test_run_sends_what_comes_and_ends_with_its_worker(box: Box) -> None:
     order = await box.order(1)
     box.deliverer.observe(None, order, None)
     async with asyncio.timeout(30):
-        await box.first_sent.wait()
+        await box.until_sent("msg_1_1")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -316,14 +514,14 @@ async def test_pruning_an_unpaid_order_drops_its_webhook(box: Box, database: Tab
 
 
 async def test_webhooks_of_orders_that_are_over_are_forgotten(box: Box) -> None:
-    ended = [await box.happen(await box.order(number), ev.Cancelled()) for number in (1, 2)]
+    await box.expired(1)
+    ended = await box.expired(2)
     await box.order(3)
     box.answer = lambda _url, message: DOWN if message.startswith("msg_2_") else OK
     await box.deliver()
-    assert await box.orders.forget_webhooks(ended[0].status_at) == 0
-    assert (
-        await box.orders.forget_webhooks(NOW + DAY_MS) == 1
-    )  # one is open, of one a message waits
+    assert await box.orders.forget_webhooks(ended.status_at) == 0
+    # One is open, of one a message waits.
+    assert await box.orders.forget_webhooks(NOW + DAY_MS) == 1
     assert await box.webhooks.webhook("ord_1") is None
     assert await box.webhooks.webhook("ord_2") is not None
     assert await box.webhooks.webhook("ord_3") is not None

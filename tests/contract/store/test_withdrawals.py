@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import Withdrawal, signed, stepped
-from rpcsvc.orders.ports.store import Rows, StaleWrite
 from rpcsvc.store.checks import BOOKS
-from rpcsvc.store.database import StoreConflict, Tables
-from rpcsvc.store.operator_books import SqlOperatorBooks
-from rpcsvc.store.orders import SqlOrderStore
-from rpcsvc.store.withdrawals import SqlWithdrawals
+from rpcsvc.store.database import Rows, StaleWrite, StoreConflict, Tables
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
 from tests.rows import statement
 from tests.unit.orders import NOW
 
@@ -26,12 +25,12 @@ ELSEWHERE = Withdrawal("wd_0003", "monero", XMR, "4address", 7, 1, NOW, NOW)
 
 
 @pytest.fixture
-def store(database: Tables) -> SqlWithdrawals:
-    return SqlWithdrawals(database)
+def store(database: Tables) -> WithdrawalStore:
+    return WithdrawalStore(database)
 
 
 async def reserved(database: Tables, network: str = "arbitrum") -> int:
-    return (await SqlOrderStore(database, lambda: "").reserved(network)).total
+    return (await OrderStore(database, lambda: "").reserved(network)).total
 
 
 async def problems(database: Tables) -> list[str]:
@@ -39,7 +38,7 @@ async def problems(database: Tables) -> list[str]:
 
 
 async def test_withdrawal_is_found_as_added_and_reserves_it(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, 52)
     await store.add(ELSEWHERE, None)
@@ -60,7 +59,7 @@ async def test_withdrawal_is_found_as_added_and_reserves_it(
     ],
 )
 async def test_withdrawal_that_may_not_be_added_leaves_nothing(
-    store: SqlWithdrawals, database: Tables, other: Withdrawal, most: int | None
+    store: WithdrawalStore, database: Tables, other: Withdrawal, most: int | None
 ) -> None:
     await store.add(FIRST, None)
     with pytest.raises(StaleWrite):
@@ -72,7 +71,7 @@ async def test_withdrawal_that_may_not_be_added_leaves_nothing(
 
 
 async def test_withdrawals_at_one_moment_never_pass_what_is_free(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     made = [replace(FIRST, withdrawal_id=f"wd_same{n}") for n in range(8)]
     done = await asyncio.gather(*(store.add(each, 52) for each in made), return_exceptions=True)
@@ -82,7 +81,7 @@ async def test_withdrawals_at_one_moment_never_pass_what_is_free(
 
 @pytest.mark.parametrize("end", [TransferState.SETTLED, TransferState.FAILED])
 async def test_withdrawal_reserves_until_it_is_over(
-    store: SqlWithdrawals, database: Tables, end: TransferState
+    store: WithdrawalStore, database: Tables, end: TransferState
 ) -> None:
     await store.add(FIRST, None)
     item = FIRST
@@ -103,7 +102,7 @@ async def test_withdrawal_reserves_until_it_is_over(
 
 
 async def test_withdrawal_is_not_changed_from_a_state_that_is_past(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
     once = signed(FIRST, "tx", "00", NOW + 1)
@@ -116,7 +115,7 @@ async def test_withdrawal_is_not_changed_from_a_state_that_is_past(
 
 
 async def test_signed_bytes_are_committed_with_the_wallet_or_not(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
 
@@ -138,7 +137,7 @@ EVM_PAYMENT = """
 
 
 async def test_withdrawal_with_a_payment_on_record_is_never_cancelled(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
     cancelled = stepped(FIRST, TransferState.CANCELLED, NOW + 1)
@@ -151,7 +150,7 @@ async def test_withdrawal_with_a_payment_on_record_is_never_cancelled(
 
 
 async def test_withdrawal_without_a_payment_is_cancelled(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
     cancelled = stepped(FIRST, TransferState.CANCELLED, NOW + 1, reason="not signed in time")
@@ -173,7 +172,7 @@ async def test_withdrawal_without_a_payment_is_cancelled(
     ],
 )
 async def test_database_keeps_what_a_withdrawal_is(
-    store: SqlWithdrawals, database: Tables, change: str
+    store: WithdrawalStore, database: Tables, change: str
 ) -> None:
     await store.add(FIRST, None)
     await store.change(FIRST, signed(FIRST, "tx", "00", NOW + 1))
@@ -182,7 +181,7 @@ async def test_database_keeps_what_a_withdrawal_is(
 
 
 async def test_database_lets_no_withdrawal_that_is_over_go_on(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
     await store.cancel(FIRST, stepped(FIRST, TransferState.CANCELLED, NOW + 1))
@@ -209,7 +208,7 @@ async def test_database_lets_no_withdrawal_that_is_over_go_on(
     ],
 )
 async def test_check_finds_a_wrong_reservation(
-    store: SqlWithdrawals, database: Tables, change: str, problem: str
+    store: WithdrawalStore, database: Tables, change: str, problem: str
 ) -> None:
     await store.add(FIRST, None)
     await database.write([statement(change)])
@@ -217,7 +216,7 @@ async def test_check_finds_a_wrong_reservation(
 
 
 async def test_check_finds_a_payment_of_other_terms(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
     await database.write([statement(EVM_PAYMENT, (TO, 51))])
@@ -229,9 +228,9 @@ async def test_check_finds_a_payment_of_other_terms(
 
 
 async def test_withdrawals_over_are_counted_by_network_and_outcome(
-    store: SqlWithdrawals, database: Tables
+    store: WithdrawalStore, database: Tables
 ) -> None:
-    books = SqlOperatorBooks(database)
+    books = OperatorBooks(database)
     assert await books.withdrawals_over() == {}
     for number in range(2):
         item = replace(FIRST, withdrawal_id=f"wd_over{number}")

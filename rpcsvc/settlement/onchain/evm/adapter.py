@@ -17,13 +17,13 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import Carried, FundingRecord
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -40,15 +40,18 @@ from rpcsvc.settlement.onchain.evm.connection import (
     EvmNetwork,
     EvmOptions,
 )
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPayments
+from rpcsvc.settlement.onchain.evm.records import EvmReceipt
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
@@ -466,13 +469,13 @@ class EvmAdapter:
         """The EIP-712 domain of a network's token. Raises errors.Unavailable."""
         return self._of(network).authorizations.domain
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         adapter = self._of(record.key.network)
         with adapter.connection.watched():
             await adapter.authorizations.require_usable(record)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send an authorization unless it is used. Raises errors.Unavailable."""
         adapter = self._of(record.key.network)
         with adapter.connection.watched():

@@ -16,8 +16,9 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmOptions
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
 
 log = structlog.get_logger(__name__)
 

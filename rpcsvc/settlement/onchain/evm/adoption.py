@@ -12,19 +12,18 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, Receipt
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
@@ -33,6 +32,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
     require_unsigned,
 )
+from rpcsvc.store.database import Rows
 
 _BY_HASH = "eth_getTransactionByHash"
 
@@ -77,7 +77,7 @@ class EvmAdoption:
         else:
             await self._raise(wanted.transfer, known, fields, attempt)
             if wanted.transfer.state is TransferState.PLANNED:
-                await record(_prepared(known))
+                await record(_prepared(known), None)
         extra = self._sent(receipt) - wanted.transfer.units
         first = attempt if known is None else known.attempts[0]
         return Adopted(first.txid, (wanted,), receipt.block_number, extra)

@@ -18,10 +18,9 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
-from rpcsvc.domain.gasless import (
+from rpcsvc.domain.authorizations import (
     LEAST_SECONDS,
     NOT_SIGNED,
-    SIGNATURE_BYTES,
     AuthorizationRefused,
     Reason,
     Refusal,
@@ -29,20 +28,22 @@ from rpcsvc.domain.gasless import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.gasless import AuthorizationKey, Carried, FundingRecord
+from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.ledger import (
-    EvmPaymentLedger,
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.records import (
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
     GasUse,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,9 @@ _LOOK_BACK_SECONDS: Final = 3_600
 # One that is signed later than this would hardly be mined within its window.
 _LEAST_TO_SEND: Final = LEAST_SECONDS // 2
 _LONG_MS: Final = 10 * 60_000
+# Between the tries to send one that is refused. Its window may be no longer than LEAST_SECONDS.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 30_000
 _NAMED_BYTES: Final = 16
 # The token has contract wallets judge their signatures, by code that anyone may have written.
 _MOST_GAS: Final = 1_000_000
@@ -192,6 +196,7 @@ class EvmAuthorizations:
         self._budget = budget
         self._clock = clock
         self._is_paused = is_paused
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._conditions = Conditions(connection.network.name)
 
     def conditions(self) -> list[str]:
@@ -203,7 +208,7 @@ class EvmAuthorizations:
         """The token's domain, as the contract has it."""
         return self._connection.domain
 
-    async def require_usable(self, record: FundingRecord) -> None:
+    async def require_usable(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused for what the token would refuse; sends nothing.
 
         One that others have carried out already is usable: its deposit is credited. Raises
@@ -212,7 +217,8 @@ class EvmAuthorizations:
         top, given = await self._connection.check(), record.signed.authorization
         await self._require_signature(record)
         if await self._is_used(record.key, top):
-            use = await self._use(record, top)
+            # Asked twice: of several nodes behind one address, one that lags gives no event.
+            use = await self._use(record, top) or await self._use(record, top)
             if use is not None and use.is_paid:
                 return
             raise _refused(Reason.NONCE_USED, "The payer's nonce is used or cancelled.")
@@ -228,7 +234,7 @@ class EvmAuthorizations:
         cost = await self._cost(order)
         await self._budget.require(self._network.name, cost, is_paid=record.is_gas_paid)
 
-    async def _require_signature(self, record: FundingRecord) -> None:
+    async def _require_signature(self, record: AuthorizationRecord) -> None:
         """Raise AuthorizationRefused unless its owner signed: a key, or a wallet that is deployed.
 
         A wallet that is not would have to be deployed first, by a call that the payer has written,
@@ -238,7 +244,7 @@ class EvmAuthorizations:
         if is_signed_by_key(self.domain, signed):
             return
         if not await self._connection.client.code(payer):
-            if signed.is_wrapped or len(signed.signature) != SIGNATURE_BYTES:
+            if signed.is_wrapped or signed.vrs is None:
                 text = f"{payer} has no code: deploy the wallet first, then sign."
                 raise _refused(Reason.UNDEPLOYED, text)
             raise AuthorizationRefused(NOT_SIGNED)
@@ -251,14 +257,16 @@ class EvmAuthorizations:
         if answer != usdc.VALID_SIGNATURE:
             raise AuthorizationRefused(NOT_SIGNED)
 
-    async def carry_out(self, record: FundingRecord) -> Carried:
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
         """Send it unless it is used or was sent, and return the outcome. PENDING: not final."""
         top = await self._connection.check()
         if record.txid is not None and (await self._paid_by(record, record.txid)) is not None:
             return Carried(Outcome.SETTLED, record.txid)
         if await self._is_used(record.key, top):
+            self._backoff.forget(payment_id(record))
             return self._judged(record, await self._use(record, top), top)
         if await self._ran_out(record, top):
+            self._backoff.forget(payment_id(record))
             return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
         if await self._ledger.payment(payment_id(record)) is None:
             await self._send(record)
@@ -266,7 +274,7 @@ class EvmAuthorizations:
 
     # --- what became of it ---------------------------------------------------------------------
 
-    def _judged(self, record: FundingRecord, use: _Use | None, top: Block) -> Carried:
+    def _judged(self, record: AuthorizationRecord, use: _Use | None, top: Block) -> Carried:
         """An authorization whose nonce is used. Final only as deep as a failed payment has to be.
 
         The payer may have signed something else with the nonce, or cancelled it.
@@ -293,7 +301,7 @@ class EvmAuthorizations:
         call = EvmCall(self._network.token, data)
         return usdc.read_bool(await self._connection.client.call(call, at.number))
 
-    async def _ran_out(self, record: FundingRecord, top: Block) -> bool:
+    async def _ran_out(self, record: AuthorizationRecord, top: Block) -> bool:
         """Whether its window has closed in a block as deep as a failed payment has to be."""
         end = record.signed.authorization.valid_before
         number = top.number - self._network.failed_after + 1
@@ -302,7 +310,7 @@ class EvmAuthorizations:
         block = await self._connection.client.block(number)
         return block is not None and block.timestamp >= end
 
-    async def _use(self, record: FundingRecord, top: Block) -> _Use | None:
+    async def _use(self, record: AuthorizationRecord, top: Block) -> _Use | None:
         """The use of the nonce; None when the node shows none since an hour before the record."""
         key = record.key
         words = (usdc.address_word(key.payer), bytes.fromhex(key.nonce))
@@ -331,12 +339,12 @@ class EvmAuthorizations:
                 break
         return number
 
-    async def _paid_by(self, record: FundingRecord, txid: str) -> Receipt | None:
+    async def _paid_by(self, record: AuthorizationRecord, txid: str) -> Receipt | None:
         """The receipt of a transaction that moved what the authorization says."""
         receipt = await self._connection.client.receipt(txid)
         return receipt if receipt is not None and self._moved(record, receipt) else None
 
-    def _moved(self, record: FundingRecord, receipt: Receipt) -> bool:
+    def _moved(self, record: AuthorizationRecord, receipt: Receipt) -> bool:
         given = record.signed.authorization
         wanted = usdc.TransferEvent(record.key.payer, usdc.read_address(
             usdc.address_word(given.to)), given.units)  # fmt: skip
@@ -348,11 +356,16 @@ class EvmAuthorizations:
 
     # --- send ----------------------------------------------------------------------------------
 
-    async def _send(self, record: FundingRecord) -> None:
+    async def _send(self, record: AuthorizationRecord) -> None:
         """Sign, commit and publish, unless it would not be mined in time or fails by now."""
         left = record.signed.authorization.valid_before - self._clock.now_ms() // 1_000
         if left < _LEAST_TO_SEND or self._is_paused():
             return
+        name = payment_id(record)
+        if not self._backoff.is_due(name):
+            return
+        # Forgotten once it is sent: whatever ends this otherwise, the next second changes little.
+        self._backoff.note(name)
         try:
             order = await self._simulated(record)
         except NodeError as refusal:
@@ -361,18 +374,19 @@ class EvmAuthorizations:
         cost, is_paid = await self._cost(order), record.is_gas_paid
         async with self._budget.spending(self._network.name, cost, is_paid=is_paid):
             verdict = await self._payments.send(order)
+        self._backoff.forget(name)
         log.info("authorization_published", order_id=record.order_id,
                  payment_id=order.payment_id, outcome=verdict.outcome.value)  # fmt: skip
 
-    async def _simulated(self, record: FundingRecord) -> EvmPaymentOrder:
+    async def _simulated(self, record: AuthorizationRecord) -> EvmPaymentOrder:
         """The call, which the node has tried out just now.
 
         Raises NodeError when it fails: what the payer's code runs into is no fault of the node.
         """
-        given, token = record.signed.authorization, self._network.token
+        given, vrs, token = record.signed.authorization, record.signed.vrs, self._network.token
         data = (
-            usdc.transfer_with_authorization(given, record.signed.vrs)
-            if is_signed_by_key(self.domain, record.signed)
+            usdc.transfer_with_authorization(given, vrs)
+            if vrs is not None and is_signed_by_key(self.domain, record.signed)
             else usdc.transfer_with_authorization_bytes(given, record.signed.bare)
         )
         tried = EvmCall(token, data, self._payments.hot_wallet, gas=_MOST_GAS)
@@ -390,7 +404,7 @@ class EvmAuthorizations:
         return await self._payments.cost(order)
 
 
-def payment_id(record: FundingRecord) -> str:
+def payment_id(record: AuthorizationRecord) -> str:
     """The id of an authorization's payment: the same for the same authorization."""
     digest = usdc.keccak256("/".join(record.key).encode())
     return f"authorization-{record.order_id}-{digest[:_NAMED_BYTES].hex()}"

@@ -17,8 +17,15 @@ from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
-from rpcsvc.settlement.onchain.evm.ledger import BlockPoint
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Reverted
+from rpcsvc.settlement.onchain.evm.node import (
+    Block,
+    BlockRef,
+    EvmCall,
+    EvmClient,
+    Reverted,
+    Tag,
+)
+from rpcsvc.settlement.onchain.evm.records import BlockPoint
 
 log = structlog.get_logger(__name__)
 
@@ -203,9 +210,9 @@ class EvmConnection:
         """Whether the token refuses this account, as sender and as recipient."""
         return await self._ask(usdc.is_blacklisted(account), usdc.read_bool)
 
-    async def balance(self, account: str) -> int:
-        """The account's USDC units in the newest block."""
-        return await self._ask(usdc.balance_of(account), usdc.read_uint)
+    async def balance(self, account: str, at: BlockRef = Tag.LATEST) -> int:
+        """The account's USDC units in a block."""
+        return await self._ask(usdc.balance_of(account), usdc.read_uint, at)
 
     async def _check_network(self) -> None:
         found = await self.client.chain_id()
@@ -235,10 +242,10 @@ class EvmConnection:
             )
         return domain
 
-    async def _ask(self, data: bytes, read: Callable[[bytes], T]) -> T:
+    async def _ask(self, data: bytes, read: Callable[[bytes], T], at: BlockRef = Tag.LATEST) -> T:
         """A call of the token. Raises RpcFailure; ChainUnusable when it has no such function."""
         try:
-            return read(await self.client.call(EvmCall(self.network.token, data)))
+            return read(await self.client.call(EvmCall(self.network.token, data), at))
         except Reverted as error:
             raise ChainUnusable(
                 f"the token on {self.network.name} refuses a call of USDC"

@@ -9,7 +9,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 import structlog
@@ -22,13 +22,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.ledger import (
-    CursorMove,
-    EvmCursor,
-    EvmDeposit,
-    EvmDepositLedger,
-)
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, Block, EvmClient, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.records import CursorMove, EvmCursor, EvmDeposit
 from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
 
 log = structlog.get_logger(__name__)
@@ -45,7 +41,8 @@ class ScanPass(Struct):
     """State of one pass. ``reached``: the last block whose events were read.
 
     ``stored`` are the deposits as the database has them. ``settled`` is False when the chain
-    changed while it was looked at: the next pass begins where this one did.
+    changed while it was looked at: the next pass begins where this one did. ``missing`` are the
+    transactions that the node did not have, and had at the pass before.
     """
 
     client: EvmClient
@@ -57,6 +54,7 @@ class ScanPass(Struct):
     stored: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
     keys: dict[str, set[DepositKey]] = field(default_factory=dict)
     blocks: dict[int, Block | None] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
 
     def load(self, known: Iterable[EvmDeposit]) -> None:
         """Take in what the database has, unless it is here already."""
@@ -114,6 +112,7 @@ class EvmDepositScanner:
         self._height = -1
         self._recorded_height = -1
         self._finalized = -1
+        self._missing: Set[str] = frozenset()
         self._next: CursorMove | None = None
         self.problem: str | None = "not started"
         self.complete_until: int | None = None
@@ -161,14 +160,14 @@ class EvmDepositScanner:
 
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
         """The deposit's confirmations at the last scan, or when the newest block is at ``height``,
-        its own block included; 0 when it is gone.
+        its own block included; 0 when it is gone, or was missing at that scan.
 
         A scan that is under way counts once the removals that it found are on record.
         """
         # Read first: a deposit that is newer is never deeper.
         height = self._recorded_height if height is None else height
         found = await self._ledger.deposit(key)
-        if found is None or found.block_number is None:
+        if found is None or found.block_number is None or key.txid in self._missing:
             return 0
         return max(0, height - found.block_number + 1)
 
@@ -190,14 +189,14 @@ class EvmDepositScanner:
         await self._look_up_lost(scanned)
         states = {key: await self._state(item, scanned) for key, item in scanned.deposits.items()}
         await self._remember(scanned, states)
-        self._recorded_height = self._height
+        self._missing, self._recorded_height = scanned.missing, self._height
         await self._plan_move(scanned)
         if scanned.settled and scanned.reached == head.number and self._connection.stall() is None:
             self.complete_until = began
         return [
             _sighting(item, states[key])
             for key, item in sorted(scanned.deposits.items())
-            if states[key] is not item.acknowledged
+            if states[key] is not item.acknowledged and key.txid not in scanned.missing
         ]
 
     # --- events --------------------------------------------------------------------------------
@@ -209,6 +208,9 @@ class EvmDepositScanner:
         first, news = max(0, scanned.fork.number + 1 - self._forks.overlap), 0
         while first <= head.number and news < _RANGES_PER_PASS:
             last = min(first + self._span - 1, head.number)
+            # Asked for before its events. The cursor gets this hash, so that the next pass notices
+            # if these blocks are replaced while their events are read.
+            await scanned.block(last)
             wanted = self._events.wanted
             async for piece in self._client.scan(wanted, first, last, span=self._span):
                 await self._read(scanned, piece)
@@ -245,11 +247,17 @@ class EvmDepositScanner:
         """Find out where a transaction is now, and what it pays to whom there.
 
         ``listed``: the node has just given an event of it. If it contradicts itself, the chain
-        has changed between two questions, and the next pass asks again.
+        has changed between two questions, and the next pass asks again. A transaction is gone if
+        it has no receipt in two passes in a row: nodes write receipts after the blocks, and of
+        several nodes behind one address some lag.
         """
         receipt = await self._client.receipt(txid)
         if receipt is None and not listed:
-            self._note_gone(scanned, txid)
+            if txid in self._missing:
+                self._note_gone(scanned, txid)
+            else:
+                scanned.missing.add(txid)
+                scanned.settled = False
             return
         block = await scanned.block(receipt.block_number) if receipt else None
         if receipt is None or block is None or block.hash != receipt.block_hash:

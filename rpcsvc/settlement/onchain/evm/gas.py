@@ -9,7 +9,7 @@ fee".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -19,13 +19,14 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,
     EvmPayment,
     EvmPaymentOrder,
     EvmPurpose,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.store.database import Statement, Tables, upsert
 
 log = structlog.get_logger(__name__)
 
@@ -192,7 +193,7 @@ class EvmGas:
         self._hot_wallet = hot_wallet
         self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
-        self._price: GasPrice | None = None
+        self._moment: FeeData | None = None
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
@@ -252,7 +253,7 @@ class EvmGas:
         self.is_blacklisted = await self._connection.is_blacklisted(self._hot_wallet)
         await self._look_at_l1()
         self.hot = HotBalances(ether, units, top.number)
-        self._price = price_of(moment)
+        self._moment = moment
         try:
             # Anew each time: on some networks it holds the price of another one's space.
             self._gas = await self.estimate(self._network.token, usdc.transfer(_NOBODY, 1))
@@ -282,10 +283,17 @@ class EvmGas:
         """Wei that a signed authorization costs, with margin. Raises as ``payout_cost`` does."""
         return self._cost(self._gas + with_margin(_AUTHORIZATION_GAS), _AUTHORIZATION_LENGTH)
 
+    def is_too_dear(self) -> bool:
+        """Whether even a transfer would cost more than the bound, as of the last refresh."""
+        if self._moment is None or self._l1_fee is None:
+            return False
+        left = self._network.highest_fee - self._l1_fee
+        return first_price(self._moment, self._gas, left) is None
+
     def _cost(self, gas: int, length: int) -> int:
-        if self._price is None or self._l1_fee is None:
+        if self._moment is None or self._l1_fee is None:
             raise Unavailable(f"The fees on {self._network.name} are not known yet.")
-        return gas * self._price.max_fee + length * self._l1_fee
+        return gas * price_of(self._moment).max_fee + length * self._l1_fee
 
 
 def _price(payment: EvmPayment) -> GasPrice:
@@ -301,16 +309,35 @@ class Opening(Struct, frozen=True):
     wei: int
 
 
-class OpeningLedger(Protocol):
-    """The database as the opening balance uses it. Everything may raise errors.Unavailable."""
+_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
+_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
+
+
+class OpeningLedger:
+    """Keeps opening balances. Everything may raise errors.Unavailable."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     async def opening(self, network: str, sender: str) -> Opening | None:
-        """The one on record; None before the first poll."""
-        ...
+        """The recorded opening balance; None before the first scan."""
+        row = await self._db.fetch_one(
+            "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        if row is None:
+            return None
+        return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
 
     async def record(self, network: str, sender: str, opening: Opening) -> None:
-        """Put it on record, in the place of one whose block was replaced."""
-        ...
+        """Record an opening balance; it replaces one whose block was replaced."""
+        values = {
+            "network": network, "sender": sender, "block_number": opening.block_number,
+            "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),
+        }  # fmt: skip
+        await self._db.write([Statement(_PUT_OPENING, values)])
 
 
 class EvmOpening:

@@ -26,7 +26,6 @@ from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import (
     NonceGap,
     Outcome,
@@ -40,19 +39,20 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
+from rpcsvc.settlement.onchain.evm.records import (
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
     EvmReceipt,
     Sweep,
 )
-from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
-from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
@@ -122,21 +122,26 @@ class EvmChecks:
         self._hot_wallet = hot_wallet
         self._is_ours = is_ours
 
-    async def order_of(self, transfer: Transfer, owed: int) -> EvmPaymentOrder:
+    async def order_of(self, transfer: Transfer, owed: int, mined_to: int) -> EvmPaymentOrder:
         """The call that pays it. ``owed``: units that are signed for others and not mined yet.
 
-        Raises TransferRejected for a destination that can't be paid; Unavailable while the token
-        is paused or the hot wallet holds too little.
+        ``mined_to``: the newest block with a payment that is mined and so not owed any more. A
+        node that has not got there shows what that took as still there.
+
+        Raises TransferRejected for a destination that can't be paid; Unavailable while the node
+        lags, the token is paused or the hot wallet holds too little.
         """
         if transfer.network != self._network.name:
             raise LookupError(f"{transfer.transfer_id} is to be paid on {transfer.network}")
         recipient = await self._destination(transfer.address)
-        await self._connection.check()
+        top = await self._connection.check()
+        if top.number < mined_to:
+            raise Unavailable(f"The node of {self._network.name} lags. Try again later.")
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
         if await self._connection.is_blacklisted(recipient):
             raise TransferRejected("the destination is on the token's blacklist")
-        if await self._connection.balance(self._hot_wallet) < owed + transfer.units:
+        if await self._connection.balance(self._hot_wallet, top.number) < owed + transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         data = usdc.transfer(recipient, transfer.units)
         return EvmPaymentOrder(
@@ -355,7 +360,7 @@ class EvmPayments:
         ether, or if the gas would cost too much.
         """
         async with self._payout_slot():
-            payment = await self._sign(await self._checks.order_of(transfer, await self._owed()))
+            payment = await self._sign(await self._checked(transfer))
 
             async def commit(rows: Rows) -> None:
                 await self._ledger.add_payment(payment, rows=rows)
@@ -372,10 +377,21 @@ class EvmPayments:
         finally:
             self._payouts_waiting -= 1
 
+    async def _checked(self, transfer: Transfer) -> EvmPaymentOrder:
+        """The call that pays it. Raises as ``prepare`` does."""
+        # In this order: what is found mined meanwhile counts twice, rather than not at all.
+        owed = await self._owed()
+        return await self._checks.order_of(transfer, owed, await self._mined_to())
+
     async def _owed(self) -> int:
         """USDC units of payouts that wait to be mined: the chain's balance has them still."""
         waiting = await self._publisher.unmined()
         return sum(item.order.units for item in waiting if _is_payout(item))
+
+    async def _mined_to(self) -> int:
+        """The newest block with a payment that is mined and not settled; 0: there is none."""
+        live = await self._publisher.own(EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
+        return max((item.inclusion.block.number for item in live if item.inclusion), default=0)
 
     async def estimate(self, data: bytes, most: int | None = None) -> int:
         """The gas limit for the hot wallet's call of the token, that may take ``most``.
@@ -525,6 +541,18 @@ class EvmPayments:
     def gas_problem(self) -> str | None:
         """Why the cost of a payout is unknown, for the operator; None: known, or no refresh yet."""
         return self._gas.problem
+
+    def sweep_problem(self) -> str | None:
+        """Why no sweep can be paid for, as of the last refresh; None: nothing is known against it.
+
+        It saves the questions that end in the same refusal.
+        """
+        if self._gas.is_too_dear():
+            return f"gas on {self._network.name} is too dear for a payment right now"
+        hot = self._gas.hot
+        if hot is not None and hot.ether < self._network.gas_reserve:
+            return f"the hot wallet on {self._network.name} lacks ether for gas"
+        return None
 
     def is_blacklisted(self) -> bool:
         """Whether the token was frozen for the hot wallet at the last refresh."""

@@ -17,14 +17,14 @@ from rpcsvc.domain import usdc
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.records import (
     BlockPoint,
     EvmPayment,
     EvmPaymentState,
     EvmPurpose,
     Inclusion,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 
 log = structlog.get_logger(__name__)

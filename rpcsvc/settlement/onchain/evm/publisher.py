@@ -16,24 +16,28 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import Block, EvmSubmission, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.presence import EvmPresence
+from rpcsvc.settlement.onchain.evm.records import (
     Attempt,
     BlockPoint,
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
 )
-from rpcsvc.settlement.onchain.evm.node import Block, EvmSubmission, Tag
-from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 
 log = structlog.get_logger(__name__)
 
 _LIVE: Final = (EvmPaymentState.PREPARED, EvmPaymentState.PUBLISHED)
+# Between the tries to hand over a payment that the network has lost and its node does not take.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 60_000
 _TAKEN: Final = (EvmSubmission.ACCEPTED, EvmSubmission.KNOWN)
 # Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
 # is in words that say nothing to us, and some nodes have their own for fees.
@@ -204,6 +208,9 @@ class EvmUpkeep:
         self._reported: set[str] = set()
         # Payments that were mined and moved nothing that the token tells of.
         self._without_event: set[str] = set()
+        # Lost payments that the node does not take: published ones, and those that were settled.
+        self._lost = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._lost_settled = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
     # --- published -----------------------------------------------------------------------------
 
@@ -213,6 +220,7 @@ class EvmUpkeep:
             self._forget(payment_id)
         for payment_id in self._without_event - waiting:
             self._report_missing_event(payment_id, None)
+        self._lost.forget_all_but(waiting)
 
     def _forget(self, payment_id: str) -> None:
         self._clear(payment_id)
@@ -226,8 +234,12 @@ class EvmUpkeep:
         """
         verdict = await self._publisher.verdict(await self._publisher.recorded(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
-        if was_lost:
+        if was_lost and self._lost.is_due(payment_id):
             verdict = await self._publisher.advance(payment_id)
+            if verdict.outcome is Outcome.PENDING:
+                self._lost.forget(payment_id)
+            else:
+                self._lost.note(payment_id)
         payment = await self._publisher.recorded(payment_id)
         is_missing = verdict.outcome is Outcome.UNKNOWN and _has_no_event(payment)
         self._report_missing_event(payment_id, verdict.reason if is_missing else None)
@@ -279,6 +291,7 @@ class EvmUpkeep:
         try:
             price = await self._gas.raised_price(payment)
         except Unavailable as error:
+            self._offered[payment.payment_id] = self._clock.now_ms()
             self._report(payment, f"a higher fee can't be reckoned: {error.message}", refused)
             return
         if price is None:
@@ -334,18 +347,21 @@ class EvmUpkeep:
         A sweep goes out again at once, though the token refuses it while its deposit is away: the
         nonces after it wait for its own. Then it has failed, and took nothing but gas.
 
-        Blocks below one that is still there are still there: only younger ones are compared.
+        Blocks below one that is still there are still there: only younger ones are compared. A
+        node that lags says nothing about the blocks that it lacks.
         """
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._connection.has(self._compared):
             above = max(above, self._compared.number)
         for payment in await self._ledger.settled_above(self._network.name, above):
-            await self._compare(payment)
+            if payment.inclusion is None or payment.inclusion.block.number <= top.number:
+                await self._compare(payment)
         self._compared = BlockPoint(top.number, top.hash)
 
     async def _compare(self, payment: EvmPayment) -> None:
         mined, key = payment.inclusion, f"settled-{payment.payment_id}"
         if mined is not None and await self._connection.has(mined.block):
+            self._lost_settled.forget(key)
             self._conditions.set(key, None)
             return
         verdict = await self._publisher.verdict(payment)
@@ -353,6 +369,7 @@ class EvmUpkeep:
             log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
                         reason=verdict.reason)  # fmt: skip
         if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
+            self._lost_settled.forget(key)
             self._conditions.set(key, None)
             return
         self._conditions.set(
@@ -361,7 +378,10 @@ class EvmUpkeep:
             f" {self._network.name} took it away; it is published again ({verdict.reason});"
             f" if it stays away: rpcsvc payouts close {payment.payment_id} --note TEXT",
         )
-        await self._publisher.hand_over(payment)
+        if self._lost_settled.is_due(key):
+            reply = await self._publisher.hand_over(payment)
+            if not reply.is_taken:
+                self._lost_settled.note(key)
 
 
 def _key(payment_id: str) -> str:

@@ -31,13 +31,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     read_answer,
 )
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.ledger import (
-    LARGEST_DEPOSIT,
-    CursorMove,
-    EvmCursor,
-    EvmDepositLedger,
-    PoolSighting,
-)
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.node import (
     Block,
     Data,
@@ -47,6 +41,12 @@ from rpcsvc.settlement.onchain.evm.node import (
     LogRange,
     Receipt,
     read_quantity,
+)
+from rpcsvc.settlement.onchain.evm.records import (
+    LARGEST_DEPOSIT,
+    CursorMove,
+    EvmCursor,
+    PoolSighting,
 )
 
 log = structlog.get_logger(__name__)

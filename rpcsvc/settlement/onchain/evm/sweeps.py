@@ -18,12 +18,15 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
-from rpcsvc.settlement.onchain.evm.ledger import (
+from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.records import (
     BlockPoint,
     EvmPayment,
-    EvmPaymentLedger,
     EvmPaymentOrder,
     EvmPaymentState,
     EvmPurpose,
@@ -32,12 +35,13 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 
 log = structlog.get_logger(__name__)
 
 _RARELY_MS: Final = 60 * 60 * 1000
+# After a sweep that the hot wallet could not pay for: a try asks the node ten times.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 5 * 60 * 1000
 _ALLOWANCE: Final = usdc.selector("allowance(address,address)")
 # The hot wallet alone can use what is signed here, so that it need not run out.
 _NEVER: Final = usdc.LARGEST_WORD
@@ -78,6 +82,7 @@ class EvmSweeps:
         self._clock = clock
         self._conditions = Conditions(connection.network.name)
         self._not_before: dict[str, int] = {}
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         # Since the start: sent, done, void.
         self.counts: Counter[str] = Counter()
 
@@ -107,11 +112,12 @@ class EvmSweeps:
         now = self._clock.now_ms()
         unswept = await self._ledger.unswept(self._network.name, self._network.sweep_units)
         self._forget_all_but({due.address for due in unswept})
-        for due in unswept:
+        due_now = [item for item in unswept if self._not_before.get(item.address, 0) <= now]
+        if not due_now or not self._can_pay():
+            return
+        for due in due_now:
             if room <= 0 or await self._payments.payouts_first():
                 return
-            if self._not_before.get(due.address, 0) > now:
-                continue
             try:
                 step = await self._step(due)
             except _Postponed as reason:
@@ -122,6 +128,16 @@ class EvmSweeps:
             if not await self._send(due, step):
                 return
             room -= 1
+
+    def _can_pay(self) -> bool:
+        """Whether the hot wallet may be able to pay for a sweep now. Asks nobody."""
+        problem = self._payments.sweep_problem()
+        if problem is not None:
+            self._report_gas(problem)
+        return problem is None and self._backoff.is_due(_GAS)
+
+    def _report_gas(self, problem: str) -> None:
+        self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {problem}")
 
     async def _send(self, due: UnsweptAddress, step: _SweepStep) -> bool:
         """Commit and publish; False when the hot wallet can't pay the gas now."""
@@ -137,8 +153,10 @@ class EvmSweeps:
         try:
             verdict = await self._payments.send(order, sweep)
         except Unavailable as error:
-            self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {error.message}")
+            self._backoff.note(_GAS)
+            self._report_gas(error.message)
             return False
+        self._backoff.forget(_GAS)
         self._conditions.set(_GAS, None)
         self._forget(due.address)
         self.counts["sent"] += 1
@@ -158,7 +176,7 @@ class EvmSweeps:
         held = await self._connection.balance(due.address)
         units = min(due.units, held)
         if units >= self._network.sweep_units:
-            return await self._receive(due, units, held, signer)
+            return await self._receive(due, units, signer)
         if await self._redo_void_sweeps(due):
             return None
         if not await self._is_used(due.address, self._authorization_nonce(due)):
@@ -166,11 +184,11 @@ class EvmSweeps:
                 f"{due.address} holds {held} USDC units where {due.units} were deposited and not"
                 " swept: something else takes from it"
             )
-        await self._already(due, held)
+        await self._already(due)
         return None
 
     async def _receive(
-        self, due: UnsweptAddress, units: int, held: int, signer: EvmSigner
+        self, due: UnsweptAddress, units: int, signer: EvmSigner
     ) -> _SweepStep | None:
         nonce = self._authorization_nonce(due)
         authorization = usdc.Authorization(
@@ -182,7 +200,7 @@ class EvmSweeps:
             gas = await self._payments.estimate(data)
         except Reverted as refusal:
             if await self._is_used(due.address, nonce):
-                await self._already(due, held)
+                await self._already(due)
                 return None
             log.info("evm_sweep_refused", address=due.address, reason=str(refusal))
             return await self._second_choice(due, units, signer)
@@ -248,11 +266,16 @@ class EvmSweeps:
                 found = True
         return found
 
-    async def _already(self, due: UnsweptAddress, held: int) -> None:
-        """The authorization was used by a payment that is not on record: the balance says of what.
+    async def _already(self, due: UnsweptAddress) -> None:
+        """Record what a payment that is not on record took with the authorization.
 
-        So after a restored backup, or when the same keys are used elsewhere.
+        The balance tells, in a block in which the authorization is used: an earlier balance has
+        what was taken still. So after a restored backup, or when the same keys are used elsewhere.
         """
+        at = (await self._connection.check()).number
+        if not await self._is_used(due.address, self._authorization_nonce(due), at):
+            return  # the node that answers now lags: the next round looks again
+        held = usdc.read_uint(await self._ask(usdc.balance_of(due.address), at))
         taken = max(due.units - held, 0)
         log.warning("evm_sweep_found_completed", address=due.address, units=taken)
         await self._ledger.add_sweep(

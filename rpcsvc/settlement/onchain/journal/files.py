@@ -16,12 +16,16 @@ from typing import Any, Final
 
 import orjson
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.durable_files import sync_directory
-from rpcsvc.orders.lease import HeldLease
+from rpcsvc.store.leases import HeldLease
 
 VERSION: Final = 1
 HEADER: Final = "journal"
+VOID: Final = "void"
+ADDRESSES: Final = "addresses"
+EVM_ADDRESSES: Final = "evm"
 # What ends an unfinished line, so that it can't become a whole one.
 RESUME: Final = b"~\n"
 START: Final = "0" * 16
@@ -63,6 +67,36 @@ class Line(Struct, frozen=True):
     def lease(self) -> HeldLease:
         """The lease under which it was written; ``NO_LEASE`` if it does not say."""
         return HeldLease(self.body.get("holder", ""), self.body.get("token", 0))
+
+
+class JournalEntry(Struct, frozen=True):
+    """The content of a line."""
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the entry's line."""
+        raise NotImplementedError
+
+
+class VoidEntry(JournalEntry, frozen=True):
+    """A payment that was never published, or can never be mined: ``txid`` is its first one's."""
+
+    payment_id: str
+    txid: str
+
+    @override
+    def body(self) -> dict[str, Any]:
+        return {"kind": VOID, "payment": self.payment_id, "txid": self.txid}
+
+
+class AddressesEntry(JournalEntry, frozen=True):
+    """Deposit addresses of ``network`` (monero, or evm) may be handed out up to index ``to``."""
+
+    network: str
+    to: int
+
+    @override
+    def body(self) -> dict[str, Any]:
+        return {"kind": ADDRESSES, "network": self.network, "to": self.to}
 
 
 class Reading(Struct, frozen=True):

@@ -15,22 +15,23 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
+from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.lease import HeldLease, LeaseLost
-from rpcsvc.orders.ports.store import Health, StaleWrite
-from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     NO_LEASE,
     RESUME,
     JournalContents,
     JournalDamaged,
+    JournalEntry,
     JournalPosition,
     Line,
     Mark,
     PlaceWriter,
+    VoidEntry,
     encode,
     head_of,
     header,
@@ -39,6 +40,8 @@ from rpcsvc.settlement.onchain.journal.files import (
     segment_name,
     segments,
 )
+from rpcsvc.store.database import StaleWrite
+from rpcsvc.store.leases import HeldLease, LeaseLost
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +109,7 @@ class PaymentJournal:
         found = [await asyncio.to_thread(head_of, place) for place in places]
         return dict(head for head in found if head is not None)
 
-    async def write(self, entry: Entry) -> None:
+    async def write(self, entry: JournalEntry) -> None:
         """Write a line that goes with no commit of its own. Raises errors.Unavailable."""
         async with self._one:
             await self._append(entry)
@@ -193,7 +196,7 @@ class PaymentJournal:
 
     async def record(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
         undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
@@ -208,7 +211,7 @@ class PaymentJournal:
 
     async def _record(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         commit: Callable[[Mark], Awaitable[None]],
         undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None,
     ) -> None:
@@ -237,8 +240,8 @@ class PaymentJournal:
             await self._append(void)
         self._unsettled = None
 
-    async def _append(self, entry: Entry) -> None:
-        body = to_body(entry)
+    async def _append(self, entry: JournalEntry) -> None:
+        body = entry.body()
         if self._lease != NO_LEASE:
             body |= {"token": self._lease.token, "holder": self._lease.holder}
         await self._offer(await asyncio.to_thread(self._append_to_first, body))
@@ -312,7 +315,7 @@ class PaymentJournal:
             return Health(
                 False,
                 f"the payment journal in {self._options.folder} can't be used ({self._problem}):"
-                " payouts wait. Put it back, or see docs/restore.md",
+                " payouts wait. Put it back, or see docs/operate/restore.md",
             )
         failing = [each for each in self._further if each.problem is not None]
         if not failing:
@@ -407,6 +410,7 @@ class _Folder(_Further):
         self._writer = PlaceWriter(place)
         self._is_behind = True
 
+    @override
     def take(self, data: bytes) -> None:
         newest = segments(self._source)[-1].name
         is_next = self._writer.is_open and self._writer.name == newest
@@ -418,9 +422,11 @@ class _Folder(_Further):
         mirror(self._source, self._place)  # with this line
         self._writer.open(newest)
 
-    def missed(self, data: bytes) -> None:  # noqa: ARG002 - it is copied with all others
-        self._is_behind = True
+    @override
+    def missed(self, data: bytes) -> None:
+        self._is_behind = True  # it is copied with all others
 
+    @override
     def close(self) -> None:
         self._writer.close()
 
@@ -434,6 +440,7 @@ class _Command(_Further):
         self._argv = list(argv)
         self._waiting: list[bytes] = []
 
+    @override
     def take(self, data: bytes) -> None:
         import subprocess  # noqa: PLC0415 - few services have one
 
@@ -450,5 +457,6 @@ class _Command(_Further):
             raise JournalDamaged(f"exit status {done.returncode}")
         del self._waiting[:count]
 
+    @override
     def missed(self, data: bytes) -> None:
         self._waiting.append(data)

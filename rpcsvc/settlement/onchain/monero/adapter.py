@@ -15,11 +15,11 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Holdings,
     NetworkNames,
     NetworkState,
     Observation,
@@ -31,15 +31,11 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    MoneroLedger,
-    MoneroOptions,
-    MoneroReceipt,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.records import NETWORK, MoneroOptions, MoneroReceipt
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)
@@ -124,7 +120,11 @@ class MoneroAdapter:
         return self._addresses.take()
 
     def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """The fee of a payment, in piconero. Raises errors.Unavailable before it is known."""
+        """The fee of a payment, in piconero.
+
+        Raises errors.Unavailable before it is known, and while no payment would be made for it.
+        """
+        self._inventory.require_affordable()
         return self._inventory.fee()
 
     def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
@@ -214,6 +214,7 @@ class MoneroAdapter:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         with self._connection.watched():
             await self._ready()
+            self._inventory.require_affordable(1 + len(companions))
             await self._payments.prepare(transfer, companions, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
@@ -276,6 +277,7 @@ class MoneroAdapter:
             None if lag is None else f"out of sync: {lag}",
             "no deposit address is left" if pool.left == 0 else None,
             None if held.is_known else "what the wallet holds is not known yet",
+            held.too_dear(),
             await self._payments.stuck(),
             self._recovery.gone,
             self._recovery.overdue,
@@ -285,5 +287,6 @@ class MoneroAdapter:
 
     async def notes(self) -> list[str]:
         """Notes for the operator that delay no order."""
-        found = (self._recovery.problem, self._recovery.waiting, self._inventory.problem)
+        held, recovery = self._inventory, self._recovery
+        found = (recovery.problem, recovery.waiting, held.problem, held.postponed)
         return [text for text in found if text]

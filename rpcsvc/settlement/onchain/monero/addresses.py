@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.backoff import Backoff
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 
@@ -31,6 +35,10 @@ _LOOKAHEAD: Final = 200
 _SCAN_WAIT_SECONDS: Final = 2.0
 # How often in one go the wallet makes addresses: it does nothing else meanwhile.
 _CALLS_PER_REFILL: Final = 4
+# A scan begins at the first block each time, and the wallet does nothing else meanwhile.
+_FIRST_PAUSE_MS: Final = 60_000
+_LONGEST_PAUSE_MS: Final = 3_600_000
+_RESCAN: Final = "rescan"
 
 
 class AddressPool:
@@ -43,6 +51,7 @@ class AddressPool:
         options: MoneroOptions,
         *,
         scan_wait: float = _SCAN_WAIT_SECONDS,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._wallet = wallet
         self._ledger = ledger
@@ -53,6 +62,8 @@ class AddressPool:
         self._reserving: asyncio.Task[None] | None = None
         self._making: asyncio.Task[None] | None = None
         self._rescan: asyncio.Task[None] | None = None
+        self._failed_rescans = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._rescan_problem = ""
         self._loaded = False
         # Batches are committed and handed out in the order of their indices.
         self._lock = asyncio.Lock()
@@ -172,8 +183,13 @@ class AddressPool:
         return known
 
     async def _scan(self) -> None:
-        """Have the wallet scan the chain anew, or wait for the scan that is under way."""
+        """Have the wallet scan the chain anew, or wait for the scan that is under way.
+
+        Raises ChainUnusable while it is, and for a while after one that failed.
+        """
         if self._rescan is None or self._rescan.done():
+            if not self._failed_rescans.is_due(_RESCAN):
+                raise ChainUnusable(self._rescan_problem)
             self._rescan = asyncio.create_task(self._scanned(), name="rescan")
             self._rescan.add_done_callback(_note_end)
         await asyncio.wait({self._rescan}, timeout=self._scan_wait)
@@ -182,8 +198,17 @@ class AddressPool:
 
     async def _scanned(self) -> None:
         log.warning("monero_wallet_rescan_started")
-        await self._wallet.rescan_blockchain()
-        await self._wallet.store()
+        try:
+            await self._wallet.rescan_blockchain()
+            await self._wallet.store()
+        except RpcFailure as failure:
+            seconds = self._failed_rescans.note(_RESCAN) // 1000
+            self._rescan_problem = (
+                f"the wallet could not scan the chain ({failure}) and rests for {seconds} s before"
+                " it scans the chain again: check monero-wallet-rpc and its node"
+            )
+            raise
+        self._failed_rescans.forget(_RESCAN)
         await self._ledger.note_rescanned()
 
     async def _missing(self, highest: Subaddress) -> int:

@@ -6,7 +6,7 @@ Neither is asked anything for an order before it has passed. A failed call disca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,8 +15,9 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
-from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
@@ -84,6 +85,26 @@ class MoneroConnection:
             )
         self._stall_detector.saw(info.height)
         return info
+
+    async def find_transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        """Return those of ``txids`` that are in a block or in the pool, by transaction id.
+
+        monerod looks into the chain, then into the pool: a block that takes a transaction out of
+        the pool in between makes it miss that one. So a missing transaction is looked for twice,
+        the second time with the same top block before and after. Raises RpcFailure, ChainUnusable,
+        and errors.Unavailable while blocks come faster than the node answers.
+        """
+        found = await self.node.transactions(txids)
+        for _ in range(_TRIES):
+            missing = [txid for txid in txids if txid not in found]
+            if not missing:
+                return found
+            before = await self.check_node()
+            found |= await self.node.transactions(missing)
+            after = await self.check_node()
+            if before.top_hash == after.top_hash:
+                return found
+        raise Unavailable("The Monero chain moved while its node was asked. Try again later.")
 
     def block_age(self) -> int | None:
         """Time (ms) since the node showed a new block; None before the first."""

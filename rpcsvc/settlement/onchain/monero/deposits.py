@@ -27,14 +27,9 @@ from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    Cursor,
-    DepositRecord,
-    MoneroLedger,
-    MoneroOptions,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.records import NETWORK, Cursor, DepositRecord, MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     OutputFilter,
     WalletTransfer,
@@ -287,7 +282,7 @@ class DepositScanner:
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
 
-        Raises RpcFailure and ChainUnusable.
+        Raises RpcFailure, ChainUnusable and errors.Unavailable.
         """
         self._next, self.complete_until = None, None
         began = self._clock.now_ms()
@@ -409,7 +404,7 @@ class DepositScanner:
         listed: Sequence[WalletTransfer],
         records: Sequence[DepositRecord],
     ) -> ChainView:
-        chain = await self._connection.node.transactions(sorted({item.txid for item in records}))
+        chain = await self._connection.find_transactions(sorted({item.txid for item in records}))
         scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
         stale = [
             item

@@ -14,12 +14,20 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
+from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.backoff import Backoff
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, MoneroPaymentOrder, MoneroPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.records import (
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentOrder,
+    MoneroPurpose,
+)
 from rpcsvc.settlement.onchain.monero.wallet import (
     Held,
     read_held,
@@ -38,10 +46,27 @@ _MOST_PARTS: Final = 14  # and the change
 _MOST_INPUTS: Final = 40
 _INPUT_WEIGHT: Final = 800
 _BASE_WEIGHT: Final = 2000
+# As measured with Monero 0.18: bytes of a payment with two outputs, without its inputs; of each
+# input; and of each further output.
+_OUTPUTS_WEIGHT: Final = 850
+_SPENT_WEIGHT: Final = 660
+_FURTHER_WEIGHT: Final = 355
 _BLOCK_SECONDS: Final = 120
 # What changes between two blocks by none of our payments: a lock that ends at a time of day, a
 # wallet that was started anew.
 _LOOK_AGAIN_MS: Final = 60_000
+# The wallet works for seconds on a payment of many inputs, and does nothing else meanwhile.
+_FIRST_PAUSE_MS: Final = 60_000
+_LONGEST_PAUSE_MS: Final = 3_600_000
+_UPKEEP: Final = "upkeep"
+
+
+class _Upkeep(Struct, frozen=True):
+    """A payment of the wallet to itself, of so many inputs; ``what`` it does, in words."""
+
+    order: MoneroPaymentOrder
+    inputs: int
+    what: str
 
 
 class Available(Struct, frozen=True):
@@ -60,7 +85,11 @@ class Available(Struct, frozen=True):
 
 
 class MoneroInventory:
-    """Looks after the outputs of the wallet. ``problem`` is what the operator should see to."""
+    """Looks after the outputs of the wallet. ``problem`` is what the operator should see to.
+
+    ``postponed``: why outputs are not split or put together now, for the operator; None: nothing
+    is to be done, or it was.
+    """
 
     def __init__(
         self,
@@ -80,7 +109,9 @@ class MoneroInventory:
         self._spendable = 0
         self._seen: tuple[str, Hashable] | None = None
         self._seen_at = 0
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self.problem: str | None = None
+        self.postponed: str | None = None
 
     @property
     def is_known(self) -> bool:
@@ -103,9 +134,39 @@ class MoneroInventory:
         return self._fee_of(self._options.typical_weight)
 
     def _fee_of(self, weight: int) -> int:
+        """The fee of a payment of ``weight`` bytes, with a margin. Raises errors.Unavailable."""
+        return -(-self._rate() * weight * (100 + self._options.fee_margin_percent) // 100)
+
+    def _estimate(self, inputs: int, parts: int = 1) -> int:
+        """The fee of a payment into so many outputs and the change, without a margin."""
+        further = _FURTHER_WEIGHT * (parts - 1)
+        return self._rate() * (_OUTPUTS_WEIGHT + _SPENT_WEIGHT * inputs + further)
+
+    def _rate(self) -> int:
         if self._per_byte is None:
             raise Unavailable("The Monero network's fee is not known yet. Try again in a moment.")
-        return -(-self._per_byte * weight * (100 + self._options.fee_margin_percent) // 100)
+        return self._per_byte
+
+    def too_dear(self) -> str | None:
+        """Why no payment is signed, for the operator: the network's fee; None while it is not."""
+        if self._is_affordable(1):
+            return None
+        least, highest = self._estimate(1), self._options.highest_fee
+        return (
+            f"nothing is paid: the Monero network takes at least {format_units(least, XMR)} XMR for"
+            f" a payment, and the service gives {format_units(highest, XMR)} at most: wait until"
+            " the network's fee falls"
+        )
+
+    def require_affordable(self, transfers: int = 1) -> None:
+        """Raise errors.Unavailable if a payment of so many transfers would cost too much."""
+        if not self._is_affordable(transfers):
+            raise Unavailable("The Monero network's fee is too high for this payment right now.")
+
+    def _is_affordable(self, transfers: int) -> bool:
+        if self._per_byte is None:
+            return True
+        return self._estimate(1, transfers) <= self._options.highest_fee * transfers
 
     async def refresh_fee(self) -> None:
         """Ask the node for the fee of the moment. Raises RpcFailure."""
@@ -149,15 +210,61 @@ class MoneroInventory:
         """
         if await self._payments.finish_upkeep() or await self._payments.is_busy():
             return False
-        order = self._consolidation() or self._split()
-        if order is None:
+        upkeep = self._consolidation() or self._split()
+        if upkeep is None:
+            self._backoff.forget(_UPKEEP)
+            self.postponed = None
             return False
-        payment = await self._payments.prepare_upkeep(order)
-        log.info("monero_upkeep_started", txid=payment.txid, parts=order.parts, fee=payment.fee)
+        if not self._is_due(upkeep):
+            return False
+        payment = await self._signed(upkeep)
+        log.info(
+            "monero_upkeep_started",
+            txid=payment.txid, parts=upkeep.order.parts, fee=payment.fee,
+        )  # fmt: skip
         await self._payments.finish_upkeep()
         return True
 
-    def _split(self) -> MoneroPaymentOrder | None:
+    def _is_due(self, upkeep: _Upkeep) -> bool:
+        """Whether it may be signed now: its fee is estimated before the wallet works on it."""
+        fee, highest = self._estimate(upkeep.inputs, upkeep.order.parts), self._options.highest_fee
+        if fee > highest:
+            self._postpone(
+                f"{upkeep.what} would take a fee of about {format_units(fee, XMR)} XMR, and the"
+                f" service gives {format_units(highest, XMR)} at most: wait, it is done once the"
+                " network's fee has fallen"
+            )
+            return False
+        return self._backoff.is_due(_UPKEEP, self._decided_by(upkeep))
+
+    async def _signed(self, upkeep: _Upkeep) -> MoneroPayment:
+        """Have it signed and recorded. Raises as ``keep_up`` does, and rests after that."""
+        try:
+            payment = await self._payments.prepare_upkeep(upkeep.order)
+        except (RpcFailure, Unavailable) as error:
+            pause = self._backoff.note(_UPKEEP, self._decided_by(upkeep))
+            again = iso8601(self._clock.now_ms() + pause)
+            reason = error.message if isinstance(error, Unavailable) else str(error)
+            self._postpone(
+                f"{upkeep.what} was refused ({reason.rstrip('.')}) and is tried again at {again}:"
+                " if it goes on, read the log of monero-wallet-rpc"
+            )
+            raise
+        self._backoff.forget(_UPKEEP)
+        self.postponed = None
+        return payment
+
+    def _decided_by(self, upkeep: _Upkeep) -> Hashable:
+        """What decides whether it is refused: the network's fee, and the outputs."""
+        order = upkeep.order
+        return self._per_byte, order.units, order.parts, order.from_indices
+
+    def _postpone(self, text: str) -> None:
+        if self.postponed is None:
+            log.warning("monero_upkeep_postponed", reason=text)
+        self.postponed = text
+
+    def _split(self) -> _Upkeep | None:
         """Cut the largest output into as many as are missing, none under the configured size.
 
         Locked outputs count: they come back by themselves. A few missing are not worth a fee.
@@ -172,9 +279,10 @@ class MoneroInventory:
         if parts < 1:
             return None
         share = room // (parts + 1)
-        return self._order(share * parts, parts, (largest.index.minor,))
+        order = self._order(share * parts, parts, (largest.index.minor,))
+        return _Upkeep(order, 1, f"cutting an output of the XMR wallet into {parts + 1}")
 
-    def _consolidation(self) -> MoneroPaymentOrder | None:
+    def _consolidation(self) -> _Upkeep | None:
         """Put the smallest together when there are too many."""
         options = self._options
         # Only where an address has nothing large: there the wallet can't choose that instead.
@@ -187,10 +295,13 @@ class MoneroInventory:
         )
         if options.outputs_target == 0 or len(small) <= options.dusty_outputs:
             return None
-        indices = sorted({item.index.minor for item in small[:_MOST_INPUTS]})
         inputs = small[:_MOST_INPUTS]
         units = _sum(inputs) - self._fee_of(_BASE_WEIGHT + _INPUT_WEIGHT * len(inputs))
-        return self._order(units, 1, tuple(indices)) if units > 0 else None
+        if units <= 0:
+            return None
+        indices = sorted({item.index.minor for item in inputs})
+        order = self._order(units, 1, tuple(indices))
+        return _Upkeep(order, len(inputs), f"joining {len(inputs)} outputs of the XMR wallet")
 
     def _order(self, units: int, parts: int, indices: tuple[int, ...]) -> MoneroPaymentOrder:
         return MoneroPaymentOrder(

@@ -1,313 +1,244 @@
-"""Records and options of the XMR adapter, and its port to the database.
-
-Units are piconero, heights count from 0, times are ms since the epoch unless said otherwise.
+"""Addresses, deposits and payments of the Monero adapter as rows, and payments as lines of the
+payment journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.orders.ports.store import Rows
-from rpcsvc.redacted import Redacted
-from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
-from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress
+from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
+from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
+from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.monero.records import (
+    NETWORK,
+    Cursor,
+    DepositRecord,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
+    Payee,
+    WalletRecord,
+)
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
 
-NETWORK: Final = "monero"
-_XMR: Final = 10**12
-_NETTYPES: Final = ("mainnet", "stagenet", "testnet", "fakechain")
+_KEPT_CURSORS: Final = 1000
 
-
-class Threshold(NamedTuple):
-    """Deposits of ``units`` and more need so many confirmations."""
-
-    units: int
-    confirmations: int
-
-
-class MoneroOptions(Redacted, frozen=True):
-    """Options of the XMR adapter. Raises ValueError for impossible values.
-
-    ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest). ``wallet_file`` is opened when
-    the wallet daemon has none open; without it, that is a reported condition. ``thresholds`` rise;
-    all that an address received counts as one deposit. ``settled_after`` and ``failed_after`` are
-    confirmations: of a payout, and of what took a payout's inputs. ``tracked_blocks``: how long a
-    confirmed deposit or settled payout is still compared with the chain.
-    ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left;
-    ``reserve`` of them at a time may be handed out, and are skipped after a crash.
-    ``priority`` 1 to 4 sets the fee; ``typical_weight`` is in bytes; a payment that would cost
-    more than ``highest_fee`` for each transfer is not made. Outputs of at least ``output_units``
-    count towards ``outputs_target`` (0: the wallet is left as it is); more than ``dusty_outputs``
-    smaller ones are put together.
-    """
-
-    HIDDEN = frozenset({"wallet_password"})
-
-    nettype: str = "mainnet"
-    wallet_file: str | None = None
-    wallet_password: str = ""
-    thresholds: tuple[Threshold, ...] = (Threshold(0, 10), Threshold(50 * _XMR, 20))
-    settled_after: int = 10
-    failed_after: int = 30
-    tracked_blocks: int = 100
-    pool_target: int = 1024
-    pool_low: int = 768
-    reserve: int = 128
-    priority: int = 2
-    typical_weight: int = 2400
-    fee_margin_percent: int = 50
-    highest_fee: int = _XMR // 50
-    outputs_target: int = 16
-    output_units: int = _XMR // 2
-    dusty_outputs: int = 40
-
-    def __post_init__(self) -> None:
-        if self.nettype not in _NETTYPES:
-            raise ValueError(f"nettype must be one of {', '.join(_NETTYPES)}, not {self.nettype}")
-        if not self.thresholds or self.thresholds[0].units != 0:
-            raise ValueError("thresholds must begin with one for 0 units")
-        if list(self.thresholds) != sorted(self.thresholds) or not self._thresholds_rise():
-            raise ValueError("thresholds must rise, in units and in confirmations")
-        least = {"settled_after": 1, "failed_after": 1, "tracked_blocks": 1, "reserve": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}")
-        if not 0 < self.pool_low <= self.pool_target:
-            raise ValueError("pool_low must be above 0 and not above pool_target")
-        if self.priority not in (1, 2, 3, 4):
-            raise ValueError("priority must be 1, 2, 3 or 4")
-
-    def _thresholds_rise(self) -> bool:
-        counts = [threshold.confirmations for threshold in self.thresholds]
-        return counts == sorted(counts) and counts[0] >= 1
-
-    @property
-    def address_nettype(self) -> str:
-        """The wallet's name for the address type of this network: regtest uses mainnet's."""
-        return "mainnet" if self.nettype == "fakechain" else self.nettype
-
-    def required_confirmations(self, units: int) -> int:
-        """The confirmations that a deposit of ``units`` needs."""
-        return max(item.confirmations for item in self.thresholds if item.units <= units)
-
-    @property
-    def addresses_per_call(self) -> int:
-        """The number of addresses that the wallet makes in one call."""
-        return MOST_ADDRESSES_PER_CALL
+_ADD_WALLET: Final = (
+    "INSERT INTO monero_wallet (id, nettype, primary_address, reserved_to)"
+    " VALUES (1, :nettype, :primary_address, :reserved_to)"
+)
+# A trigger refuses a known index with another address.
+_ADD_ADDRESS: Final = (
+    "INSERT INTO monero_addresses (minor, address) VALUES (:minor, :address)"
+    " ON CONFLICT (minor) DO UPDATE SET address = excluded.address"
+)
+_RESERVE: Final = "UPDATE monero_wallet SET reserved_to = :minor WHERE id = 1"
+_DEPOSIT: Final = (
+    "txid", "minor", "units", "unlock_time", "first_seen_at", "height", "acknowledged", "watched",
+)  # fmt: skip
+_SELECT_DEPOSIT: Final = (
+    f"SELECT {', '.join(f'd.{name}' for name in _DEPOSIT)}, a.address"
+    " FROM monero_deposits d JOIN monero_addresses a ON a.minor = d.minor"
+)
+_PUT_DEPOSIT: Final = (
+    f"{insert('monero_deposits', _DEPOSIT)} ON CONFLICT (txid, minor) DO UPDATE SET"
+    " height = excluded.height, watched = excluded.watched, acknowledged = excluded.acknowledged"
+)
+_ACKNOWLEDGE: Final = update(
+    "monero_deposits", ("acknowledged",), "txid = :txid AND minor = :minor"
+)
+_VOID_CURSORS: Final = "DELETE FROM monero_cursor WHERE height > :fork OR height < :oldest"
+_PUT_CURSOR: Final = (
+    "INSERT INTO monero_cursor (height, hash) VALUES (:height, :hash)"
+    " ON CONFLICT (height) DO UPDATE SET hash = excluded.hash"
+)
+_RESCAN_DUE: Final = "INSERT INTO monero_rescan_due (id) VALUES (1) ON CONFLICT (id) DO NOTHING"
+_PROGRESS: Final = ("state", "relayed_at", "height", "conflict_height", "conflict_hash")
+_PAYMENT: Final = (
+    "payment_id", "purpose", "address", "units", "fee", "txid", "raw", "metadata", "tx_key",
+    "prepared_at", "proof", *_PROGRESS,
+)  # fmt: skip
+_SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM monero_payments"
+_ADD_PAYMENT: Final = insert("monero_payments", _PAYMENT)
+_PUT_PAYMENT: Final = update("monero_payments", _PROGRESS, "payment_id = :payment_id")
+_ADD_PAYEE: Final = insert("monero_payees", ("payment_id", "transfer_id", "address", "units"))
+_WITHOUT_ORDER: Final = (
+    "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
+    " (SELECT 1 FROM transfers AS t WHERE t.transfer_id = monero_payments.payment_id"
+    "  OR t.transfer_id IN (SELECT e.transfer_id FROM monero_payees AS e"
+    "   WHERE e.payment_id = monero_payments.payment_id)) AND NOT EXISTS"
+    " (SELECT 1 FROM withdrawals AS w WHERE w.withdrawal_id = monero_payments.payment_id)"
+    " ORDER BY seq"
+)
+_PUT_PROOF: Final = update("monero_payments", ("proof",), "payment_id = :payment_id")
+_PUT_PAYEE_PROOF: Final = update(
+    "monero_payees", ("proof",), "payment_id = :payment_id AND transfer_id = :transfer_id"
+)
+_ADD_IMAGE: Final = (
+    "INSERT INTO monero_key_images (payment_id, key_image, live)"
+    " VALUES (:payment_id, :key_image, 1)"
+)
+_FREE_IMAGES: Final = "UPDATE monero_key_images SET live = 0 WHERE payment_id = :payment_id"
 
 
-# --- records ---------------------------------------------------------------------------------
+MONERO_PAYMENT: Final = "monero_payment"
 
 
-class WalletRecord(Struct, frozen=True):
-    """The wallet that the service started with; addresses up to ``reserved_to`` may be in use."""
+class MoneroEntry(JournalEntry, frozen=True):
+    """A signed payment of the wallet with this primary address."""
 
-    nettype: str
-    primary_address: str
-    reserved_to: int
-
-
-class Cursor(Struct, frozen=True):
-    """A block up to which every deposit is committed."""
-
-    height: int
-    hash: str
-
-
-class DepositRecord(Struct, frozen=True):
-    """A transaction's payment to one subaddress (``minor``), summed over its outputs.
-
-    ``acknowledged``: the state that the order layer committed last; None while another one is
-    shown and not acknowledged. ``watched``: the chain may
-    still change what it says. ``unlock_time`` as the transaction has it: a height or seconds.
-    """
-
-    txid: str
-    minor: int
-    address: str
-    units: int
-    unlock_time: int
-    first_seen_at: int
-    height: int | None
-    acknowledged: DepositState | None
-    watched: bool = True
-
-
-class MoneroPaymentState(StrEnum):
-    """How far a payment is.
-
-    PREPARED: signed and committed, nothing published. RELAYING: handed to the wallet, or may have
-    been. PUBLISHED: the network had it once. SETTLED: deep enough. FAILED: can never be made.
-    """
-
-    PREPARED = "prepared"
-    RELAYING = "relaying"
-    PUBLISHED = "published"
-    SETTLED = "settled"
-    FAILED = "failed"
+    wallet: str
+    payment: MoneroPayment
 
     @property
-    def is_over(self) -> bool:
-        """Whether its bytes must not be published."""
-        return self is MoneroPaymentState.FAILED
+    def void(self) -> VoidEntry:
+        """Voids the payment while it is not published."""
+        return VoidEntry(self.payment.payment_id, self.payment.txid)
+
+    @override
+    def body(self) -> dict[str, Any]:
+        item = self.payment
+        return {
+            "kind": MONERO_PAYMENT, "payment": item.payment_id, "purpose": item.purpose.value,
+            "wallet": self.wallet, "at": item.prepared_at, "txid": item.txid, "units": item.units,
+            "fee": item.fee, "address": item.address,
+            "batch": [[each.transfer_id, each.address, each.units] for each in item.batch],
+            "key": item.tx_key, "key_images": list(item.key_images), "raw": item.raw,
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> MoneroEntry:
+        """The entry of a body, published: the network may have it."""
+        at = body["at"]
+        payment = MoneroPayment(
+            payment_id=body["payment"],
+            purpose=MoneroPurpose(body["purpose"]),
+            address=body["address"],
+            units=body["units"],
+            fee=body["fee"],
+            txid=body["txid"],
+            raw=body["raw"],
+            # The wallet needs it to relay, which it is not asked to do a second time.
+            metadata="",
+            tx_key=body["key"],
+            key_images=tuple(body["key_images"]),
+            prepared_at=at,
+            state=MoneroPaymentState.PUBLISHED,
+            relayed_at=at,
+            batch=tuple(Payee(*each) for each in body["batch"]),
+        )
+        return cls(body["wallet"], payment)
 
 
-class MoneroPurpose(StrEnum):
-    """TRANSFER: of an order. UPKEEP: from the wallet to itself."""
+class MoneroLedger:
+    """Keeps the wallet's addresses, deposits and payments. All may raise errors.Unavailable.
 
-    TRANSFER = "transfer"
-    UPKEEP = "upkeep"
-
-
-class Payee(Struct, frozen=True):
-    """The part of a payment that is for one transfer; ``proof`` once it was made."""
-
-    transfer_id: str
-    address: str
-    units: int
-    proof: str | None = None
-
-
-class MoneroPayment(Redacted, frozen=True):
-    """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
-
-    ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
-    ``payment_id`` is the id of the transfer that it pays. One that pays several names them in
-    ``batch``: it then has a name of its own, as upkeep has, and ``address`` is the first one's.
+    ``journal`` has a payment, and a reserved address, before the database; None: the process signs
+    nothing. ``pause``: the pause that all replicas share.
     """
 
-    HIDDEN = frozenset({"raw", "metadata", "tx_key"})
+    def __init__(
+        self,
+        database: Tables,
+        journal: PaymentJournal | None = None,
+        pause: PauseRow | None = None,
+    ) -> None:
+        self._db = database
+        self._writes = JournaledWrites(database, journal)
+        self._pause = pause
 
-    payment_id: str
-    purpose: MoneroPurpose
-    address: str
-    units: int
-    fee: int
-    txid: str
-    raw: str
-    metadata: str
-    tx_key: str
-    key_images: tuple[str, ...]
-    prepared_at: int
-    state: MoneroPaymentState = MoneroPaymentState.PREPARED
-    relayed_at: int | None = None
-    height: int | None = None
-    conflict: Cursor | None = None
-    proof: str | None = None
-    batch: tuple[Payee, ...] = ()
-
-    @property
-    def payees(self) -> tuple[Payee, ...]:
-        """The transfers that it pays, or itself."""
-        alone = Payee(self.payment_id, self.address, self.units, self.proof)
-        return self.batch or (alone,)
-
-    def payee(self, transfer_id: str) -> Payee:
-        """Its payee for a transfer. Raises LookupError when it does not pay that transfer."""
-        for item in self.payees:
-            if item.transfer_id == transfer_id:
-                return item
-        raise LookupError(f"the payment {self.payment_id} does not pay {transfer_id}")
-
-
-class MoneroPaymentOrder(Struct, frozen=True):
-    """A payment to be made. ``from_indices``: spend only outputs of these subaddresses.
-
-    ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
-    """
-
-    payment_id: str
-    purpose: MoneroPurpose
-    address: str
-    units: int
-    parts: int = 1
-    from_indices: tuple[int, ...] = ()
-    batch: tuple[Payee, ...] = ()
-
-
-class MoneroReceipt(Struct, frozen=True):
-    """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
-
-    ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs
-    for one, where the key does as well. ``fee`` is what the network took for the transaction.
-    """
-
-    transfer_id: str
-    txid: str
-    address: str
-    units: int
-    fee: int
-    height: int
-    tx_key: str
-    proof: str | None
-
-
-class MoneroLedger(Protocol):
-    """The database as the XMR adapter uses it. Everything may raise errors.Unavailable."""
+    # --- wallet and addresses ------------------------------------------------------------------
 
     async def wallet(self) -> WalletRecord | None:
         """The wallet of the first start."""
-        ...
+        row = await self._db.fetch_one(
+            "SELECT nettype, primary_address, reserved_to FROM monero_wallet"
+        )
+        return from_row(WalletRecord, row) if row else None
 
     async def adopt_wallet(self, record: WalletRecord) -> None:
-        """Record the wallet; refused when there is one already."""
-        ...
+        """Record the wallet. Raises StoreConflict when there is one already."""
+        await self._db.write([Statement(_ADD_WALLET, to_row(record))])
 
     async def addresses_above(self, minor: int) -> list[Subaddress]:
         """The addresses with a higher index, in order."""
-        ...
+        sql = "SELECT minor, address FROM monero_addresses WHERE minor > :minor ORDER BY minor"
+        return [_subaddress(row) for row in await self._db.fetch(sql, minor=minor)]
 
     async def highest_address(self) -> Subaddress | None:
         """The newest address."""
-        ...
+        sql = "SELECT minor, address FROM monero_addresses ORDER BY minor DESC LIMIT 1"
+        row = await self._db.fetch_one(sql)
+        return _subaddress(row) if row else None
 
     async def address_minor(self, address: str) -> int | None:
         """The index of an address of ours."""
-        ...
+        sql = "SELECT minor FROM monero_addresses WHERE address = :address"
+        row = await self._db.fetch_one(sql, address=address)
+        return None if row is None else int(row["minor"])
 
     async def add_addresses(self, made: Sequence[Subaddress]) -> None:
-        """Record addresses; those that are there already must be the same."""
-        ...
+        """Record addresses. Raises StoreConflict when an index is there with another address."""
+        await self._db.write(
+            [
+                Statement(_ADD_ADDRESS, {"minor": item.index.minor, "address": item.address})
+                for item in made
+            ]
+        )
 
     async def reserve_addresses(self, minor: int) -> None:
-        """Addresses up to this index may be handed out from now on."""
-        ...
+        """Record that addresses up to this index may be handed out."""
+        reserved = Statement(_RESERVE, {"minor": minor})
+        await self._writes.record(AddressesEntry(NETWORK, minor), [reserved])
 
     async def rescan_due(self) -> bool:
-        """Whether the wallet has to scan the chain anew."""
-        ...
+        """Whether the wallet must rescan the chain."""
+        return await self._db.fetch_one("SELECT 1 FROM monero_rescan_due") is not None
 
     async def note_rescan_due(self) -> None:
-        """It has to, from now on until ``note_rescanned``."""
-        ...
+        """Record that a rescan is due, until ``note_rescanned``."""
+        await self._db.write([Statement(_RESCAN_DUE)])
 
     async def note_rescanned(self) -> None:
-        """It has, and has stored what it found."""
-        ...
+        """Record that the wallet rescanned and stored what it found."""
+        await self._db.write([Statement("DELETE FROM monero_rescan_due")])
+
+    # --- deposits ------------------------------------------------------------------------------
 
     async def cursors(self) -> list[Cursor]:
         """Blocks up to which deposits are committed, newest first."""
-        ...
+        sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
+        return [from_row(Cursor, row) for row in await self._db.fetch(sql)]
 
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
-        ...
+        sql = f"{_SELECT_DEPOSIT} WHERE d.txid = :txid AND d.minor = :minor"
+        row = await self._db.fetch_one(sql, txid=txid, minor=minor)
+        return from_row(DepositRecord, row) if row else None
 
     async def deposits_to(self, minor: int) -> list[DepositRecord]:
         """All deposits to one address."""
-        ...
+        sql = f"{_SELECT_DEPOSIT} WHERE d.minor = :minor ORDER BY d.first_seen_at, d.txid"
+        return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, minor=minor)]
 
     async def deposits_to_watch(self, above: int) -> list[DepositRecord]:
         """Deposits that are watched, and all in blocks above a height."""
-        ...
+        sql = (
+            f"{_SELECT_DEPOSIT} WHERE d.watched = 1 OR d.height > :above"
+            " ORDER BY d.first_seen_at, d.txid, d.minor"
+        )
+        return [from_row(DepositRecord, row) for row in await self._db.fetch(sql, above=above)]
 
     async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
         """Add deposits, or change height, watch and acknowledgement of known ones."""
-        ...
+        await self._db.write([Statement(_PUT_DEPOSIT, to_row(item)) for item in records])
 
     async def acknowledge(
         self,
@@ -315,41 +246,139 @@ class MoneroLedger(Protocol):
         cursor: Cursor | None,
         fork: int,
     ) -> None:
-        """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
-        ...
+        """Record acknowledged states by (txid, minor) and move the cursor; blocks above ``fork``
+        are void.
+        """
+        statements = [
+            Statement(_ACKNOWLEDGE, {"acknowledged": state.value, "txid": txid, "minor": minor})
+            for txid, minor, state in states
+        ]
+        if cursor is not None:
+            oldest = cursor.height - _KEPT_CURSORS
+            statements += [
+                Statement(_VOID_CURSORS, {"fork": fork, "oldest": oldest}),
+                Statement(_PUT_CURSOR, to_row(cursor)),
+            ]
+        if statements:
+            await self._db.write(statements)
+
+    # --- payments ------------------------------------------------------------------------------
 
     async def payment(self, transfer_id: str) -> MoneroPayment | None:
-        """The payment of a transfer, alone or with others."""
-        ...
+        """The payment that pays a transfer, alone or with others."""
+        sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = :transfer_id"
+        row = await self._db.fetch_one(sql, transfer_id=transfer_id)
+        name = row["payment_id"] if row else transfer_id
+        found = await self._payments("WHERE payment_id = :payment_id", payment_id=name)
+        return found[0] if found else None
 
     async def payments_in(self, *states: MoneroPaymentState) -> list[MoneroPayment]:
         """All payments in these states, oldest first."""
-        ...
+        return await self._payments("WHERE state IN :states ORDER BY seq", states=states)
 
     async def settled_above(self, height: int) -> list[MoneroPayment]:
-        """Settled payments in blocks above a height, and those that are in none any more."""
-        ...
+        """Settled payments in blocks above a height, and those that are no longer in a block."""
+        where = "WHERE state = 'settled' AND (height > :height OR height IS NULL) ORDER BY seq"
+        return await self._payments(where, height=height)
 
     async def live_key_images(self, images: Sequence[str]) -> set[str]:
         """The key images that are spent by a payment that was made, or may yet be."""
-        ...
+        sql = "SELECT key_image FROM monero_key_images WHERE key_image IN :images AND live = 1"
+        return {row["key_image"] for row in await self._db.fetch(sql, images=images)}
 
     async def free_key_images(self) -> set[str]:
-        """Key images that only payments spend which can never be made."""
-        ...
-
-    async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:
-        """Commit a signed payment and its key images, with the ``rows`` of its orders."""
-        ...
-
-    async def put_payment(self, payment: MoneroPayment) -> None:
-        """Change how far a payment is."""
-        ...
-
-    async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
-        """Keep the proof of what a payment paid for one transfer."""
-        ...
+        """Key images spent only by payments that can never be made."""
+        sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
+        return {row["key_image"] for row in await self._db.fetch(sql)}
 
     async def without_order(self) -> list[MoneroPayment]:
-        """Published payments of transfers none of which the database has."""
-        ...
+        """Published payments none of whose transfers is in the database."""
+        return await self._payments(_WITHOUT_ORDER)
+
+    async def add_payment(self, payment: MoneroPayment, rows: Rows = ()) -> None:
+        """Commit a signed payment.
+
+        Raises StoreConflict if another payment is unpublished, spends the same outputs, or pays one
+        of its transfers, and errors.Unavailable when it is a payout and payouts are paused.
+        """
+        name, wallet = payment.payment_id, await self.wallet()
+        images = [{"payment_id": name, "key_image": image} for image in payment.key_images]
+        statements = [
+            Statement(_ADD_PAYMENT, _payment_values(payment)),
+            *(Statement(_ADD_PAYEE, to_row(item, payment_id=name)) for item in payment.batch),
+            *(Statement(_ADD_IMAGE, values) for values in images),
+        ]
+        entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
+        is_payout = payment.purpose is MoneroPurpose.TRANSFER
+        async with unpaused(self._pause, is_payout=is_payout) as first:
+            await self._writes.record(
+                entry,
+                [*first, *rows, *statements],
+                (entry.void, lambda: self.has_transaction(payment.txid)),
+            )
+
+    async def has_transaction(self, txid: str) -> bool:
+        """Whether a payment with this transaction is on record."""
+        sql = "SELECT 1 FROM monero_payments WHERE txid = :txid"
+        return await self._db.fetch_one(sql, txid=txid) is not None
+
+    async def put_payment(self, payment: MoneroPayment) -> None:
+        """Update the state of a payment. Raises StoreConflict if it is over."""
+        values = _payment_values(payment)
+        statements = [Statement(_PUT_PAYMENT, values)]
+        if payment.state.is_over:
+            statements.append(Statement(_FREE_IMAGES, values))
+        await self._db.write(statements)
+        if payment.state.is_over:
+            await self._writes.note(VoidEntry(payment.payment_id, payment.txid))
+
+    async def put_proof(self, payment: MoneroPayment, payee: Payee) -> None:
+        """Store the proof of what a payment paid for one transfer."""
+        sql = _PUT_PAYEE_PROOF if payment.batch else _PUT_PROOF
+        values = to_row(payee, payment_id=payment.payment_id)
+        await self._db.write([Statement(sql, values)])
+
+    async def _payments(self, where: str, **values: Any) -> list[MoneroPayment]:
+        rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
+        return [
+            _payment(
+                row, await self._images(row["payment_id"]), await self._batch(row["payment_id"])
+            )
+            for row in rows
+        ]
+
+    async def _batch(self, payment_id: str) -> tuple[Payee, ...]:
+        sql = (
+            "SELECT transfer_id, address, units, proof FROM monero_payees"
+            " WHERE payment_id = :payment_id ORDER BY transfer_id"
+        )
+        return tuple(
+            from_row(Payee, row) for row in await self._db.fetch(sql, payment_id=payment_id)
+        )
+
+    async def _images(self, payment_id: str) -> tuple[str, ...]:
+        sql = (
+            "SELECT key_image FROM monero_key_images WHERE payment_id = :payment_id"
+            " ORDER BY key_image"
+        )
+        return tuple(row["key_image"] for row in await self._db.fetch(sql, payment_id=payment_id))
+
+
+def _subaddress(row: Row) -> Subaddress:
+    # Rows hold one account, that of the wallet client.
+    return Subaddress(SubaddressIndex(0, row["minor"]), row["address"])
+
+
+def _payment(row: Row, images: tuple[str, ...], batch: tuple[Payee, ...]) -> MoneroPayment:
+    height = row["conflict_height"]
+    conflict = None if height is None else Cursor(height, row["conflict_hash"])
+    return from_row(MoneroPayment, row, key_images=images, conflict=conflict, batch=batch)
+
+
+def _payment_values(item: MoneroPayment) -> dict[str, Any]:
+    conflict = item.conflict
+    return to_row(
+        item,
+        conflict_height=conflict and conflict.height,
+        conflict_hash=conflict and conflict.hash,
+    )

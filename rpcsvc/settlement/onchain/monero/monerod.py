@@ -274,7 +274,11 @@ class MonerodClient:
         return self._field(BlockHeader, method, answer, "block_header")
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
-        """The transactions of ``txids`` in the pool or the main chain, by transaction id."""
+        """The transactions of ``txids`` in the pool or the main chain, by transaction id.
+
+        A transaction that is just being mined is missing: MoneroConnection.find_transactions tells
+        that apart from one that the node does not have.
+        """
         found: dict[str, NodeTransaction] = {}
         for some in _batches(txids):
             body = {"txs_hashes": some, "decode_as_json": False, "prune": True}

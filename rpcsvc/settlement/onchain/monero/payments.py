@@ -19,12 +19,13 @@ from msgspec.structs import replace
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    MoneroLedger,
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.records import (
     MoneroOptions,
     MoneroPayment,
     MoneroPaymentOrder,
@@ -33,7 +34,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroReceipt,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
@@ -41,11 +41,15 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
 _LONG_MS: Final = 10 * 60 * 1000
 _UNMINED_MS: Final = 60 * 60 * 1000
+# Between the tries to hand over a payment of the wallet to itself that the node does not take.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 60_000
 _UNPUBLISHED = (MoneroPaymentState.PREPARED, MoneroPaymentState.RELAYING)
 # Not about this payment, but about the wallet as such.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
@@ -71,6 +75,7 @@ class MoneroPayments:
         self._clock = clock
         self._options = options
         self._presence = MoneroPresence(connection, ledger, clock, options)
+        self._backoff = Backoff(clock.now_ms, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
@@ -307,11 +312,22 @@ class MoneroPayments:
         async with self._writer:
             live = await self._ledger.payments_in(*_UNPUBLISHED, MoneroPaymentState.PUBLISHED)
             own = [item for item in live if item.purpose is MoneroPurpose.UPKEEP]
-            outcomes = [
-                (await self.advance(item.payment_id)).outcome
-                for item in (*own, *await self._ledger.without_order())
-            ]
+            due = [*own, *await self._ledger.without_order()]
+            self._backoff.forget_all_but({item.payment_id for item in due})
+            outcomes = [await self._finish(item) for item in due]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
+
+    async def _finish(self, payment: MoneroPayment) -> Outcome:
+        """Look the payment up; hand it over, unless the node has just refused it."""
+        name = payment.payment_id
+        if not self._backoff.is_due(name):
+            return (await self._presence.verdict(payment)).outcome
+        outcome = (await self.advance(name)).outcome
+        if outcome is Outcome.UNKNOWN:
+            self._backoff.note(name)
+        else:
+            self._backoff.forget(name)
+        return outcome
 
     async def stuck(self) -> str | None:
         """The first payment that is overdue, for the operator; None when none is."""

@@ -19,21 +19,21 @@ from rpcsvc.clock import Clock, iso8601
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
-    NETWORK,
-    Cursor,
-    MoneroLedger,
-    MoneroOptions,
-    MoneroPayment,
-    MoneroPaymentState,
-    MoneroPurpose,
-)
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (
     MoneroSubmission,
     NodeInfo,
     NodeTransaction,
     PoolTransaction,
     Spent,
+)
+from rpcsvc.settlement.onchain.monero.records import (
+    NETWORK,
+    Cursor,
+    MoneroOptions,
+    MoneroPayment,
+    MoneroPaymentState,
+    MoneroPurpose,
 )
 from rpcsvc.settlement.onchain.monero.wallet import list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransferKind
@@ -129,7 +129,7 @@ class MoneroPresence:
         """Ask the node, record how far the payment is, and say it."""
         before = await self._connection.check_node()
         spent = await self._connection.node.key_images(payment.key_images)
-        found = (await self._connection.node.transactions([payment.txid])).get(payment.txid)
+        found = (await self._connection.find_transactions([payment.txid])).get(payment.txid)
         after = await self._connection.check_node()
         if found is not None:
             self._spent.forget(payment.payment_id)
@@ -221,7 +221,7 @@ class MoneroPayoutEnd:
         Raises NotAdopted when it may be mined yet, and nothing can be done about it now.
         """
         info = await self._connection.check_node()
-        found = (await self._connection.node.transactions([payment.txid])).get(payment.txid)
+        found = (await self._connection.find_transactions([payment.txid])).get(payment.txid)
         if found is not None:
             where = "the node's pool" if found.height is None else f"block {found.height}"
             raise NotAdopted(f"its payment {payment.txid} is in {where}: the service follows it.")
@@ -280,7 +280,12 @@ class MoneroPayoutEnd:
     async def _require_no_other(
         self, payment: MoneroPayment, info: NodeInfo, *, is_complete: bool
     ) -> None:
-        """Its inputs must not be about to come back. Raises NotAdopted."""
+        """Require that its inputs are not spent just now, nor about to come back.
+
+        Raises NotAdopted.
+        """
+        if (await self._connection.check_node()).top_hash != info.top_hash:
+            raise NotAdopted("a block came meanwhile, and it may be mined by now: try again.")
         if not is_complete:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
         out = (
@@ -327,8 +332,9 @@ class MoneroReorgRecovery:
 
     async def poll(self, info: NodeInfo) -> None:
         """Republish payments that are gone or abandoned. Raises RpcFailure."""
-        waiting = await self._rebroadcast_settled(info)
-        if info.top_hash == self._looked_at:
+        is_new = info.top_hash != self._looked_at
+        waiting = await self._rebroadcast_settled(info, is_new=is_new)
+        if not is_new:
             return  # the pool of a busy network is megabytes
         waiting += [
             item
@@ -340,21 +346,24 @@ class MoneroReorgRecovery:
         await self._thaw_unused()
         self._looked_at = info.top_hash
 
-    async def _rebroadcast_settled(self, info: NodeInfo) -> list[MoneroPayment]:
+    async def _rebroadcast_settled(self, info: NodeInfo, *, is_new: bool) -> list[MoneroPayment]:
         """Publish what a deep reorganisation took off the chain; those that are in the pool.
+
+        Once for each top block: what its node refuses, it refuses until the next one.
 
         One that is in no block stays on record as such, however many follow: it may never be valid
         again, since what it spends, or hides among, is not on the chain any more.
         """
         settled = await self._ledger.settled_above(info.height - self._options.tracked_blocks)
-        found = await self._connection.node.transactions([item.txid for item in settled])
+        found = await self._connection.find_transactions([item.txid for item in settled])
         for item in settled:
             height = found[item.txid].height if item.txid in found else None
             if height != item.height:
                 await self._ledger.put_payment(replace(item, height=height))
         out = [item for item in settled if item.txid not in found or found[item.txid].in_pool]
         waiting = [item for item in out if item.txid in found]
-        await self._publish_again(out, waiting)
+        if is_new or not out or any(item.height is not None for item in out):
+            await self._publish_again(out, waiting)
         return waiting
 
     async def _publish_again(
@@ -453,7 +462,7 @@ class MoneroReorgRecovery:
             for item in (*published, *settled)
             if item.purpose is MoneroPurpose.UPKEEP and item.height is None
         }
-        found = await self._connection.node.transactions(list(away))
+        found = await self._connection.find_transactions(list(away))
         self._missing_since = _since(self._missing_since, away.keys() - found.keys(), info.height)
         for txid, since in self._missing_since.items():
             if info.height - since >= self._options.failed_after:

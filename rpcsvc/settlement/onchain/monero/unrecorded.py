@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec import Struct
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, Rows
+from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
+from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
+from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
-    MoneroLedger,
     MoneroPayment,
     MoneroPaymentState,
     MoneroPurpose,
     Payee,
 )
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
@@ -52,6 +53,7 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
     require_unsigned,
 )
+from rpcsvc.store.database import Rows
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +63,10 @@ _MARGIN: Final = 20
 _SENT: Final = (WalletTransferKind.OUTGOING, WalletTransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
 LOOK_TIMEOUT_MS: Final = 10 * 60_000
+# To list a wallet's outputs takes long where there are many, and only a block ends most waits.
+_FIRST_PAUSE_MS: Final = 4_000
+_LONGEST_PAUSE_MS: Final = 60_000
+_SPEND: Final = "spend"
 
 
 class SpendWaits(Unavailable):
@@ -74,14 +80,6 @@ class SpendWaits(Unavailable):
         )
 
 
-class Outgoing(Protocol):
-    """A wallet that lists its transactions on no record."""
-
-    async def unknown(self) -> list[str]:
-        """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
-        ...
-
-
 class MoneroOutgoing:
     """Outgoing transactions of the operator's Monero wallet since the newest block on record."""
 
@@ -91,11 +89,15 @@ class MoneroOutgoing:
         wallet: WalletClient,
         ledger: MoneroLedger,
         unrecorded: UnrecordedLedger,
+        *,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._node = node
         self._wallet = wallet
         self._ledger = ledger
         self._unrecorded = unrecorded
+        self._backoff = Backoff(steady, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        self._waiting = 0
 
     async def unknown(self) -> list[str]:
         """Empty before the service's first scan of the chain: nothing can be owed by then.
@@ -106,28 +108,35 @@ class MoneroOutgoing:
         since = await self._unrecorded.monero_cursor()
         if since is None:
             return []
-        await self._require_ready()
-        await self._require_no_spend()
+        await self._require_no_spend(await self._require_ready())
         await self._require_ready()  # what left the pool for a block since is listed now
         sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
         return await self._unrecorded.not_on_record({item.txid for item in sent})
 
-    async def _require_no_spend(self) -> None:
+    async def _require_no_spend(self, top: str) -> None:
+        """Raise SpendWaits while one waits in the pool; ``top``: the hash of the newest block."""
+        if not self._backoff.is_due(_SPEND, top):
+            raise SpendWaits(self._waiting)
         listed, _ = await list_unspent(self._wallet)
         seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
         waiting = [image for image, where in seen.items() if where is Spent.IN_POOL]
         unknown = len(waiting) - len(await self._ledger.live_key_images(waiting))
         if unknown:
+            self._waiting = unknown
+            self._backoff.note(_SPEND, top)
             raise SpendWaits(unknown)
+        self._backoff.forget(_SPEND)
 
-    async def _require_ready(self) -> None:
+    async def _require_ready(self) -> str:
+        """The hash of the node's newest block, which the wallet has scanned."""
         known = await self._ledger.wallet()
         if known is None or await self._wallet.primary_address() != known.primary_address:
             raise Unavailable("The wallet that is open is not the service's.")
         await self._wallet.refresh()
-        scanned, top = await self._wallet.height(), (await self._node.info()).height
-        if scanned < top:
-            raise Unavailable(f"The wallet is at height {scanned}, the node at {top}.")
+        scanned, top = await self._wallet.height(), await self._node.info()
+        if scanned < top.height:
+            raise Unavailable(f"The wallet is at height {scanned}, the node at {top.height}.")
+        return top.top_hash
 
 
 class StartupReconciliation:
@@ -141,7 +150,7 @@ class StartupReconciliation:
 
     def __init__(
         self,
-        outgoing: Outgoing,
+        outgoing: MoneroOutgoing,
         unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
         clock: Clock,
@@ -241,7 +250,7 @@ class MoneroAdoption:
         """
         txid = bare_txid(txid, "")
         if (known := await self._known(wanted, txid)) is not None:
-            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
+            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)), None)
             return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
         received = await self._received(found, wanted.transfer.address)

@@ -2,7 +2,7 @@
 
 ``write`` returns after the commit is durable on the server. A write is READ COMMITTED: each
 statement tests what it depends on (a version, a state, a free key). Any number of processes may
-open the database; the lease decides who may write (rpcsvc/store/replicas.py).
+open the database; the lease decides who may write (rpcsvc/store/leases.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 import structlog
+from typing_extensions import override
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, StaleWrite
+from rpcsvc.health import Health
 from rpcsvc.store.backends.postgresql.connection import (
     UNAVAILABLE,
     Connection,
@@ -29,9 +30,11 @@ from rpcsvc.store.backends.postgresql.reader import PostgresqlReader, compiled
 from rpcsvc.store.backends.postgresql.schema import migrate
 from rpcsvc.store.database import (
     CommitObserver,
+    Database,
     DatabaseUnusable,
     Query,
     Row,
+    StaleWrite,
     Statement,
 )
 from rpcsvc.store.group_commit import GroupCommit, StatementRows
@@ -74,7 +77,7 @@ class _Session(NamedTuple):
         return found
 
 
-class PostgresqlDatabase:
+class PostgresqlDatabase(Database):
     """An open database. Use ``open`` and ``close``."""
 
     lease_ms: int | None = LEASE_MS
@@ -119,8 +122,8 @@ class PostgresqlDatabase:
             log.info("database_migrated", migrations=applied)
         return cls(url, session, int(writer))
 
+    @override
     async def close(self) -> None:
-        """Finish the writes that wait, then close. Later reads and writes are refused."""
         self._closing = True
         await self._group.close()
         self._probing.cancel()
@@ -130,22 +133,22 @@ class PostgresqlDatabase:
         with suppress(OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError):
             await self._session.connection.close(timeout=1)
 
+    @override
     def health(self) -> Health:
-        """Whether the server answered the last read, write or probe."""
         return Health(self._failure is None, self._failure)
 
     # --- reading -------------------------------------------------------------------------------
 
+    @override
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query over committed state. Raises errors.Unavailable."""
         return await self._reader.fetch(sql, **values)
 
+    @override
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
-        """The first row, or None. Raises errors.Unavailable."""
         return await self._reader.fetch_one(sql, **values)
 
+    @override
     async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """The rows of each query, all of one moment. Raises errors.Unavailable."""
         return await self._reader.fetch_together(queries)
 
     async def _connect_reader(self) -> Connection:
@@ -156,15 +159,12 @@ class PostgresqlDatabase:
 
     # --- writing -------------------------------------------------------------------------------
 
+    @override
     def on_commit(self, observer: CommitObserver) -> None:
-        """Have ``observer`` called after each commit. It must not raise."""
         self._group.observe = observer
 
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Commit the statements, all or none; durable when this returns.
-
-        Raises errors.Unavailable (nothing was changed), StaleWrite and StoreConflict.
-        """
         await self._group.write(statements)
 
     async def _transact(self, rows: list[StatementRows]) -> None:

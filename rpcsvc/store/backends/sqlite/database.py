@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import aiosqlite
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import SystemClock
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Health, StaleWrite
+from rpcsvc.health import Health
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema, require_usable
 from rpcsvc.store.backends.sqlite.reader import (
@@ -37,8 +38,10 @@ from rpcsvc.store.backends.sqlite.reader import (
 from rpcsvc.store.database import (
     BooksUnreadable,
     CommitObserver,
+    Database,
     DatabaseInUse,
     DatabaseUnusable,
+    StaleWrite,
     Statement,
 )
 from rpcsvc.store.group_commit import GroupCommit, StatementRows
@@ -151,7 +154,7 @@ class GroupConnection(sqlite3.Connection):
             raise StaleWrite
 
 
-class SqliteDatabase(SqliteReader):
+class SqliteDatabase(SqliteReader, Database):
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
 
     # A lease never ends: the holder of the owner lock is alone.
@@ -217,8 +220,8 @@ class SqliteDatabase(SqliteReader):
             await writer.close()  # its thread would keep the process from ending
             raise
 
+    @override
     async def close(self) -> None:
-        """Finish the writes that wait, then close. Later writes are refused."""
         await self._group.close()
         if self._probing is not None:
             self._probing.cancel()
@@ -230,11 +233,10 @@ class SqliteDatabase(SqliteReader):
         self._reader.close()
         await self._writer.close()
 
+    @override
     def _hold_snapshot(self) -> None:
-        """Keep the read transaction open for further reads, until a commit or its time limit.
-
-        Also while a commit is under way: reads of one pass see one moment.
-        """
+        # Until a commit or its time limit, and while a commit is under way: reads of one pass see
+        # one moment.
         if not self._is_restarting and not self._reader.in_transaction:
             self._reader.execute("BEGIN")
             if self._snapshot_end is None:  # else it ends even sooner, by the timer of one before
@@ -249,8 +251,8 @@ class SqliteDatabase(SqliteReader):
         if self._reader.in_transaction:
             self._reader.execute("COMMIT")
 
+    @override
     def health(self) -> Health:
-        """Whether the last commit and a read now go through, and no page was found damaged."""
         try:
             self._hold_snapshot()
             self._reader.execute("SELECT 1 FROM orders LIMIT 1").fetchone()
@@ -264,15 +266,12 @@ class SqliteDatabase(SqliteReader):
             return Health(False, _DAMAGED)
         return Health(self._failure is None, self._failure)
 
+    @override
     def on_commit(self, observer: CommitObserver) -> None:
-        """Have ``observer`` called after each commit. It must not raise."""
         self._group.observe = observer
 
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Commit the statements, all or none; durable when this returns.
-
-        Raises errors.Unavailable (disk full, locked, closing), StaleWrite and StoreConflict.
-        """
         await self._group.write(statements)
 
     async def _transact(self, rows: list[StatementRows]) -> None:
@@ -370,13 +369,13 @@ _PROBE = f"PRAGMA user_version = {NEWEST}"
 
 
 class Snapshot(SqliteReader):
-    """One read transaction, as Tables for stores and ledgers.
+    """One read transaction, as Tables for stores and ledgers; it refuses writes.
 
     While it is open, the log of the running service can't restart: keep it short.
     """
 
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Refused. Raises errors.Unavailable."""
         raise Unavailable(f"A snapshot is only read, and {len(statements)} statements came.")
 
 

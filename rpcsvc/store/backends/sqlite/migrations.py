@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from typing import Final
 
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, newer, older, scripts
@@ -57,6 +58,34 @@ def other_schema(connection: sqlite3.Connection) -> str | None:
     if version == NEWEST:
         return None
     return older(version)
+
+
+def gap(connection: sqlite3.Connection) -> str | None:
+    """Say what a database lacks of the schema of its version; None if it is whole."""
+    version = version_of(connection)
+    if version == 0:
+        return "it is empty: a backup has the tables of this program"
+    with closing(sqlite3.connect(":memory:")) as whole:
+        for number, _, sql in scripts():
+            if number <= version:
+                whole.executescript(sql)
+        lacking = _parts(whole) - _parts(connection)
+    if not lacking:
+        return None
+    return f"it is not complete: it lacks the {' '.join(min(lacking))}, and {len(lacking) - 1} more"
+
+
+_PARTS: Final = """
+    SELECT type, name FROM sqlite_schema
+    UNION ALL
+    SELECT 'column', t.name || '.' || c.name
+    FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c WHERE t.type = 'table'
+"""
+
+
+def _parts(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Kind and name of tables, columns, views, indexes and triggers."""
+    return {(kind, name) for kind, name in connection.execute(_PARTS)}
 
 
 def require_usable(connection: sqlite3.Connection) -> None:

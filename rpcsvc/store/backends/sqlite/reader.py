@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
+from typing_extensions import override
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.database import Query, Row
+from rpcsvc.store.database import Query, Row, Tables
 
 MAX_ROWS = 64
 
@@ -91,7 +92,7 @@ UNAVAILABLE: Final = (
 )
 
 
-class SqliteReader:
+class SqliteReader(Tables):
     """Reads over a connection in autocommit mode, within one read transaction.
 
     Taking the locks of WAL mode for each read would cost as much as the read itself.
@@ -102,8 +103,8 @@ class SqliteReader:
         self._reader.row_factory = sqlite3.Row
         self._is_damaged = False
 
+    @override
     async def fetch(self, sql: str, **values: Any) -> list[Row]:
-        """All rows of a query over committed state. Raises errors.Unavailable."""
         text, bind, _ = compiled(sql)
         try:
             self._hold_snapshot()
@@ -111,8 +112,8 @@ class SqliteReader:
         except sqlite3.Error as error:
             raise self._reported(error) from error
 
+    @override
     async def fetch_one(self, sql: str, **values: Any) -> Row | None:
-        """The first row, or None. Raises errors.Unavailable."""
         text, bind, _ = compiled(sql)
         try:
             self._hold_snapshot()
@@ -120,8 +121,8 @@ class SqliteReader:
         except sqlite3.Error as error:
             raise self._reported(error) from error
 
+    @override
     async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """The rows of each query, all of one moment. Raises errors.Unavailable."""
         return [await self.fetch(sql, **values) for sql, values in queries]
 
     def _reported(self, error: sqlite3.Error) -> Exception:

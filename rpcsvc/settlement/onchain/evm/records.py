@@ -1,0 +1,294 @@
+"""Records of the EVM adapter: addresses, deposits, payments, sweeps.
+
+A payment is one nonce of the hot wallet on one network. Its signed attempts differ in fees and so
+in ids; at most one can be mined. Units are USDC units, fees wei per gas. Each fits 63 bits; a
+product (gas times fee) need not, and is never stored.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from rpcsvc.domain.order import DepositKey, DepositState
+from rpcsvc.redacted import Redacted
+
+# What a column of the database holds. All the USDC there is has 17 digits.
+LARGEST_DEPOSIT: Final = 2**63 - 1
+
+
+class EvmWallet(Struct, frozen=True):
+    """The mnemonic of the first start, by its hot wallet's address.
+
+    Addresses up to index ``reserved_to`` may be in use.
+    """
+
+    hot_address: str
+    reserved_to: int
+
+
+class EvmAddress(Struct, frozen=True):
+    """A deposit address and its index in BIP-44, which is above 0."""
+
+    index: int
+    address: str
+
+
+class EvmCursor(Struct, frozen=True):
+    """A block up to which every deposit is committed."""
+
+    number: int
+    hash: str
+
+
+class EvmDeposit(Struct, frozen=True):
+    """One Transfer event to one of our addresses; ``position`` is its place in its transaction.
+
+    ``sender`` is the event's: the zero address when the tokens were minted. ``block_number`` and
+    ``block_hash`` are None while it is on the chain no more. ``acknowledged``: the state that the
+    order layer has committed; None: not known, since another was shown to it. ``watched``: the
+    state is not acknowledged, or its block is young.
+    """
+
+    network: str
+    txid: str
+    position: int
+    address_index: int
+    address: str
+    units: int
+    sender: str
+    first_seen_at: int
+    block_number: int | None
+    block_hash: str | None
+    acknowledged: DepositState | None = None
+    watched: bool = True
+
+    @property
+    def key(self) -> DepositKey:
+        """What the order layer knows it by."""
+        return DepositKey(self.network, self.txid, self.position)
+
+
+class PoolSighting(Struct, frozen=True):
+    """A transaction that a node was about to mine, and that pays one of our addresses then.
+
+    It tells when that was first seen and nothing else: it may never be mined.
+    """
+
+    network: str
+    txid: str
+    address_index: int
+    first_seen_at: int
+
+
+class CursorMove(Struct, frozen=True):
+    """Where a network's cursor goes. Recorded blocks above ``fork`` are void.
+
+    Of blocks below ``keep``, the newest alone is kept.
+    """
+
+    network: str
+    to: EvmCursor
+    fork: int
+    keep: int
+
+
+LARGEST_STORED: Final = 2**63 - 1
+
+
+class EvmPaymentState(StrEnum):
+    """How far a payment is.
+
+    PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
+    and FAILED: mined deep enough, or never to be; a failed one's nonce is spent. A SETTLED one that
+    is no order's may become FAILED by a deep reorganisation.
+    """
+
+    PREPARED = "prepared"
+    PUBLISHED = "published"
+    SETTLED = "settled"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its bytes must not be published."""
+        return self is EvmPaymentState.FAILED
+
+
+class EvmPurpose(StrEnum):
+    """TRANSFER: of an order. SWEEP: brings deposits home. AUTHORIZATION: moves a payer's USDC to
+    the address of an order, as its owner has signed.
+    """
+
+    TRANSFER = "transfer"
+    SWEEP = "sweep"
+    AUTHORIZATION = "authorization"
+
+
+class BlockPoint(Struct, frozen=True):
+    """A block by number and hash: only both together name one."""
+
+    number: int
+    hash: str
+
+
+class Attempt(Redacted, frozen=True):
+    """A signed transaction. ``raw`` is hex without 0x; fees are wei per gas."""
+
+    HIDDEN = frozenset({"raw"})
+
+    txid: str
+    raw: str
+    max_fee: int
+    tip: int
+    made_at: int
+
+
+class Inclusion(Struct, frozen=True):
+    """Where an attempt was mined, and what that cost.
+
+    ``l1_fee``: wei for data on L1 (OP stack); None where the receipt tells none. ``log_position``
+    and ``log_index`` place the token's Transfer event within the transaction and within the block;
+    None when the transaction was not to make one.
+    """
+
+    txid: str
+    block: BlockPoint
+    gas_used: int
+    gas_price: int
+    log_position: int | None = None
+    log_index: int | None = None
+    l1_fee: int | None = None
+
+    @property
+    def fee(self) -> int:
+        """Wei that it cost."""
+        return self.gas_used * self.gas_price + (self.l1_fee or 0)
+
+
+class EvmPaymentOrder(Struct, frozen=True):
+    """A call to be sent. ``recipient`` gets ``units``; ``contract`` is called with ``data``.
+
+    ``gas`` is the most gas that it may use. No ether is sent along.
+    """
+
+    payment_id: str
+    purpose: EvmPurpose
+    recipient: str
+    units: int
+    contract: str
+    data: bytes
+    gas: int
+
+
+class GasUse(Struct, frozen=True):
+    """Gas of one payment: the wei that it cost, or may while it is not mined.
+
+    ``is_paid``: its order bears it. ``l1_fee``: what it cost besides for data on L1; None where
+    that is not known.
+    """
+
+    wei: int
+    is_paid: bool
+    state: EvmPaymentState
+    l1_fee: int | None = None
+
+
+class EvmPayment(Struct, frozen=True):
+    """A payment. ``conflict``: a block by which its nonce was spent, while no receipt says how."""
+
+    network: str
+    sender: str
+    nonce: int
+    order: EvmPaymentOrder
+    attempts: tuple[Attempt, ...]
+    prepared_at: int
+    state: EvmPaymentState = EvmPaymentState.PREPARED
+    published_at: int | None = None
+    inclusion: Inclusion | None = None
+    conflict: BlockPoint | None = None
+
+    @property
+    def payment_id(self) -> str:
+        """What it is known by: for an order's transfer, the transfer's id."""
+        return self.order.payment_id
+
+    @property
+    def latest(self) -> Attempt:
+        """The attempt with the highest fees."""
+        return self.attempts[-1]
+
+    @property
+    def most_fee(self) -> int:
+        """The most that it may cost, wei."""
+        return self.order.gas * self.latest.max_fee
+
+
+class SweepMethod(StrEnum):
+    """RECEIVE: EIP-3009, one call. PERMIT (EIP-2612), then TAKE (transferFrom): two calls."""
+
+    RECEIVE = "receive"
+    PERMIT = "permit"
+    TAKE = "take"
+
+
+class SweepState(StrEnum):
+    """SIGNED: its payment is under way. DONE: ``taken`` left the address. VOID: nothing did.
+
+    DONE becomes VOID when its settled payment fails after a reorganisation, by the database itself;
+    VOID becomes DONE when its authorization turns out to be used.
+    """
+
+    SIGNED = "signed"
+    DONE = "done"
+    VOID = "void"
+
+
+class Sweep(Struct, frozen=True):
+    """One step of bringing an address's deposits home.
+
+    ``authorization``: the nonce that an EIP-3009 signature uses up, hex; None for other methods.
+    ``payment_id`` None: the authorization was found used, not by a payment on record.
+    """
+
+    network: str
+    address_index: int
+    serial: int
+    address: str
+    method: SweepMethod
+    units: int
+    authorization: str | None
+    payment_id: str | None
+    state: SweepState = SweepState.SIGNED
+    taken: int = 0
+
+
+class UnsweptAddress(Struct, frozen=True):
+    """Confirmed deposits of an address, less what sweeps took. ``serial``: its next sweep's."""
+
+    address_index: int
+    address: str
+    units: int
+    serial: int
+
+
+class EvmReceipt(Struct, frozen=True):
+    """Proof of a settled payout: any node of the network shows this event of the token.
+
+    ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei
+    that the service paid for gas and for data on L1.
+    """
+
+    transfer_id: str
+    network: str
+    chain_id: int
+    token: str
+    txid: str
+    log_position: int
+    log_index: int
+    recipient: str
+    units: int
+    block_number: int
+    fee: int

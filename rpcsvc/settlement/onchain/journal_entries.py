@@ -1,0 +1,160 @@
+"""The entries of both chains as the lines of payment journals have them, and how lines are judged.
+
+Pure. A line suffices to find a transaction, to publish the same bytes again, and to know whom it
+pays. Amounts are atomic units, times ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    EVM_ATTEMPT,
+    EVM_PAYMENT,
+    SWEPT,
+    AttemptEntry,
+    EvmEntry,
+    SweptEntry,
+)
+from rpcsvc.settlement.onchain.journal.files import (
+    ADDRESSES,
+    HEADER,
+    NO_LEASE,
+    VOID,
+    AddressesEntry,
+    Line,
+    Mark,
+    VoidEntry,
+)
+from rpcsvc.settlement.onchain.monero.ledger import MONERO_PAYMENT, MoneroEntry
+from rpcsvc.store.leases import HeldLease
+
+_SIGNED: Final = (MONERO_PAYMENT, EVM_PAYMENT, EVM_ATTEMPT)
+
+
+Entry = MoneroEntry | EvmEntry | AttemptEntry | VoidEntry | SweptEntry | AddressesEntry
+
+
+def from_body(body: Mapping[str, Any]) -> Entry | None:
+    """The entry of a line; None for a header. Raises ValueError for a kind that is not known."""
+    kind = body["kind"]
+    if kind == HEADER:
+        return None
+    if kind not in _READERS:
+        raise ValueError(f"line {body['line']} of the journal is of the unknown kind {kind!r}")
+    return _READERS[kind](body)
+
+
+# --- one database, the journals of several replicas ------------------------------------------
+
+
+def is_continued(marks: Sequence[Mark], watched: Sequence[Mark] | None) -> bool:
+    """Whether the database has all that the replica which settled last has journaled.
+
+    ``watched``: the marks when that one was last seen settling; None: it was not. A database that
+    has less is a restored copy.
+    """
+    if watched is None or {mark.journal for mark in watched} != {mark.journal for mark in marks}:
+        return False
+    return _newest(marks) == _newest(watched) and is_later(marks, watched)
+
+
+def is_later(marks: Sequence[Mark], before: Sequence[Mark]) -> bool:
+    """Whether the database has at least what it had before."""
+    lines = {mark.journal: mark.at.line for mark in marks}
+    return _newest(marks) >= _newest(before) and all(
+        lines.get(mark.journal, -1) >= mark.at.line for mark in before
+    )
+
+
+def _newest(marks: Sequence[Mark]) -> int:
+    return max((mark.lease.token for mark in marks), default=0)
+
+
+def is_ahead(heads: Iterable[HeldLease], marks: Sequence[Mark]) -> bool:
+    """Whether a journal has lines of a lease that the database does not know: it is a restored
+    copy. ``heads``: the lease of each journal's last line; ``marks``: the newest last.
+    """
+    newest = marks[-1].lease
+    return any(head.token >= newest.token and head != newest for head in heads)
+
+
+def last_signed(lines: Sequence[Line]) -> Line | None:
+    """The last line if it is of a signed payment: all that may have had no commit.
+
+    Each earlier one was committed, or voided, before the next was written.
+    """
+    entries = [line for line in lines if line.kind != HEADER]
+    return entries[-1] if entries and entries[-1].kind in _SIGNED else None
+
+
+def is_refused(last: Line, own: Mark | None, marks: Sequence[Mark]) -> bool:
+    """Whether the database refused the commit of a last line for good; ``own``: the journal's mark.
+
+    Since its lease another replica has opened a journal: each commit of that lease is there.
+    """
+    if own is None or own.lease == NO_LEASE or last.lease != own.lease:
+        return False
+    return any(mark.lease.token > own.lease.token for mark in marks)
+
+
+def is_restored(lines: Sequence[Line], own: Mark | None) -> bool:
+    """Whether these lines, which a database lacks, prove that it is a restored copy.
+
+    A process that is killed leaves at most one signed payment without a commit, and that under the
+    lease of the last commit. A replica that adopts it first writes its line again; killed in that
+    moment, it finds two lines of the one payment.
+    """
+    read = [(line, from_body(line.body)) for line in lines]
+    void = [entry for _, entry in read if isinstance(entry, VoidEntry)]
+    first: dict[Entry, Line] = {}
+    for line, entry in read:
+        if entry is not None and line.kind in _SIGNED and void_of(entry) not in void:
+            first.setdefault(entry, line)
+    signed = first.values()
+    return len(signed) > 1 or any(own is None or line.lease != own.lease for line in signed)
+
+
+def void_of(entry: Entry | None) -> VoidEntry | None:
+    """The entry that voids a signed payment; None: nothing voids it."""
+    return entry.void if isinstance(entry, MoneroEntry | EvmEntry) else None
+
+
+def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[Entry]:
+    """Without payments that a later one took the place of; ``void``: (payment id, txid).
+
+    The database took the later one, so it knew that the earlier one was over.
+    """
+    kept: list[Entry] = []
+    claimed: set[str] = set()
+    for entry in reversed(entries):
+        claims = _claims(entry, void)
+        if claims & claimed:
+            continue
+        claimed |= claims
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
+    """The resources that only one payment can claim: a transfer, an output, a nonce."""
+    if isinstance(entry, MoneroEntry):
+        payment = entry.payment
+        if (payment.payment_id, payment.txid) in void:
+            return set()
+        payees = {item.transfer_id for item in payment.payees}
+        return payees | set(payment.key_images)
+    if isinstance(entry, EvmEntry):
+        return {entry.payment.payment_id}
+    return set()
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Entry]]] = {
+    MONERO_PAYMENT: MoneroEntry.read,
+    EVM_PAYMENT: EvmEntry.read,
+    EVM_ATTEMPT: AttemptEntry.read,
+    VOID: lambda body: VoidEntry(body["payment"], body["txid"]),
+    SWEPT: SweptEntry.read,
+    ADDRESSES: lambda body: AddressesEntry(body["network"], body["to"]),
+}

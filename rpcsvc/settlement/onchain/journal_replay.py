@@ -1,0 +1,345 @@
+"""The replay of the payment journal's lines into a database that lacks them.
+
+It adopts a line without a row: it publishes the same bytes again and never signs
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.events import order_of
+from rpcsvc.domain.order import Transfer, TransferState
+from rpcsvc.domain.withdrawals import is_withdrawal
+from rpcsvc.orders.ports.wallets import PreparedTransfer
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.evm import records as evm
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    AttemptEntry,
+    EvmEntry,
+    EvmPaymentLedger,
+    SweptEntry,
+)
+from rpcsvc.settlement.onchain.evm.records import EvmAddress
+from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
+from rpcsvc.settlement.onchain.journal.files import (
+    EVM_ADDRESSES,
+    AddressesEntry,
+    Line,
+    Mark,
+    VoidEntry,
+)
+from rpcsvc.settlement.onchain.journal.marks import marks_of, put_mark
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal_entries import (
+    Entry,
+    from_body,
+    is_ahead,
+    is_continued,
+    is_later,
+    is_refused,
+    is_restored,
+    last_signed,
+    latest,
+    void_of,
+)
+from rpcsvc.settlement.onchain.monero import records as monero
+from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
+from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
+from rpcsvc.store.leases import SETTLER
+from rpcsvc.store.orders import OrderStore
+from rpcsvc.store.withdrawals import WithdrawalStore
+
+log = structlog.get_logger(__name__)
+
+_HELD: Final = "SELECT holder, token FROM leases WHERE name = :name"
+# Then nothing is known of its last lines, which that replica has to adopt.
+_DOUBT: Final = "UPDATE payment_journal SET token = 0, holder = '' WHERE journal = :journal"
+
+
+class JournalWatch:
+    """The marks of all journals, as a standby saw them last while another replica settled.
+
+    None unless that one had opened its journal: it may lack what another one has journaled. A look
+    that finds less than the one before is left out: the database was replaced by an older copy.
+    ``pause`` is looked at, too.
+    """
+
+    def __init__(self, database: Tables, pause: SharedPause | None = None) -> None:
+        self._db = database
+        self._pause = pause
+        self.marks: list[Mark] | None = None
+
+    async def __call__(self) -> None:
+        """Read them; called while that replica holds the lease. Raises errors.Unavailable."""
+        marks = await marks_of(self._db)
+        held = await self._db.fetch_one(_HELD, name=SETTLER)
+        is_open = marks and held is not None and marks[-1].lease == tuple(held)[:2]
+        if not is_open:
+            self.marks = None
+        elif self.marks is None or is_later(marks, self.marks):
+            self.marks = marks
+        if self._pause is not None:
+            await self._pause.look()
+
+
+_MONERO_LIVE: Final = (
+    monero.MoneroPaymentState.PREPARED,
+    monero.MoneroPaymentState.RELAYING,
+    monero.MoneroPaymentState.PUBLISHED,
+)
+_NOTE: Final = (
+    "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
+)
+
+
+class ReplayResult(Struct):
+    """The outcome of a replay.
+
+    ``orders``: transfers that are now paid. ``lost``: transfers that a payment pays but no order
+    has. ``refused``: lines that the database rejects, with the reason.
+    """
+
+    payments: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+class JournalReplay:
+    """One replay over an open database that has no other writer."""
+
+    def __init__(self, database: Tables, clock: Clock) -> None:
+        self._db = database
+        self._clock = clock
+        self._monero = MoneroLedger(database)
+        self._evm = EvmPaymentLedger(database)
+        self._addresses = EvmDepositLedger(database)
+        # The next poll renders the status answer.
+        self._store = OrderStore(database, lambda: "")
+        self._withdrawals = WithdrawalStore(database)
+        self._processor = OrderProcessor(self._store, clock, lambda _order: None)
+        self._done = ReplayResult()
+        self._void: set[tuple[str, str]] = set()
+
+    async def run(self, lines: Sequence[Line], mark: Mark) -> ReplayResult:
+        """Adopt the payments of these lines; ``mark`` is the end of the journal.
+
+        Raises errors.Unavailable, and ValueError for a line that this version does not know.
+        """
+        entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
+        self._void = {(e.payment_id, e.txid) for e in entries if isinstance(e, VoidEntry)}
+        for entry in latest(entries, self._void):
+            try:
+                await self._adopt(entry)
+            except StoreConflict as conflict:
+                self._done.refused.append(f"{_name(entry)}: {conflict}")
+        if not self._done.refused:
+            await self._db.write([put_mark(mark)])
+        if self._done.payments or self._done.refused:
+            done = self._done
+            log.warning("journal_adopted", payments=len(done.payments), orders=len(done.orders),
+                        lost=len(done.lost), refused=done.refused)  # fmt: skip
+        return self._done
+
+    async def _adopt(self, entry: Entry) -> None:
+        match entry:
+            case MoneroEntry():
+                await self._adopt_monero(entry.payment)
+            case EvmEntry():
+                await self._adopt_evm(entry)
+            case AttemptEntry():
+                await self._adopt_attempt(entry)
+            case SweptEntry():
+                await self._end_sweep(entry)
+            case AddressesEntry():
+                await self._skip_addresses(entry)
+            case VoidEntry():
+                await self._fail(entry)
+
+    # --- payments ------------------------------------------------------------------------------
+
+    async def _adopt_monero(self, payment: monero.MoneroPayment) -> None:
+        name, txid = payment.payment_id, payment.txid
+        if await self._monero.has_transaction(txid) or (name, txid) in self._void:
+            return
+        is_transfer = payment.purpose is monero.MoneroPurpose.TRANSFER
+        paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
+        waiting, lost = await self._waiting(paid if is_transfer else [])
+
+        async def commit(rows: Rows) -> None:
+            await self._monero.add_payment(payment, rows)
+
+        await self._processor.record(PreparedTransfer(txid, payment.raw, waiting), commit)
+        await self._note(name, txid, waiting, lost)
+
+    async def _adopt_evm(self, entry: EvmEntry) -> None:
+        payment, order = entry.payment, entry.payment.order
+        name, first = payment.payment_id, payment.attempts[0]
+        if await self._evm.has_transaction(first.txid) or (name, first.txid) in self._void:
+            return
+        if entry.sweep is not None:
+            await self._know_address(entry.sweep)
+        is_transfer = order.purpose is evm.EvmPurpose.TRANSFER
+        paid = [(name, order.recipient, order.units)]
+        waiting, lost = await self._waiting(paid if is_transfer else [])
+
+        async def commit(rows: Rows) -> None:
+            await self._evm.add_payment(payment, entry.sweep, rows=rows)
+
+        await self._processor.record(PreparedTransfer(first.txid, first.raw, waiting), commit)
+        await self._note(name, first.txid, waiting, lost)
+
+    async def _waiting(
+        self, paid: Sequence[tuple[str, str, int]]
+    ) -> tuple[tuple[str, ...], list[str]]:
+        """Split payments (transfer id, address, units) into transfers that wait for exactly that
+        payment, and transfers whose order the database lacks.
+
+        A transfer that is planned later finds its payment on record.
+        """
+        waiting, lost = [], []
+        for transfer_id, address, units in paid:
+            if is_withdrawal(transfer_id):
+                # A recorded withdrawal finds its payment at its next attempt.
+                known = await self._withdrawals.find(transfer_id)
+                lost += [] if known else [transfer_id]
+                continue
+            order = await self._store.order(order_of(transfer_id))
+            transfer = order.transfer(transfer_id) if order else None
+            if order is None:
+                lost.append(transfer_id)
+            elif transfer is not None and _waits_for(transfer, address, units):
+                waiting.append(transfer_id)
+        return tuple(waiting), lost
+
+    async def _adopt_attempt(self, entry: AttemptEntry) -> None:
+        payment = await self._evm.payment(entry.payment_id)
+        live = (evm.EvmPaymentState.PREPARED, evm.EvmPaymentState.PUBLISHED)
+        if payment is None or payment.state not in live:
+            return
+        if await self._evm.has_transaction(entry.attempt.txid):
+            return
+        await self._evm.add_attempt(payment, entry.attempt)
+        if payment.state is evm.EvmPaymentState.PREPARED:
+            # Only a published transaction is replaced.
+            at = entry.attempt.made_at
+            out = replace(payment, state=evm.EvmPaymentState.PUBLISHED, published_at=at)
+            await self._evm.put_payment(out)
+
+    async def _fail(self, entry: VoidEntry) -> None:
+        """Mark an XMR payment that can never be made as failed. For EVM the network decides."""
+        for payment in await self._monero.payments_in(*_MONERO_LIVE):
+            if (payment.payment_id, payment.txid) == (entry.payment_id, entry.txid):
+                failed = replace(payment, state=monero.MoneroPaymentState.FAILED)
+                await self._monero.put_payment(failed)
+
+    async def _note(
+        self, payment_id: str, txid: str, waiting: Sequence[str], lost: Sequence[str]
+    ) -> None:
+        self._done.payments.append(payment_id)
+        self._done.orders += waiting
+        self._done.lost += lost
+        await self._db.write([Statement(_NOTE, {"txid": txid, "at": self._clock.now_ms()})])
+
+    # --- sweeps and addresses ------------------------------------------------------------------
+
+    async def _know_address(self, sweep: evm.Sweep) -> None:
+        """Record the address of a sweep, because sweeps are summed by address. Addresses before it
+        are filled in once the keys are available.
+        """
+        if await self._addresses.ours([sweep.address]):
+            return
+        wallet = await self._addresses.wallet()
+        reserved = max(sweep.address_index, wallet.reserved_to if wallet else 0)
+        await self._addresses.add_addresses([EvmAddress(sweep.address_index, sweep.address)])
+        await self._addresses.reserve_addresses(reserved)
+
+    async def _end_sweep(self, entry: SweptEntry) -> None:
+        for sweep in await self._evm.sweeps_under_way(entry.network):
+            if (sweep.address_index, sweep.serial) == (entry.address_index, entry.serial):
+                await self._evm.put_sweep(replace(sweep, state=entry.state, taken=entry.taken))
+
+    async def _skip_addresses(self, entry: AddressesEntry) -> None:
+        """Reserve the addresses that were, or may have been, handed out."""
+        ledger = self._addresses if entry.network == EVM_ADDRESSES else self._monero
+        wallet = await ledger.wallet()
+        if wallet is not None and wallet.reserved_to < entry.to:
+            await ledger.reserve_addresses(entry.to)
+
+
+async def _decided(
+    journal: PaymentJournal, lines: Sequence[Line], last: Line, *, is_refused: bool
+) -> tuple[Line, ...]:
+    """Write down whether the last line is adopted or void: in another copy it must not go the other
+    way.
+    """
+    entry = from_body(last.body)
+    note = void_of(entry) if is_refused else entry
+    if note is not None:
+        await journal.write(note)
+    if not is_refused:
+        return tuple(lines)
+    log.info("journal_line_refused", line=last.at.line, kind=last.kind)
+    return tuple(line for line in lines if line != last)
+
+
+_RESTORED: Final = (
+    "the database is a restored copy: start each replica that has settled since, so that it adopts"
+    " what its journal has, run rpcsvc audit, then rpcsvc payouts resume"
+)
+
+
+async def open_journal(
+    journal: PaymentJournal,
+    database: Tables,
+    clock: Clock,
+    switch: PauseSwitch,
+    watched: Sequence[Mark] | None = None,
+    *,
+    is_alone: bool = True,
+) -> ReplayResult:
+    """Open the journal and adopt the lines that the database lacks (docs/adr/0014-replicas.md).
+
+    ``watched``: the marks that a standby saw last while another replica settled. Unless the process
+    ``is_alone``, a restored copy pauses payouts: other journals may have more of it. A line that
+    the database rejects pauses them, too.
+    """
+    marks = await marks_of(database)
+    heads = await journal.heads()
+    own = next((mark for mark in reversed(marks) if mark.journal in heads), None)
+    follows = not marks or own == marks[-1] or is_continued(marks, watched)
+    # Alone there is one journal, and one that the database does not know is another database's.
+    is_newer = not is_alone and not follows and is_ahead(heads.values(), marks)
+    lines = await journal.open(own if follows or is_newer else marks[-1])
+    if not journal.health().ok or journal.mark == own:
+        return ReplayResult()
+    if is_newer:
+        await database.write([Statement(_DOUBT, {"journal": marks[-1].journal})])
+    if not is_alone and (last := last_signed(lines)) is not None:
+        lines = await _decided(journal, lines, last, is_refused=is_refused(last, own, marks))
+    if not is_alone and is_restored(lines, own):
+        throw(switch, _RESTORED)
+    done = await JournalReplay(database, clock).run(lines, journal.mark)
+    if done.refused:
+        reason = f"the payment journal can't be adopted: {done.refused[0]}"
+        throw(switch, f"{reason} ({len(done.refused)} in all)", is_always_named=True)
+    return done
+
+
+def _waits_for(transfer: Transfer, address: str, units: int) -> bool:
+    same = (transfer.address.lower(), transfer.units) == (address.lower(), units)
+    return same and transfer.state is TransferState.PLANNED
+
+
+def _name(entry: Entry) -> str:
+    if isinstance(entry, MoneroEntry | EvmEntry):
+        return entry.payment.payment_id
+    return type(entry).__name__

@@ -1,0 +1,210 @@
+"""The sandbox's simulated chains as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rpcsvc.settlement.sandbox.chain import (
+    Fault,
+    Mined,
+    Setting,
+    SimulatedChain,
+    Tx,
+    TxKind,
+    TxState,
+)
+from rpcsvc.store.database import Statement, Tables, insert, update
+from rpcsvc.store.rows import from_row, to_row
+
+_CHAIN: Final = (
+    "network", "base_height", "base_at", "block_ms", "paused", "inventory", "balance",
+)  # fmt: skip
+_TX: Final = (
+    "network", "txid", "kind", "recipient", "sender", "units", "fee", "broadcast_at",
+    "block_height", "state", "watched",
+)  # fmt: skip
+_SELECT_TX: Final = f"SELECT {', '.join(_TX)} FROM sandbox_transactions"
+_INSERT_TX: Final = f"{insert('sandbox_transactions', _TX)} ON CONFLICT (network, txid) DO NOTHING"
+_ADD_CHAIN: Final = f"{insert('sandbox_chains', _CHAIN)} ON CONFLICT (network) DO NOTHING"
+_PUT_CHAIN: Final = update(
+    "sandbox_chains", ("base_height", "base_at", "paused"), "network = :network"
+)
+_MOVE_BALANCE: Final = (
+    "UPDATE sandbox_chains SET balance = balance + :units WHERE network = :network"
+)
+_ADD_BLOCK: Final = (
+    "INSERT INTO sandbox_blocks (network, height, hash, mined_at, orphaned)"
+    " VALUES (:network, :height, :hash, :mined_at, 0) ON CONFLICT DO NOTHING"
+)
+_ORPHAN_BLOCK: Final = (
+    "UPDATE sandbox_blocks SET orphaned = 1 WHERE network = :network AND height = :height"
+)
+_IS_TX: Final = "network = :network AND txid = :txid"
+_MINE_TX: Final = (
+    "UPDATE sandbox_transactions SET state = 'mined', block_height = :height, watched = :watched"
+    f" WHERE {_IS_TX} AND state = 'mempool'"
+)
+_IS_AS_READ: Final = f"{_IS_TX} AND state = :was AND block_height IS NOT DISTINCT FROM :height"
+_POOL_TX: Final = (
+    "UPDATE sandbox_transactions SET state = :state, block_height = NULL, broadcast_at = :now,"
+    f" watched = 1 WHERE {_IS_AS_READ}"
+)
+_UNWATCH_TX: Final = f"UPDATE sandbox_transactions SET watched = 0 WHERE {_IS_AS_READ}"
+_ADD_FAULT: Final = f"{insert('sandbox_faults', ('order_id', 'fault'))} ON CONFLICT DO NOTHING"
+_IS_FAULT: Final = "order_id = :order_id AND fault = :fault"
+_PUT_SETTING: Final = (
+    f"{insert('sandbox_settings', ('name', 'value'))}"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+_MOVE_SETTING: Final = f"{_PUT_SETTING} WHERE sandbox_settings.value = :was"
+
+
+class SandboxLedger:
+    """Keeps the simulated chains. Reads are of committed state; writes are durable on return.
+
+    A write raises StaleWrite, and changes nothing, if another replica changed since what it is
+    based on.
+    """
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def chains(self) -> list[SimulatedChain]:
+        """All chains."""
+        rows = await self._db.fetch(f"SELECT {', '.join(_CHAIN)} FROM sandbox_chains")
+        return [from_row(SimulatedChain, row) for row in rows]
+
+    async def transaction(self, network: str, txid: str) -> Tx | None:
+        """One transaction."""
+        row = await self._db.fetch_one(f"{_SELECT_TX} WHERE {_IS_TX}", network=network, txid=txid)
+        return from_row(Tx, row) if row else None
+
+    async def watched(self) -> list[Tx]:
+        """All transactions that the service still watches, oldest first."""
+        return await self._txs("WHERE watched = 1 ORDER BY seq")
+
+    async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
+        """All transactions to an address, oldest first."""
+        where = "WHERE network = :network AND recipient = :recipient ORDER BY seq"
+        return await self._txs(where, network=network, recipient=recipient)
+
+    async def mined_above(self, network: str, height: int) -> list[Tx]:
+        """All transactions in blocks above ``height``."""
+        where = (
+            "WHERE network = :network AND state = 'mined' AND block_height > :height ORDER BY seq"
+        )
+        return await self._txs(where, network=network, height=height)
+
+    async def orphaned_count(self, network: str) -> int:
+        """Number of blocks that the chain lost to reorganisations."""
+        row = await self._db.fetch_one(
+            "SELECT count(*) AS blocks FROM sandbox_blocks"
+            " WHERE network = :network AND orphaned = 1",
+            network=network,
+        )
+        return int(row["blocks"]) if row else 0
+
+    async def has_fault(self, order_id: str, fault: Fault) -> bool:
+        """Whether a fault waits for the order."""
+        sql = f"SELECT 1 FROM sandbox_faults WHERE {_IS_FAULT}"
+        return await self._db.fetch_one(sql, order_id=order_id, fault=fault.value) is not None
+
+    async def settings(self) -> dict[Setting, int]:
+        """All settings that were changed."""
+        rows = await self._db.fetch("SELECT name, value FROM sandbox_settings")
+        return {Setting(row["name"]): row["value"] for row in rows}
+
+    async def add_chains(self, chains: Sequence[SimulatedChain]) -> None:
+        """Add the chains that are not there yet."""
+        await self._db.write([Statement(_ADD_CHAIN, to_row(chain)) for chain in chains])
+
+    async def put_chain(self, chain: SimulatedChain) -> None:
+        """Change a chain's timing (not its balance)."""
+        await self._db.write([Statement(_PUT_CHAIN, to_row(chain))])
+
+    async def broadcast(self, tx: Tx) -> None:
+        """Add a transaction to the pool (or, REVERTED, to the chain); known ones stay unchanged."""
+        await self._db.write([Statement(_INSERT_TX, to_row(tx))])
+
+    async def broadcast_new(self, tx: Tx) -> None:
+        """The same, but stale if its txid is known."""
+        await self._db.write([Statement(_INSERT_TX, to_row(tx), finds=True)])
+
+    async def mine(self, mined: Sequence[Mined]) -> None:
+        """Mine transactions and add their amounts to the balance."""
+        statements = []
+        for block in mined:
+            tx = block.tx
+            added = {
+                "network": tx.network, "height": block.height, "hash": block.hash,
+                "mined_at": block.mined_at,
+            }  # fmt: skip
+            taken = {
+                "network": tx.network, "txid": tx.txid, "height": block.height,
+                "watched": int(tx.kind is TxKind.DEPOSIT),
+            }  # fmt: skip
+            statements += [
+                Statement(_ADD_BLOCK, added),
+                Statement(_MINE_TX, taken, finds=True),
+                _move(tx.network, tx.balance_effect),
+            ]
+        await self._db.write(statements)
+
+    async def unmine(self, txs: Sequence[Tx], now: int) -> None:
+        """Orphan the blocks of mined transactions and return these to the pool at ``now``."""
+        statements = []
+        for tx in txs:
+            block = {"network": tx.network, "height": tx.block_height}
+            statements += [
+                Statement(_ORPHAN_BLOCK, block),
+                _pool(tx, TxState.MEMPOOL, now),
+                _move(tx.network, -tx.balance_effect),
+            ]
+        await self._db.write(statements)
+
+    async def set_state(self, tx: Tx, state: TxState, now: int) -> None:
+        """Drop a pooled transaction, or bring a dropped one back into the pool."""
+        await self._db.write([_pool(tx, state, now)])
+
+    async def unwatch(self, txs: Sequence[Tx]) -> None:
+        """Stop watching transactions, unless they changed since they were read."""
+        await self._db.write([Statement(_UNWATCH_TX, _as_read(tx)) for tx in txs])
+
+    async def add_fault(self, order_id: str, fault: Fault) -> None:
+        """Schedule a fault for the order's next transfer."""
+        values = {"order_id": order_id, "fault": fault.value}
+        await self._db.write([Statement(_ADD_FAULT, values)])
+
+    async def clear_fault(self, order_id: str, fault: Fault) -> None:
+        """Remove a fault that has happened."""
+        sql = f"DELETE FROM sandbox_faults WHERE {_IS_FAULT}"
+        await self._db.write([Statement(sql, {"order_id": order_id, "fault": fault.value})])
+
+    async def put_setting(self, setting: Setting, value: int, was: int | None = None) -> None:
+        """Change a setting for good; stale if ``was`` is given and no longer its value."""
+        values = {"name": setting.value, "value": value}
+        if was is None:
+            await self._db.write([Statement(_PUT_SETTING, values)])
+        else:
+            await self._db.write([Statement(_MOVE_SETTING, {**values, "was": was}, finds=True)])
+
+    async def _txs(self, where: str, **values: Any) -> list[Tx]:
+        rows = await self._db.fetch(f"{_SELECT_TX} {where}", **values)
+        return [from_row(Tx, row) for row in rows]
+
+
+def _move(network: str, units: int) -> Statement:
+    return Statement(_MOVE_BALANCE, {"network": network, "units": units})
+
+
+def _pool(tx: Tx, state: TxState, now: int) -> Statement:
+    values = {**_as_read(tx), "state": state.value, "now": now}
+    return Statement(_POOL_TX, values, finds=True)
+
+
+def _as_read(tx: Tx) -> dict[str, Any]:
+    """Names the transaction, and the state that it was read in."""
+    return {
+        "network": tx.network, "txid": tx.txid, "was": tx.state.value, "height": tx.block_height,
+    }  # fmt: skip

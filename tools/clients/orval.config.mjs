@@ -1,0 +1,10 @@
+export default {
+  site: {
+    input: 'generated/openapi.json',
+    output: {
+      client: 'fetch',
+      target: 'generated/orval.ts',
+      baseUrl: { getBaseUrlFromSpecification: true },
+    },
+  },
+};
