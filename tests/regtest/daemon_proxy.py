@@ -100,8 +100,8 @@ class DaemonProxy:
 class BetweenLooks:
     """Has a block come between monerod's look into its chain and the one into its pool.
 
-    It stands in for so many look-ups of transactions (``left``), and answers as monerod does then:
-    ``missed`` are the transactions that the block took from the pool.
+    It stands in for so many look-ups (``left``) of transactions that are not all mined, and answers
+    as monerod does then: ``missed`` are those that the block took from the pool.
     """
 
     def __init__(self, target: str, mine: Callable[[], Awaitable[object]], left: int = 0) -> None:
@@ -115,11 +115,12 @@ class BetweenLooks:
         asked = json.loads(body)
         if self.left <= 0 or "txs_hashes" not in asked:
             return None
+        shown = [item for item in await self._look(body) if not item["in_pool"]]
+        if len(shown) == len(asked["txs_hashes"]):
+            return None
         self.left -= 1
-        before = await self._look(body)
         await self._mine()
         after = await self._look(body)
-        shown = [item for item in before if not item["in_pool"]]
         shown += [item for item in after if item["in_pool"]]
         found = {item["tx_hash"] for item in shown}
         missed = [txid for txid in asked["txs_hashes"] if txid not in found]
