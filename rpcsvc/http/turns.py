@@ -10,53 +10,89 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
-# How long requests may work in one turn of the loop; one that has begun is not interrupted.
+# How long work may begin without a new turn. What has begun is not interrupted.
 TURN_SECONDS: Final = 0.05
+# Most pieces of work that are tried in one turn: each that finds no time left costs a few us.
+_MOST_TRIED: Final = 128
+
+_Turn: TypeAlias = asyncio.Future[None]
+_Queue: TypeAlias = deque[Callable[[], None]] | list[Callable[[], None]]
 
 
 class Turns:
-    """Admits work to the current turn of the loop until TURN_SECONDS are used.
+    """Admits work for TURN_SECONDS; the rest waits for later turns, and begins in its order.
 
-    The rest waits, and begins in later turns: one piece in each, in the order of its arrival.
     ``now`` gives monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._ends_at: float | None = None
+        self._ends_at: float | None = None  # None until work begins
         self._waiting: deque[Callable[[], None]] = deque()
+        self._untimely: list[Callable[[], None]] = []  # had their turn, but no time was left
+        self._count = 0  # of all that waits
+        self._is_called = False
 
     def has_room(self) -> bool:
-        """Return whether work may begin in this turn. In an event loop."""
-        if self._ends_at is None:
-            self._begin()
-            return True
-        return not self._waiting and self._now() < self._ends_at
+        """Return whether work may begin now."""
+        return self._count == 0 and self._has_time()
 
     def wait(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later turn, after what waits already. Only if there is no room."""
-        self._waiting.append(work)
+        """Call ``work`` in a later turn, after what waits already. In an event loop."""
+        self._count += 1
+        self._waiting.append(partial(self._do, work))
+        self._call()
 
     async def take(self) -> None:
-        """Return in a turn that has room: at once, if this one has."""
-        if not self.has_room():
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.wait(partial(_wake, turn))
-            await turn
+        """Return when there is room: at once, or in a later turn."""
+        if self.has_room():
+            return
+        self._count += 1
+        try:
+            await self._turn(self._waiting)
+            while not self._has_time():
+                await self._turn(self._untimely)
+        finally:
+            self._count -= 1
 
-    def _begin(self) -> None:
-        self._ends_at = self._now() + TURN_SECONDS
-        asyncio.get_running_loop().call_soon(self._end)
+    def _has_time(self) -> bool:
+        now = self._now()
+        if self._ends_at is None:
+            self._ends_at = now + TURN_SECONDS
+        return now < self._ends_at
 
-    def _end(self) -> None:
-        self._ends_at = None
-        if self._waiting:
-            self._begin()
-            self._waiting.popleft()()
+    def _turn(self, queue: _Queue) -> _Turn:
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        queue.append(partial(_wake, turn))
+        self._call()
+        return turn
+
+    def _call(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_called, self._ends_at = False, None
+        self._waiting.extendleft(reversed(self._untimely))
+        self._untimely.clear()
+        try:
+            for _ in range(min(len(self._waiting), _MOST_TRIED)):
+                self._waiting.popleft()()
+                if self._ends_at is not None and self._now() >= self._ends_at:
+                    break
+        finally:
+            if self._waiting:
+                self._call()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._count -= 1
+        self._has_time()  # which begins with this work, if it has not
+        work()
 
 
-def _wake(turn: asyncio.Future[None]) -> None:
+def _wake(turn: _Turn) -> None:
     if not turn.done():
         turn.set_result(None)
