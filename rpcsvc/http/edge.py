@@ -162,9 +162,9 @@ class Cors:
 
 
 def is_loopback_origin(origin: str) -> bool:
-    """Whether an Origin header names a loopback host."""
+    """Whether an Origin header, which is ASCII (RFC 6454, section 6.2), names a loopback host."""
     try:
-        return is_loopback_name(urlsplit(origin).hostname or "")
+        return origin.isascii() and is_loopback_name(urlsplit(origin).hostname or "")
     except ValueError:
         return False
 

@@ -324,8 +324,8 @@ async def _problems_of_rest(
 
 
 # Bounded: an answer to thousands of unknown properties would be many times their size.
-MOST_PROBLEMS: Final = 32
-# For how many of them a near name is looked for: a batch has fifty calls with thirty names each.
+MOST_PROBLEMS: Final = 16
+# For how many of them a near name is looked for: a batch has fifty calls.
 _MOST_GUESSES: Final = 4
 
 

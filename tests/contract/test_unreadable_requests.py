@@ -279,6 +279,13 @@ async def test_mcp_revision_that_is_not_utf_8_is_not_served(served: Served) -> N
     assert (status, error["code"], error["data"]["requested"]) == (400, -32022, "\\udcff")
 
 
+async def test_origin_that_is_not_utf_8_is_no_origin_of_this_machine(served: Served) -> None:
+    for origin, is_let_in in ((b"http://localhost", True), (b"http://\xff@localhost", False)):
+        (got,) = await answers(served, post(b"connection: close", b"origin: " + origin))
+
+        assert ("access-control-allow-origin" in got.headers) is is_let_in
+
+
 POST_MCP = b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
 LIST_TOOLS = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
 
