@@ -65,13 +65,13 @@ class ClaimParams(Params):
 
 
 class TicketParams(Params):
-    """One ticket."""
+    """Name a ticket."""
 
     ticket_id: str
 
 
 async def report_fees(books: OperatorBooks, *_: object) -> Flat:
-    """What integrators have earned by settled payouts."""
+    """Return what integrators have earned by settled payouts."""
     rows = [
         {
             "integrator": each.integrator,
@@ -121,7 +121,7 @@ async def list_tickets(books: OperatorBooks, *_: object) -> Flat:
 async def show_ticket(
     books: OperatorBooks, _service: Service, params: TicketParams, _call: Call
 ) -> Flat:
-    """One ticket with its message. Raises InvalidInput."""
+    """Return one ticket with its message. Raises InvalidInput."""
     for row in await _tickets(books):
         if row["ticketId"] == params.ticket_id:
             return Flat({"ticket": row})

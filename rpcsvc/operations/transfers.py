@@ -53,7 +53,7 @@ class TransfersParams(Params):
 
 
 class TransferParams(Params):
-    """One transfer; ``full`` addresses are not shortened."""
+    """Name a transfer; ``full`` addresses are not shortened."""
 
     transfer_id: Annotated[str, Field(description="its id, from payouts list")]
     full: Annotated[bool, Field(description="do not shorten the address")] = False

@@ -84,7 +84,7 @@ class Authorizations:
         return await self._wallets.token(order)
 
     def fee(self, network: str) -> int:
-        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        """Return the cost of one's gas in USDC units. Raises errors.Unavailable while not known."""
         return self._wallets.fee(network)
 
     async def unresolved(self, order_id: str) -> AuthorizationRecord | None:

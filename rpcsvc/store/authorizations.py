@@ -17,7 +17,7 @@ from rpcsvc.store.rows import from_row, to_row
 
 
 class AuthorizationKey(NamedTuple):
-    """What an authorization is used once under. Addresses are in EIP-55 form, the nonce is hex."""
+    """The key of an authorization, used once. Addresses are in EIP-55 form, the nonce is hex."""
 
     network: str
     asset: str

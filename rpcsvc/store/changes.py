@@ -24,7 +24,7 @@ class RateBounds(NamedTuple):
 
 
 class HistoryEntry(Struct, frozen=True):
-    """One line of an order's history. ``version`` is the order's after the event."""
+    """A line of an order's history. ``version`` is the order's after the event."""
 
     version: int
     at: int
@@ -68,7 +68,7 @@ class Ticket(Struct, frozen=True):
 
 
 class TicketCharge(NamedTuple):
-    """What a ticket takes of a day's budget: the day of UTC, the client as stored, and bytes.
+    """The share of a day that a ticket takes: the day of UTC, the client as stored, and bytes.
 
     ``client`` is the order's id for the owner of an order with money in it. With the ticket counted
     the client may have ``most_tickets``, and all together ``most_bytes``.
@@ -82,7 +82,7 @@ class TicketCharge(NamedTuple):
 
 
 class TicketsTaken(NamedTuple):
-    """What was taken of a day's budget: tickets of one client, and bytes of all."""
+    """The part of a day's budget that is taken: tickets of one client, and bytes of all."""
 
     tickets: int
     size: int

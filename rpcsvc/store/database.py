@@ -93,7 +93,7 @@ class DatabaseUnusable(OSError):
 
 
 class StaleWrite(Exception):
-    """What a write was decided on changed since it was read. Nothing was written: read again."""
+    """Rows that a write was decided on have changed. Nothing was written: read again."""
 
 
 # Writes that a store has made ready.

@@ -58,7 +58,7 @@ class Signed(Struct, frozen=True):
 
 
 class IntegratorFees(Struct, frozen=True):
-    """What an integrator has earned in one asset, by so many settled payouts."""
+    """The earnings of an integrator in one asset, by a number of settled payouts."""
 
     integrator: str
     asset: str

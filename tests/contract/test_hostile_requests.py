@@ -1,4 +1,4 @@
-"""No request of 64 KiB stalls the service, whatever is in it, nor do two hundred at once."""
+"""No request of 64 KiB stalls the service, and neither do two hundred at once."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class EvmChain:
     def reorganise(self, depth: int, *, again: int | None = None) -> list[Transaction]:
         """Replace the newest blocks by ``again`` others (None: one more); what was in them.
 
-        What is doomed does not come back; all else waits anew, in the network and at each node.
+        Doomed payments do not come back; the others wait again, in the network and at each node.
         """
         removed = []
         for _ in range(min(depth, len(self.blocks) - 1)):

@@ -39,7 +39,7 @@ class AuthorizationWallets(Protocol):
         ...
 
     def fee(self, network: str) -> int:
-        """What the gas of one costs, in USDC units. Raises errors.Unavailable while not known."""
+        """Return the cost of one's gas in USDC units. Raises errors.Unavailable while not known."""
         ...
 
     async def require_usable(self, record: AuthorizationRecord) -> None:

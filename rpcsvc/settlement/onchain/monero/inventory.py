@@ -255,7 +255,7 @@ class MoneroInventory:
         return payment
 
     def _decided_by(self, upkeep: _Upkeep) -> Hashable:
-        """What decides whether it is refused: the network's fee, and the outputs."""
+        """Return the facts that decide on a refusal: the network's fee, and the outputs."""
         order = upkeep.order
         return self._per_byte, order.units, order.parts, order.from_indices
 
