@@ -27,7 +27,7 @@ from tests.simulation.loop import ACTOR
 _SLOWEST_SECONDS: Final = 40
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A daemon's own error answer (JSON-RPC)."""
 
     def __init__(self, code: int, text: str, data: Any = None) -> None:
@@ -35,8 +35,8 @@ class Refused(Exception):
         self.error = {"code": code, "message": text} | ({} if data is None else {"data": data})
 
 
-class Daemon(Protocol):
-    """A model that answers as a daemon does. Raises Refused."""
+class DaemonModel(Protocol):
+    """A model that answers as a daemon does. Raises CallRefused."""
 
     def call(self, method: str, params: Any) -> Any:
         """The result of a JSON-RPC call."""
@@ -73,14 +73,14 @@ class Network:
     def __init__(self, loop: asyncio.AbstractEventLoop, chance: random.Random) -> None:
         self._loop = loop
         self._chance = chance
-        self._daemons: dict[str, Daemon] = {}
+        self._daemons: dict[str, DaemonModel] = {}
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
         self.faults = NO_FAULTS
         self.exchanges = 0
 
-    def serve(self, host: str, daemon: Daemon) -> str:
+    def serve(self, host: str, daemon: DaemonModel) -> str:
         """Let a daemon answer at a host; its URL."""
         self._daemons[f"{host}:80"] = daemon
         return f"http://{host}:80"
@@ -141,13 +141,13 @@ def _set(answer: asyncio.Future[_Answer], outcome: _Answer | Exception) -> None:
         answer.set_result(outcome)
 
 
-def _answered(daemon: Daemon, path: str, body: dict[str, Any]) -> bytes:
+def _answered(daemon: DaemonModel, path: str, body: dict[str, Any]) -> bytes:
     if "jsonrpc" not in body:
         return orjson.dumps(daemon.call_path(path, body))
     answer = {"jsonrpc": "2.0", "id": body["id"]}
     try:
         answer["result"] = daemon.call(body["method"], body.get("params"))
-    except Refused as refused:
+    except CallRefused as refused:
         answer["error"] = refused.error
     return orjson.dumps(answer)
 

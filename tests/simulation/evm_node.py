@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.evm.keys import rlp
-from tests.simulation.daemons import Refused
+from tests.simulation.daemons import CallRefused
 from tests.simulation.evm import (
     GWEI,
     Block,
@@ -61,10 +61,10 @@ class EvmNode:
     # --- answers -------------------------------------------------------------------------------
 
     def call(self, method: str, params: Any) -> Any:
-        """The result of a call. Raises Refused."""
+        """The result of a call. Raises CallRefused."""
         answer = _ANSWERS.get(method)
         if answer is None:
-            raise Refused(-32601, f"the method {method} does not exist")
+            raise CallRefused(-32601, f"the method {method} does not exist")
         return answer(self, *params)
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
@@ -118,10 +118,10 @@ class EvmNode:
         ]
 
     def _at(self, which: str) -> int:
-        """The number of a block whose state it has. Raises Refused."""
+        """The number of a block whose state it has. Raises CallRefused."""
         number = self.head.number if which in ("latest", "pending") else int(which, 16)
         if number > self.head.number:
-            raise Refused(-32000, "header not found")
+            raise CallRefused(-32000, "header not found")
         return number
 
     def _nonce(self, account: str, which: str) -> str:
@@ -145,14 +145,14 @@ class EvmNode:
         try:
             return "0x" + self.chain.ask(bytes.fromhex(call["data"][2:]), self._at(which)).hex()
         except Reverted as reverted:
-            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
+            raise CallRefused(3, f"execution reverted: {reverted}", "0x") from reverted
 
     def _estimate(self, call: Mapping[str, str]) -> str:
         data, sender = bytes.fromhex(call["data"][2:]), call["from"].lower()
         try:
             return hex(self.chain.estimate(sender, data, self.head.number))
         except Reverted as reverted:
-            raise Refused(3, f"execution reverted: {reverted}", "0x") from reverted
+            raise CallRefused(3, f"execution reverted: {reverted}", "0x") from reverted
 
     def _known(self, txid: str) -> tuple[Block, Mined] | None:
         """A transaction that is mined in a block that it has."""
@@ -187,7 +187,7 @@ class EvmNode:
         made = decoded(bytes.fromhex(raw[2:]), self.chain.chain_id)
         self.chain.submitted.setdefault((made.sender, made.nonce), {})[made.data] = None
         if (refusal := self._refusal(made)) is not None:
-            raise Refused(-32000, refusal)
+            raise CallRefused(-32000, refusal)
         if self.relays:
             seconds = self._chance.random() * self.relay_seconds
             asyncio.get_running_loop().call_later(seconds, self.chain.receive, made)
@@ -223,7 +223,7 @@ class EvmName:
         self._chance = chance
 
     def call(self, method: str, params: Any) -> Any:
-        """The answer of one of them. Raises Refused."""
+        """The answer of one of them. Raises CallRefused."""
         return self._chance.choice(self._nodes).call(method, params)
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
@@ -236,14 +236,14 @@ class EvmName:
 
 @lru_cache(maxsize=4096)
 def decoded(raw: bytes, chain_id: int) -> Transaction:
-    """A signed EIP-1559 transaction. Raises Refused."""
+    """A signed EIP-1559 transaction. Raises CallRefused."""
     items, rest = _item(raw[1:])
     if raw[:1] != b"\x02" or rest or not isinstance(items, list) or len(items) != _FIELDS:
-        raise Refused(-32000, "transaction type not supported")
+        raise CallRefused(-32000, "transaction type not supported")
     number = [int.from_bytes(each, "big") if isinstance(each, bytes) else 0 for each in items]
     chain, nonce, tip, max_fee, gas, _, value, _, _, parity, r, s = number
     if chain != chain_id:
-        raise Refused(-32000, f"invalid chain id for signer: have {chain} want {chain_id}")
+        raise CallRefused(-32000, f"invalid chain id for signer: have {chain} want {chain_id}")
     digest = usdc.keccak256(b"\x02" + rlp(items[:9]))
     to, data = bytes(items[5]), bytes(items[7])
     sender = signer_of(digest, parity, r, s)

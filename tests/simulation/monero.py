@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.daemons import Refused
+from tests.simulation.daemons import CallRefused
 
 SPENDABLE_AGE: Final = 10
 PER_BYTE: Final = 20_000
@@ -34,7 +34,7 @@ class Paid(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class XmrTransaction:
     """A transaction; ``images`` are the key images that it spends."""
 
     txid: str
@@ -62,7 +62,7 @@ class Transaction:
 class Output:
     """A mined output."""
 
-    made: Transaction
+    made: XmrTransaction
     place: int
     height: int
     global_index: int
@@ -74,14 +74,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class XmrBlock:
     """A block. ``first_index``: the global index of its first output."""
 
     height: int
     hash: str
     previous: str
     timestamp: int
-    mined: tuple[Transaction, ...]
+    mined: tuple[XmrTransaction, ...]
     first_index: int
 
 
@@ -89,7 +89,7 @@ class Block:
 class Waiting:
     """A transaction in the pool. ``broadcast``: the miners have it. ``failed``: abandoned."""
 
-    made: Transaction
+    made: XmrTransaction
     relayed: bool = False
     broadcast: bool = False
     failed: int = 0
@@ -106,27 +106,27 @@ def weight_of(inputs: int, outputs: int) -> int:
     return 800 + 700 * inputs + 60 * outputs
 
 
-def build(images: Sequence[str], outputs: Sequence[Paid], fee: int, salt: int) -> Transaction:
+def build(images: Sequence[str], outputs: Sequence[Paid], fee: int, salt: int) -> XmrTransaction:
     """A signed transaction."""
     body = {"images": list(images), "outputs": outputs, "fee": fee, "salt": salt}
     return decoded(json.dumps(body).encode().hex())
 
 
 @lru_cache(maxsize=8192)
-def decoded(raw: str) -> Transaction:
+def decoded(raw: str) -> XmrTransaction:
     """The transaction of its bytes. Raises ValueError."""
     body = json.loads(bytes.fromhex(raw))
     if not isinstance(body, dict):
         raise ValueError("no transaction")  # noqa: TRY004 - as for other bytes
     outputs = tuple(Paid(*each) for each in body["outputs"])
-    return Transaction(digest(raw), raw, tuple(body["images"]), outputs, body["fee"])
+    return XmrTransaction(digest(raw), raw, tuple(body["images"]), outputs, body["fee"])
 
 
 class MoneroChain:
     """The chain as the network has it, and the pool that monerod shares with the miners."""
 
     def __init__(self, now: Callable[[], int], chance: random.Random) -> None:
-        self.blocks = [Block(0, digest("genesis"), digest("nothing"), now(), (), 0)]
+        self.blocks = [XmrBlock(0, digest("genesis"), digest("nothing"), now(), (), 0)]
         self.pool: dict[str, Waiting] = {}
         self.outputs: dict[str, Output] = {}
         self.spent: dict[str, str] = {}
@@ -141,11 +141,11 @@ class MoneroChain:
         self._chance = chance
 
     @property
-    def top(self) -> Block:
+    def top(self) -> XmrBlock:
         """The newest block."""
         return self.blocks[-1]
 
-    def transaction(self, txid: str) -> Transaction | None:
+    def transaction(self, txid: str) -> XmrTransaction | None:
         """A transaction in a block, or waiting."""
         if (waiting := self.pool.get(txid)) is not None:
             return waiting.made
@@ -170,15 +170,15 @@ class MoneroChain:
             timestamp, salt = max(self._now(), top.timestamp + 1), self._chance.getrandbits(64)
             hash_ = digest(top.hash, timestamp, salt)
             first = top.first_index + sum(len(made.outputs) for made in top.mined)
-            self._add(Block(height, hash_, top.hash, timestamp, tuple(mined), first))
+            self._add(XmrBlock(height, hash_, top.hash, timestamp, tuple(mined), first))
 
     def _is_left_out(self) -> bool:
         return self.left_out > 0 and self._chance.random() < self.left_out
 
-    def _is_forgotten(self, made: Transaction) -> bool:
+    def _is_forgotten(self, made: XmrTransaction) -> bool:
         return not _is_of_people(made) and self._chance.random() < self.forgotten
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: XmrBlock) -> None:
         self.blocks.append(block)
         index = block.first_index
         for made in block.mined:
@@ -208,7 +208,7 @@ class MoneroChain:
         for txid in self.doomed:
             self.pool.pop(txid, None)
 
-    def problem(self, made: Transaction, height: int) -> str | None:
+    def problem(self, made: XmrTransaction, height: int) -> str | None:
         """Why it can't be in a block of this height: the flag of the answer; None: it can."""
         if any(image in self.spent for image in made.images):
             return "double_spend"
@@ -221,7 +221,7 @@ class MoneroChain:
         due = sum(paid.amount for paid in made.outputs) + made.fee
         return None if held == due else "overspend"
 
-    def pay(self, outputs: Sequence[Paid], image: str | None = None) -> Transaction:
+    def pay(self, outputs: Sequence[Paid], image: str | None = None) -> XmrTransaction:
         """Have somebody pay, and the network hear of it. ``image``: what is spent, once more."""
         salt = self._chance.getrandbits(64)
         made = build([image or _BANK + digest("bank", salt)], outputs, 10**7, salt)
@@ -229,11 +229,11 @@ class MoneroChain:
         return made
 
 
-def _is_of_people(made: Transaction) -> bool:
+def _is_of_people(made: XmrTransaction) -> bool:
     return made.images[0].startswith(_BANK)
 
 
-class Monerod:
+class MonerodModel:
     """The node that the service asks. ``relays``: whether it sends on what it takes.
 
     ``is_syncing``: it has not caught up with its peers since it was started.
@@ -290,10 +290,10 @@ class Monerod:
     # --- answers -------------------------------------------------------------------------------
 
     def call(self, method: str, params: Any) -> Any:
-        """The result of a JSON-RPC call. Raises Refused."""
+        """The result of a JSON-RPC call. Raises CallRefused."""
         answer = _METHODS.get(method)
         if answer is None:
-            raise Refused(_NO_METHOD, "Method not found")
+            raise CallRefused(_NO_METHOD, "Method not found")
         return answer(self, params or {})
 
     def call_path(self, path: str, body: dict[str, Any]) -> Any:
@@ -318,7 +318,7 @@ class Monerod:
     def _header(self, params: Mapping[str, int]) -> Any:
         height = params["height"]
         if height >= len(self.chain.blocks):
-            raise Refused(_ABOVE_TOP, f"Requested block height: {height} greater than top")
+            raise CallRefused(_ABOVE_TOP, f"Requested block height: {height} greater than top")
         block = self.chain.blocks[height]
         header = {
             "height": height,
@@ -336,7 +336,7 @@ class Monerod:
         for txid in params["txids"]:
             waiting = self.chain.pool.get(txid)
             if waiting is None:
-                raise Refused(-5, f"transaction not found in pool: {txid}")
+                raise CallRefused(-5, f"transaction not found in pool: {txid}")
             waiting.relayed = waiting.broadcast = True
         return {"status": "OK"}
 
@@ -393,16 +393,16 @@ class Monerod:
         return self.submit(body["tx_as_hex"])
 
 
-_METHODS: Final[Mapping[str, Callable[[Monerod, Any], Any]]] = {
-    "get_info": Monerod._info,
-    "get_block_header_by_height": Monerod._header,
-    "get_fee_estimate": Monerod._fees,
-    "relay_tx": Monerod._relay,
-    "flush_txpool": Monerod._flush,
+_METHODS: Final[Mapping[str, Callable[[MonerodModel, Any], Any]]] = {
+    "get_info": MonerodModel._info,
+    "get_block_header_by_height": MonerodModel._header,
+    "get_fee_estimate": MonerodModel._fees,
+    "relay_tx": MonerodModel._relay,
+    "flush_txpool": MonerodModel._flush,
 }
-_PATHS: Final[Mapping[str, Callable[[Monerod, Any], Any]]] = {
-    "/get_transactions": Monerod._transactions,
-    "/is_key_image_spent": Monerod._images,
-    "/get_transaction_pool": Monerod._pool,
-    "/send_raw_transaction": Monerod._submitted,
+_PATHS: Final[Mapping[str, Callable[[MonerodModel, Any], Any]]] = {
+    "/get_transactions": MonerodModel._transactions,
+    "/is_key_image_spent": MonerodModel._images,
+    "/get_transaction_pool": MonerodModel._pool,
+    "/send_raw_transaction": MonerodModel._submitted,
 }

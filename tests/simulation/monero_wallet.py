@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 from rpcsvc.domain.addresses import MoneroNetwork, parse_monero_address, stagenet_subaddress
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
-from tests.simulation.daemons import Refused
+from tests.simulation.daemons import CallRefused
 from tests.simulation.monero import (
     PER_BYTE,
     SPENDABLE_AGE,
-    Block,
-    Monerod,
+    MonerodModel,
     Paid,
-    Transaction,
+    XmrBlock,
+    XmrTransaction,
     build,
     decoded,
     digest,
@@ -41,7 +41,7 @@ _MISSES: Final = 2
 _NETWORKS: Final = tuple(MoneroNetwork)
 
 
-class Received(NamedTuple):
+class XmrReceived(NamedTuple):
     """An output of the wallet. ``spent_at``: the block that it was seen spent in."""
 
     txid: str
@@ -55,10 +55,10 @@ class Received(NamedTuple):
     frozen: bool = False
 
 
-class Sent(NamedTuple):
+class XmrSent(NamedTuple):
     """A transaction of the wallet. ``change`` came back, or will."""
 
-    made: Transaction
+    made: XmrTransaction
     amount: int
     change: int
     minor: int
@@ -73,12 +73,12 @@ class Wallet:
 
     highest: int = 0
     scanned: list[str] = field(default_factory=list)
-    received: dict[str, Received] = field(default_factory=dict)
-    pool: dict[str, Transaction] = field(default_factory=dict)
+    received: dict[str, XmrReceived] = field(default_factory=dict)
+    pool: dict[str, XmrTransaction] = field(default_factory=dict)
     doubtful: dict[str, None] = field(default_factory=dict)
-    out: dict[str, Sent] = field(default_factory=dict)
-    pending: dict[str, Sent] = field(default_factory=dict)
-    failed: dict[str, Sent] = field(default_factory=dict)
+    out: dict[str, XmrSent] = field(default_factory=dict)
+    pending: dict[str, XmrSent] = field(default_factory=dict)
+    failed: dict[str, XmrSent] = field(default_factory=dict)
     keys: dict[str, tuple[Paid, ...]] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
 
@@ -99,12 +99,12 @@ def address_of(minor: int) -> str:
     return address
 
 
-class WalletRpc:
+class WalletModel:
     """The wallet's daemon. It needs its node for all that is not in the wallet."""
 
     FILE: Final = "treasury"
 
-    def __init__(self, node: Monerod, chance: random.Random) -> None:
+    def __init__(self, node: MonerodModel, chance: random.Random) -> None:
         self._node = node
         self._chance = chance
         self._file = Wallet()
@@ -119,10 +119,10 @@ class WalletRpc:
         raise NotImplementedError(path, body)
 
     def call(self, method: str, params: Any) -> Any:
-        """The result of a call. Raises Refused."""
+        """The result of a call. Raises CallRefused."""
         answer = _METHODS.get(method)
         if answer is None:
-            raise Refused(-32601, "Method not found")
+            raise CallRefused(-32601, "Method not found")
         return answer(self, params or {}) or {}
 
     @staticmethod
@@ -133,12 +133,12 @@ class WalletRpc:
     @property
     def _wallet(self) -> Wallet:
         if self._open is None:
-            raise Refused(WalletCode.NOT_OPEN, "No wallet file")
+            raise CallRefused(WalletCode.NOT_OPEN, "No wallet file")
         return self._open
 
     def _require_node(self) -> None:
         if self._node.is_away:
-            raise Refused(WalletCode.NO_DAEMON, "no connection to daemon")
+            raise CallRefused(WalletCode.NO_DAEMON, "no connection to daemon")
 
     def _minor_of(self, address: str) -> int | None:
         """The index of an address of the wallet, as far as it looks ahead."""
@@ -152,7 +152,7 @@ class WalletRpc:
 
     def _open_file(self, params: Mapping[str, str]) -> Any:
         if params["filename"] != self.FILE:
-            raise Refused(WalletCode.UNKNOWN, "Failed to open wallet")
+            raise CallRefused(WalletCode.UNKNOWN, "Failed to open wallet")
         self._open = self._file.copy()
 
     def _close(self, _params: Any) -> Any:
@@ -168,14 +168,14 @@ class WalletRpc:
     def _addresses(self, params: Mapping[str, Any]) -> Any:
         minors = params.get("address_index") or range(self._wallet.highest + 1)
         if any(minor > self._wallet.highest for minor in minors):
-            raise Refused(WalletCode.NO_SUCH_ADDRESS, "address index is out of bound")
+            raise CallRefused(WalletCode.NO_SUCH_ADDRESS, "address index is out of bound")
         listed = [{"address_index": minor, "address": address_of(minor)} for minor in minors]
         return {"address": address_of(0), "addresses": listed}
 
     def _create(self, params: Mapping[str, int]) -> Any:
         wallet, count = self._wallet, params.get("count", 1)
         if not 1 <= count <= _MOST_ADDRESSES:
-            raise Refused(WalletCode.UNKNOWN, "Count must be between 1 and 64.")
+            raise CallRefused(WalletCode.UNKNOWN, "Count must be between 1 and 64.")
         minors = list(range(wallet.highest + 1, wallet.highest + count + 1))
         wallet.highest = minors[-1]
         addresses = [address_of(minor) for minor in minors]
@@ -184,7 +184,7 @@ class WalletRpc:
     def _index(self, params: Mapping[str, str]) -> Any:
         minor = self._minor_of(params["address"])
         if minor is None:
-            raise Refused(WalletCode.WRONG_ADDRESS, "Address doesn't belong to the wallet")
+            raise CallRefused(WalletCode.WRONG_ADDRESS, "Address doesn't belong to the wallet")
         return {"index": {"major": 0, "minor": minor}}
 
     def _validate(self, params: Mapping[str, str]) -> Any:
@@ -230,7 +230,7 @@ class WalletRpc:
             if sent.height >= fork:
                 del wallet.out[txid]
 
-    def _scan(self, block: Block) -> None:
+    def _scan(self, block: XmrBlock) -> None:
         wallet = self._wallet
         wallet.scanned.append(block.hash)
         index = block.first_index
@@ -242,13 +242,15 @@ class WalletRpc:
             for place, paid in enumerate(made.outputs):
                 minor = self._minor_of(paid.address)
                 if minor is not None:
-                    found = Received(made.txid, place, minor, paid.amount, block.height, index)
+                    found = XmrReceived(made.txid, place, minor, paid.amount, block.height, index)
                     wallet.received[made.image_of(place)] = found
                 index += 1
             if spent:
                 self._note_mined(made, block, [wallet.received[image] for image in spent])
 
-    def _note_mined(self, made: Transaction, block: Block, spent: Sequence[Received]) -> None:
+    def _note_mined(
+        self, made: XmrTransaction, block: XmrBlock, spent: Sequence[XmrReceived]
+    ) -> None:
         """Of a payment that it has forgotten it knows no destinations."""
         wallet = self._wallet
         change = self._own(made)
@@ -257,13 +259,13 @@ class WalletRpc:
             paid.amount for paid in destinations if self._minor_of(paid.address) is not None
         )
         amount = sum(item.amount for item in spent) - made.fee - change + to_itself
-        wallet.out[made.txid] = Sent(
+        wallet.out[made.txid] = XmrSent(
             made, amount, change, spent[0].minor, block.timestamp, block.height, destinations
         )
         wallet.pending.pop(made.txid, None)
         wallet.failed.pop(made.txid, None)
 
-    def _own(self, made: Transaction) -> int:
+    def _own(self, made: XmrTransaction) -> int:
         """What a transaction pays to the wallet."""
         return sum(paid.amount for paid in made.outputs if self._minor_of(paid.address) is not None)
 
@@ -334,7 +336,7 @@ class WalletRpc:
         )
         found = [e for listed in everything.values() for e in listed if e["txid"] == params["txid"]]
         if not found:
-            raise Refused(WalletCode.WRONG_TXID, "Transaction not found.")
+            raise CallRefused(WalletCode.WRONG_TXID, "XmrTransaction not found.")
         return {"transfer": found[0], "transfers": found}
 
     def _came(self) -> Iterator[Any]:
@@ -360,7 +362,7 @@ class WalletRpc:
                 entry = self._entry("pool", txid, minor, amount, 0)
                 yield entry | {"double_spend_seen": txid in wallet.doubtful}
 
-    def _went(self, kind: str, sent: Sent) -> Any:
+    def _went(self, kind: str, sent: XmrSent) -> Any:
         entry = self._entry(kind, sent.made.txid, sent.minor, sent.amount, sent.height)
         listed = [{"address": paid.address, "amount": paid.amount} for paid in sent.destinations]
         return (
@@ -386,7 +388,7 @@ class WalletRpc:
             "double_spend_seen": False,
         }
 
-    def _is_unlocked(self, item: Received) -> bool:
+    def _is_unlocked(self, item: XmrReceived) -> bool:
         scanned: int = len(self._wallet.scanned)
         return item.height + SPENDABLE_AGE <= scanned
 
@@ -436,11 +438,11 @@ class WalletRpc:
         to = [Paid(each["address"], each["amount"]) for each in params["destinations"]]
         for paid in to:
             if not self._validate({"address": paid.address})["valid"]:
-                raise Refused(WalletCode.WRONG_ADDRESS, f"Invalid destination: {paid.address}")
+                raise CallRefused(WalletCode.WRONG_ADDRESS, f"Invalid destination: {paid.address}")
         due, minors = sum(paid.amount for paid in to), params.get("subaddr_indices")
         usable = self._usable(minors)
         self._chance.shuffle(usable)
-        chosen: list[tuple[str, Received]] = []
+        chosen: list[tuple[str, XmrReceived]] = []
         fee = 0
         while sum(item.amount for _, item in chosen) < due + fee or not chosen:
             if not usable:
@@ -448,10 +450,10 @@ class WalletRpc:
             chosen.append(usable.pop())
             fee = self._fee(params, len(chosen), len(to) + 1)
         if len(chosen) > _MOST_INPUTS:
-            raise Refused(WalletCode.TX_NOT_POSSIBLE, "Transaction would be too large")
+            raise CallRefused(WalletCode.TX_NOT_POSSIBLE, "XmrTransaction would be too large")
         return self._signed(chosen, to, fee)
 
-    def _usable(self, minors: Sequence[int] | None) -> list[tuple[str, Received]]:
+    def _usable(self, minors: Sequence[int] | None) -> list[tuple[str, XmrReceived]]:
         return [
             (image, item)
             for image, item in self._wallet.received.items()
@@ -461,15 +463,15 @@ class WalletRpc:
             and (not minors or item.minor in minors)
         ]
 
-    def _short(self, due: int, minors: Sequence[int] | None) -> Refused:
+    def _short(self, due: int, minors: Sequence[int] | None) -> CallRefused:
         held = sum(
             item.amount
             for item in self._wallet.received.values()
             if not item.is_spent and (not minors or item.minor in minors)
         )
         if held < due:
-            return Refused(WalletCode.NOT_ENOUGH_MONEY, "not enough money")
-        return Refused(WalletCode.NOT_ENOUGH_UNLOCKED, "not enough unlocked money")
+            return CallRefused(WalletCode.NOT_ENOUGH_MONEY, "not enough money")
+        return CallRefused(WalletCode.NOT_ENOUGH_UNLOCKED, "not enough unlocked money")
 
     def _fee(self, params: Mapping[str, int], inputs: int, outputs: int) -> int:
         return PER_BYTE * _FACTORS[params.get("priority", 0)] * weight_of(inputs, outputs)
@@ -479,11 +481,11 @@ class WalletRpc:
         image = params["key_image"]
         item = next((each for known, each in self._usable(None) if known == image), None)
         if item is None:
-            raise Refused(WalletCode.UNKNOWN, "No spendable output of that key image")
+            raise CallRefused(WalletCode.UNKNOWN, "No spendable output of that key image")
         fee = self._fee(params, 1, 2)
         return self._signed([(image, item)], [Paid(params["address"], item.amount - fee)], fee)
 
-    def _signed(self, chosen: Sequence[tuple[str, Received]], to: list[Paid], fee: int) -> Any:
+    def _signed(self, chosen: Sequence[tuple[str, XmrReceived]], to: list[Paid], fee: int) -> Any:
         change = sum(item.amount for _, item in chosen) - sum(paid.amount for paid in to) - fee
         outputs = [*to, *([Paid(address_of(0), change)] if change else [])]
         images = [image for image, _ in chosen]
@@ -505,7 +507,7 @@ class WalletRpc:
         made, count = decoded(metadata[2:]), int(metadata[:2], 16)
         said = self._node.submit(made.raw)
         if said["status"] != "OK":
-            raise Refused(WalletCode.TRANSFER_FAILED, "transaction was rejected by daemon")
+            raise CallRefused(WalletCode.TRANSFER_FAILED, "transaction was rejected by daemon")
         spent = [wallet.received[image] for image in made.images if image in wallet.received]
         for image in made.images:
             if image in wallet.received:
@@ -515,7 +517,7 @@ class WalletRpc:
         change = sum(paid.amount for paid in made.outputs[count:])
         minor = spent[0].minor if spent else 0
         now, amount = self._node.chain.top.timestamp, sum(paid.amount for paid in to)
-        wallet.pending[made.txid] = Sent(made, amount, change, minor, now, 0, to)
+        wallet.pending[made.txid] = XmrSent(made, amount, change, minor, now, 0, to)
         return {"tx_hash": made.txid}
 
     def _freeze(self, params: Mapping[str, str]) -> Any:
@@ -527,21 +529,21 @@ class WalletRpc:
     def _set_frozen(self, image: str, *, frozen: bool) -> None:
         received = self._wallet.received
         if image not in received:
-            raise Refused(WalletCode.UNKNOWN, "Key image not found")
+            raise CallRefused(WalletCode.UNKNOWN, "Key image not found")
         received[image] = received[image]._replace(frozen=frozen)
 
     # --- proving -------------------------------------------------------------------------------
 
     def _key(self, params: Mapping[str, str]) -> Any:
         if params["txid"] not in self._wallet.keys:
-            raise Refused(WalletCode.NO_TX_KEY, "No tx secret key is stored for this tx")
+            raise CallRefused(WalletCode.NO_TX_KEY, "No tx secret key is stored for this tx")
         made = self._node.chain.transaction(params["txid"])
         return {"tx_key": "" if made is None else made.key}
 
     def _proof(self, params: Mapping[str, str]) -> Any:
         self._require_node()
         if params["txid"] not in self._wallet.keys:
-            raise Refused(WalletCode.UNKNOWN, "Tx secret key wasn't found in the wallet file.")
+            raise CallRefused(WalletCode.UNKNOWN, "Tx secret key wasn't found in the wallet file.")
         return {"signature": _proof(params)}
 
     def _check_proof(self, params: Mapping[str, str]) -> Any:
@@ -560,7 +562,7 @@ class WalletRpc:
         chain, txid = self._node.chain, params["txid"]
         made = chain.transaction(txid)
         if made is None:
-            raise Refused(WalletCode.UNKNOWN, "Failed to get transaction from daemon")
+            raise CallRefused(WalletCode.UNKNOWN, "Failed to get transaction from daemon")
         height = chain.heights.get(txid)
         return {
             "received": sum(p.amount for p in made.outputs if p.address == params["address"]),
@@ -573,31 +575,31 @@ def _proof(params: Mapping[str, str]) -> str:
     return "OutProofV2" + digest(params["txid"], params["address"], params.get("message", ""))
 
 
-_METHODS: Final[Mapping[str, Callable[[WalletRpc, Any], Any]]] = {
-    "get_version": WalletRpc._version,
-    "open_wallet": WalletRpc._open_file,
-    "close_wallet": WalletRpc._close,
-    "store": WalletRpc._store,
-    "auto_refresh": WalletRpc._nothing,
-    "get_height": WalletRpc._height,
-    "refresh": WalletRpc._refresh,
-    "rescan_blockchain": WalletRpc._rescan,
-    "rescan_spent": WalletRpc._rescan_spent,
-    "get_address": WalletRpc._addresses,
-    "create_address": WalletRpc._create,
-    "get_address_index": WalletRpc._index,
-    "validate_address": WalletRpc._validate,
-    "get_transfers": WalletRpc._transfers,
-    "get_transfer_by_txid": WalletRpc._of_transaction,
-    "get_balance": WalletRpc._balance,
-    "incoming_transfers": WalletRpc._outputs,
-    "transfer": WalletRpc._prepare,
-    "sweep_single": WalletRpc._prepare_sweep,
-    "relay_tx": WalletRpc._relay,
-    "freeze": WalletRpc._freeze,
-    "thaw": WalletRpc._thaw,
-    "get_tx_key": WalletRpc._key,
-    "get_tx_proof": WalletRpc._proof,
-    "check_tx_proof": WalletRpc._check_proof,
-    "check_tx_key": WalletRpc._check_key,
+_METHODS: Final[Mapping[str, Callable[[WalletModel, Any], Any]]] = {
+    "get_version": WalletModel._version,
+    "open_wallet": WalletModel._open_file,
+    "close_wallet": WalletModel._close,
+    "store": WalletModel._store,
+    "auto_refresh": WalletModel._nothing,
+    "get_height": WalletModel._height,
+    "refresh": WalletModel._refresh,
+    "rescan_blockchain": WalletModel._rescan,
+    "rescan_spent": WalletModel._rescan_spent,
+    "get_address": WalletModel._addresses,
+    "create_address": WalletModel._create,
+    "get_address_index": WalletModel._index,
+    "validate_address": WalletModel._validate,
+    "get_transfers": WalletModel._transfers,
+    "get_transfer_by_txid": WalletModel._of_transaction,
+    "get_balance": WalletModel._balance,
+    "incoming_transfers": WalletModel._outputs,
+    "transfer": WalletModel._prepare,
+    "sweep_single": WalletModel._prepare_sweep,
+    "relay_tx": WalletModel._relay,
+    "freeze": WalletModel._freeze,
+    "thaw": WalletModel._thaw,
+    "get_tx_key": WalletModel._key,
+    "get_tx_proof": WalletModel._proof,
+    "check_tx_proof": WalletModel._check_proof,
+    "check_tx_key": WalletModel._check_key,
 }

@@ -28,8 +28,8 @@ from tests.simulation.daemons import NO_FAULTS, Network, NetworkFaults
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.evm import GWEI, EvmChain, Holding
 from tests.simulation.evm_node import EvmName, EvmNode
-from tests.simulation.monero import MoneroChain, Monerod, Paid
-from tests.simulation.monero_wallet import WalletRpc, address_of
+from tests.simulation.monero import MoneroChain, MonerodModel, Paid
+from tests.simulation.monero_wallet import WalletModel, address_of
 from tests.simulation.universe import (
     Faults,
     Order,
@@ -126,8 +126,8 @@ class OnchainUniverse(Universe):
         self.evm = EvmChain(_CHAIN_ID, _TOKEN, self._now, self._fork(), {self.hot: opening})
         self.nodes = [EvmNode(self.evm, self._fork()) for _ in range(chance.choice([1, 1, 2]))]
         self.monero = MoneroChain(self._now, self._fork())
-        self.monerod = Monerod(self.monero, "stagenet", self._fork())
-        self.wallet = WalletRpc(self.monerod, self._fork())
+        self.monerod = MonerodModel(self.monero, "stagenet", self._fork())
+        self.wallet = WalletModel(self.monerod, self._fork())
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0}
@@ -159,7 +159,7 @@ class OnchainUniverse(Universe):
             "onchain.monero_network": "stagenet",
             "onchain.monerod_url": self.network.serve("monerod", self.monerod),
             "onchain.wallet_url": self.network.serve("wallet", self.wallet),
-            "onchain.wallet_file": WalletRpc.FILE,
+            "onchain.wallet_file": WalletModel.FILE,
             "onchain.nodes": f"arbitrum={self.network.serve('evm', evm)}",
             "onchain.key_file": str(key_file),
             "onchain.xmr_confirmations": f"0={CONFIRMATIONS}",

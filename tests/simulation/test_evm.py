@@ -106,7 +106,7 @@ def test_replacement_needs_a_higher_fee() -> None:
     on_chain(story)
 
 
-def test_reorganisation_brings_payments_back_but_for_the_displaced() -> None:
+def test_reorganisation_brings_payments_back() -> None:
     async def story(client: EvmClient, chain: EvmChain, _node: EvmNode) -> None:
         kept = await client.submit(signed(0, usdc.transfer(PAYEE, 1)))
         gone = chain.send(OWNER.address, usdc.transfer(PAYEE, 2))

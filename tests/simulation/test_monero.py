@@ -22,8 +22,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from tests.simulation.daemons import Network
 from tests.simulation.loop import new_loop
-from tests.simulation.monero import SPENDABLE_AGE, MoneroChain, Monerod, Paid
-from tests.simulation.monero_wallet import WalletRpc, address_of
+from tests.simulation.monero import SPENDABLE_AGE, MoneroChain, MonerodModel, Paid
+from tests.simulation.monero_wallet import WalletModel, address_of
 
 XMR: Final = 10**12
 PAYEE: Final = stagenet_subaddress(bytes([7] * 64))
@@ -31,9 +31,9 @@ PAYEE: Final = stagenet_subaddress(bytes([7] * 64))
 
 class World(NamedTuple):
     chain: MoneroChain
-    daemon: Monerod
+    daemon: MonerodModel
     node: MonerodClient
-    wallet_rpc: WalletRpc
+    wallet_rpc: WalletModel
     wallet: WalletClient
 
     async def fund(self, *amounts: int) -> None:
@@ -46,7 +46,7 @@ class World(NamedTuple):
 
     async def reopened(self) -> None:
         self.wallet_rpc.restart()
-        await self.wallet.open(WalletRpc.FILE, "")
+        await self.wallet.open(WalletModel.FILE, "")
 
     async def sent(self, txid: str) -> list[WalletTransferKind]:
         return [item.kind for item in await self.wallet.transfer(txid)]
@@ -59,14 +59,14 @@ def in_world(story: Callable[[World], Awaitable[None]]) -> None:
     """Run a story with clients of a new node and wallet."""
     loop, chance = new_loop(1), random.Random(1)
     chain = MoneroChain(lambda: 1_700_000_000, chance)
-    daemon, network = Monerod(chain, "stagenet", chance), Network(loop, chance)
-    wallet_rpc = WalletRpc(daemon, chance)
+    daemon, network = MonerodModel(chain, "stagenet", chance), Network(loop, chance)
+    wallet_rpc = WalletModel(daemon, chance)
     at = DaemonEndpoint("node", network.serve("monerod", daemon))
     wallet_at = DaemonEndpoint("wallet", network.serve("wallet", wallet_rpc), serial=True)
 
     async def run() -> None:
         async with MonerodClient(at) as node, WalletClient(wallet_at) as wallet:
-            await wallet.open(WalletRpc.FILE, "")
+            await wallet.open(WalletModel.FILE, "")
             await story(World(chain, daemon, node, wallet_rpc, wallet))
 
     with network.carrying():
@@ -180,7 +180,7 @@ def test_stored_payment_survives_a_restart_of_the_wallet() -> None:
     in_world(story)
 
 
-def test_payment_missing_from_the_pool_fails_and_frees_its_inputs() -> None:
+def test_payment_missing_from_the_pool_frees_its_inputs() -> None:
     async def story(world: World) -> None:
         await world.fund(XMR)
         made = await world.prepared()
@@ -195,7 +195,7 @@ def test_payment_missing_from_the_pool_fails_and_frees_its_inputs() -> None:
     in_world(story)
 
 
-def test_popped_blocks_return_payments_and_a_wallet_waits_for_the_new_branch() -> None:
+def test_popped_blocks_return_payments_to_the_pool() -> None:
     async def story(world: World) -> None:
         world.chain.mine()
         await world.fund(XMR)
@@ -227,7 +227,7 @@ def test_bytes_are_refused_while_their_inputs_are_off_the_chain() -> None:
     in_world(story)
 
 
-def test_payment_that_was_invalid_for_a_moment_is_abandoned_until_offered_anew() -> None:
+def test_payment_once_invalid_waits_to_be_offered_again() -> None:
     async def story(world: World) -> None:
         await world.fund(XMR)
         made = await world.prepared()
