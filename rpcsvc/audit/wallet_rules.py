@@ -267,6 +267,11 @@ def _taken(
     if sweep.state == "signed":
         pending.append(f"sweep {sweep.payment_id} is under way")
         return sweep.units if is_mined else 0
+    if sweep.state == "void" and is_mined:
+        # The block in which it failed was replaced, and it was mined again. The service records
+        # that when it next looks at the address, within the hour.
+        pending.append(f"sweep {sweep.payment_id} had failed and is mined after all")
+        return sweep.units
     if payment is None or payment.state != "settled" or not sweep.taken or is_mined:
         return sweep.taken
     pending.append(f"sweep {sweep.payment_id} was settled and is off the chain")

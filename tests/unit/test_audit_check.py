@@ -548,6 +548,20 @@ def test_settled_sweep_off_the_chain_is_pending_until_it_fails() -> None:
     assert (report.differences, report.pending) == ((), ())
 
 
+def test_void_sweep_that_is_mined_after_all_is_pending() -> None:
+    """The block in which it failed was replaced, and the service has not looked again yet."""
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.sweep(order)
+    world.sweeps[0] = replace(world.sweeps[0], state="void", taken=0)
+    world.payments[-1] = replace(world.payments[-1], state="failed")
+    report = audited(world)
+    assert report.differences == ()
+    assert report.pending == (f"sweep sweep-{order.order_id} had failed and is mined after all",)
+    world.moves[-1] = replace(world.moves[-1], units=world.moves[-1].units + 1)
+    assert kinds(audited(world)) == {"sweep"}
+
+
 def test_sweep_by_another_key_copy_is_what_its_address_lost() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
