@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIGHT := $(VENV)/.installed-light
 BENCH := $(VENV)/.installed-bench
+FUZZ := $(VENV)/.installed-fuzz
 PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 .PHONY: help install run demo test check bench profile generate lock crash regtest regtest-demo regtest-soak browser screenshots
-.PHONY: cluster simulate container spectral alerts conformance clients clean
+.PHONY: cluster simulate mutants fuzz container spectral alerts conformance clients clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +32,11 @@ $(LIGHT): pyproject.toml | $(BIN)/python
 # The libraries that the benchmark compares with, needed by nothing else.
 $(BENCH): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+# Coverage for `make fuzz`, needed by nothing else.
+$(FUZZ): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything that the other targets need
@@ -67,6 +73,12 @@ regtest-soak: install ## orders, faults and reorganisations at random on the who
 
 simulate: install ## run whole services under random seeds: ENGINE=onchain or sandbox, SECONDS=60, ORDERS=100, or one SEED=
 	$(BIN)/python -m tests.simulation --engine $(or $(ENGINE),onchain) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) --orders $(or $(ORDERS),100)
+
+mutants: install ## plant faults that could lose money, one at a time: NAMES= some, SUITE=simulation or test, SECONDS=60 each
+	$(BIN)/python -m tests.mutants $(NAMES) --suite $(or $(SUITE),simulation) --seconds $(or $(SECONDS),60)
+
+fuzz: $(FUZZ) ## feed readers of strangers' bytes under coverage: TARGETS= some, SECONDS=60 each
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(SECONDS),60)
 
 cluster: install ## three replicas on PostgreSQL behind HAProxy: the demo over it, before and after a kill -9
 	tools/cluster/install

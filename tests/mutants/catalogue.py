@@ -21,120 +21,143 @@ class Mutant(NamedTuple):
 MUTANTS: Final = (
     # --- the rules of an order -----------------------------------------------------------------
     Mutant(
-        "underpaid-is-swapped", "an order that is paid short is paid out in full",
+        "underpaid-is-swapped",
+        "an order that is paid short is paid out in full",
         "    if total >= order.terms.deposit_amount:\n        return _swap(order, total)",
         "    if total > 0:\n        return _swap(order, order.terms.deposit_amount)",
     ),
     Mutant(
-        "overpaid-is-swapped", "a deposit over the maximum is swapped at the quoted rate",
+        "overpaid-is-swapped",
+        "a deposit over the maximum is swapped at the quoted rate",
         "    if total > order.terms.max_deposit:\n        return refund(order, OrderReason.ABOVE",
         "    if total > 99 * order.terms.max_deposit:\n        return refund(order, OrderReason.ABOVE",
     ),
     Mutant(
-        "below-minimum-is-kept", "a deposit below the minimum is neither swapped nor refunded",
+        "below-minimum-is-kept",
+        "a deposit below the minimum is neither swapped nor refunded",
         "    return refund(order, OrderReason.BELOW_MINIMUM)",
         "    return Transition(replace(order, status=OrderStatus.EXPIRED))",
     ),
     Mutant(
-        "late-extra-is-kept", "a deposit that is confirmed after the decision is never refunded",
+        "late-extra-is-kept",
+        "a deposit that is confirmed after the decision is never refunded",
         "    return refund_extra(_record_confirmed(order, event))",
         "    return Transition(_record_confirmed(order, event))",
     ),
     Mutant(
-        "removed-deposit-is-paid", "a payout stays planned although its deposit was taken back",
+        "removed-deposit-is-paid",
+        "a payout stays planned although its deposit was taken back",
         "        return refund_extra(order)\n    return decide(cancel_planned(order), now)",
         "        return refund_extra(order)\n    return Transition(order)",
     ),
     Mutant(
-        "failed-payout-is-not-refunded", "the deposits of a payout that failed stay spent",
+        "failed-payout-is-not-refunded",
+        "the deposits of a payout that failed stay spent",
         "    order = release(put(order, ended), transfer.transfer_id)",
         "    order = put(order, ended)",
     ),
     Mutant(
-        "removed-refund-goes-on", "a refund is planned again with a deposit that is gone",
+        "removed-refund-goes-on",
+        "a refund is planned again with a deposit that is gone",
         "    return refund_extra(remove_deposit(order, event))",
         "    return refund_extra(order)",
     ),
     # --- commit, then act ----------------------------------------------------------------------
     Mutant(
-        "effects-are-forgotten", "after a restart a committed payout is not carried out",
+        "effects-are-forgotten",
+        "after a restart a committed payout is not carried out",
         "        for effect in pending:\n            self._push(effect",
         "        for effect in pending[:0]:\n            self._push(effect",
     ),
     Mutant(
-        "effect-ends-too-soon", "a transfer whose outcome is unknown is never looked at again",
+        "effect-ends-too-soon",
+        "a transfer whose outcome is unknown is never looked at again",
         "    ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)",
         "    ended = verdict.outcome is not Outcome.PENDING",
     ),
     Mutant(
-        "unknown-is-failed", "a payout whose publication raised an error is refunded as well",
+        "unknown-is-failed",
+        "a payout whose publication raised an error is refunded as well",
         "        return Verdict(Outcome.UNKNOWN, type(error).__name__)",
         "        return Verdict(Outcome.FAILED, type(error).__name__)",
     ),
     Mutant(
-        "version-is-not-compared", "an order that another process changed is overwritten",
+        "version-is-not-compared",
+        "an order that another process changed is overwritten",
         '"order_id = :order_id AND version = :based_on")',
         '"order_id = :order_id AND :based_on >= 0")',
     ),
     Mutant(
-        "key-is-not-looked-up", "the same idempotency key makes a second order",
+        "key-is-not-looked-up",
+        "the same idempotency key makes a second order",
         "        if stored is not None:\n            require_same(stored.operation",
         "        if stored is not None and stored.body == b'':\n            require_same(stored.operation",
     ),
     Mutant(
-        "deposit-is-not-asked-again", "a payout is signed for a deposit that the chain has lost",
+        "deposit-is-not-asked-again",
+        "a payout is signed for a deposit that the chain has lost",
         "        return await self._has_its_deposits(order)",
         "        return True",
     ),
     Mutant(
-        "signed-is-not-checked-again", "what changed while a payment was signed is paid anyway",
+        "signed-is-not-checked-again",
+        "what changed while a payment was signed is paid anyway",
         "            if check is not None:\n                await check(",
         "            if check is None:\n                await check(",
     ),
     Mutant(
-        "recorded-before-acknowledged", "a deposit whose event failed is acknowledged all the same",
+        "recorded-before-acknowledged",
+        "a deposit whose event failed is acknowledged all the same",
         "            if not self.quarantine.is_broken(order_id, step):",
         "            if step:",
     ),
     # --- leases --------------------------------------------------------------------------------
     Mutant(
-        "write-without-fence", "a replica that has lost its lease goes on writing",
+        "write-without-fence",
+        "a replica that has lost its lease goes on writing",
         "            await self._db.write([self._fence, *statements])",
         "            await self._db.write([*statements])",
     ),
     Mutant(
-        "lease-is-taken-early", "two replicas hold the lease at once",
+        "lease-is-taken-early",
+        "two replicas hold the lease at once",
         "(expires_at IS NULL OR expires_at <= now_ms())",
         "(expires_at IS NULL OR expires_at <= now_ms() + 9000)",
     ),
     Mutant(
-        "lease-lasts-longer", "a replica signs after its lease has ended",
+        "lease-lasts-longer",
+        "a replica signs after its lease has ended",
         "self._now_ms() < self._ends_at - MARGIN_MS",
         "self._now_ms() < self._ends_at + 60_000",
     ),
     Mutant(
-        "lease-counts-from-the-answer", "a slow answer of the database makes a lease longer",
+        "lease-counts-from-the-answer",
+        "a slow answer of the database makes a lease longer",
         "            lease.extend(asked_at + lasts_ms)",
         "            lease.extend(self._now_ms() + lasts_ms)",
     ),
     Mutant(
-        "published-without-lease", "a replica publishes although its lease has no time left",
+        "published-without-lease",
+        "a replica publishes although its lease has no time left",
         "            if verdict.outcome is Outcome.ABSENT and lease.has_time():",
         "            if verdict.outcome is Outcome.ABSENT:",
     ),
     # --- USDC payments -------------------------------------------------------------------------
     Mutant(
-        "nonce-of-the-node", "a signed and unpublished payment's nonce is signed for another",
+        "nonce-of-the-node",
+        "a signed and unpublished payment's nonce is signed for another",
         "        return max(pending, own)",
         "        return pending",
     ),
     Mutant(
-        "unpublished-is-passed", "a payout is signed behind one that no node may ever get",
+        "unpublished-is-passed",
+        "a payout is signed behind one that no node may ever get",
         "                return earlier.payment_id\n        return None",
         "                continue\n        return None",
     ),
     Mutant(
-        "published-before-recorded", "a payment may be out there without a line that says so",
+        "published-before-recorded",
+        "a payment may be out there without a line that says so",
         "        if payment.state is EvmPaymentState.PREPARED:\n"
         "            await self._mark_published(payment)\n        try:\n"
         "            answer = await self._connection.client.submit("
@@ -145,100 +168,118 @@ MUTANTS: Final = (
         "                await self._mark_published(payment)\n",
     ),
     Mutant(
-        "replacement-is-not-recorded", "an attempt with higher fees is published and not on record",
+        "replacement-is-not-recorded",
+        "an attempt with higher fees is published and not on record",
         "        await self._ledger.add_attempt(payment, attempt)",
         "        payment = replace(payment, attempts=(*payment.attempts, attempt))\n"
         "        await self._publisher.hand_over(payment)",
     ),
     Mutant(
-        "settled-by-one-block", "a payout counts as final in a block that may be replaced",
+        "settled-by-one-block",
+        "a payout counts as final in a block that may be replaced",
         "        needed = self._network.settled_after\n",
         "        needed = 1\n",
     ),
     Mutant(
-        "failed-by-one-block", "a payout is refunded for a failure in a block that may be replaced",
+        "failed-by-one-block",
+        "a payout is refunded for a failure in a block that may be replaced",
         "        if depth < needed or _is_paid(after):",
         "        if depth < 1 or _is_paid(after):",
     ),
     Mutant(
-        "receipt-is-not-asked-again", "a payout mined between two questions counts as displaced",
+        "receipt-is-not-asked-again",
+        "a payout mined between two questions counts as displaced",
         "        if receipt is not None:\n            return await self._mined(payment, receipt, top)\n"
         "        return await self._spent_nonce(payment, since, top)",
         "        return await self._spent_nonce(payment, since, top)",
     ),
     Mutant(
-        "spent-nonce-is-failed", "a payout whose nonce is spent counts as failed without a proof",
+        "spent-nonce-is-failed",
+        "a payout whose nonce is spent counts as failed without a proof",
         "            return self._open(after, why, depth)\n        if found.is_attempt_of(payment):",
         "            return Judgement(Verdict(Outcome.FAILED, why), after)\n"
         "        if found.is_attempt_of(payment):",
     ),
     Mutant(
-        "owed-is-not-counted", "the same USDC is promised to two payouts",
+        "owed-is-not-counted",
+        "the same USDC is promised to two payouts",
         "< owed + transfer.units:",
         "< transfer.units:",
     ),
     Mutant(
-        "any-event-settles", "a payment counts as paid by a transfer of something else",
+        "any-event-settles",
+        "a payment counts as paid by a transfer of something else",
         "            if log.address.lower() == token and"
         " usdc.transfer_in(log.topics, log.data) == wanted:",
         "            if log.address.lower() == token or wanted is None:",
     ),
     # --- USDC deposits and sweeps --------------------------------------------------------------
     Mutant(
-        "usdc-confirmed-at-once", "a deposit counts before it has the confirmations",
+        "usdc-confirmed-at-once",
+        "a deposit counts before it has the confirmations",
         "        return self._height - number + 1 >= self._network.confirmations",
         "        return self._height - number + 1 >= 1",
     ),
     Mutant(
-        "usdc-gone-at-once", "one node's missing receipt takes a deposit away",
+        "usdc-gone-at-once",
+        "one node's missing receipt takes a deposit away",
         "            if txid in self._missing:\n                self._note_gone(scanned, txid)",
         "            if not listed:\n                self._note_gone(scanned, txid)",
     ),
     Mutant(
-        "usdc-block-is-not-compared", "a deposit in a replaced block is confirmed",
+        "usdc-block-is-not-compared",
+        "a deposit in a replaced block is confirmed",
         "        return block is not None and block.hash == item.block_hash\n\n\nclass EvmDepositScanner",
         "        return block is not None\n\n\nclass EvmDepositScanner",
     ),
     Mutant(
-        "cursor-moves-on", "blocks whose deposits were not read are never read again",
+        "cursor-moves-on",
+        "blocks whose deposits were not read are never read again",
         "                scanned.reached = max(scanned.reached, piece.last)",
         "                scanned.reached = head.number",
     ),
     # --- XMR payments --------------------------------------------------------------------------
     Mutant(
-        "xmr-unpublished-is-passed", "the wallet signs with outputs of a payment that is not out",
+        "xmr-unpublished-is-passed",
+        "the wallet signs with outputs of a payment that is not out",
         "            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):",
         "            if verdict.outcome is None:",
     ),
     Mutant(
-        "xmr-inputs-are-not-compared", "two payouts spend the same output, and one never arrives",
+        "xmr-inputs-are-not-compared",
+        "two payouts spend the same output, and one never arrives",
         "        if taken := await self._ledger.live_key_images(signed.key_images):",
         "        if taken := set[str]():",
     ),
     Mutant(
-        "xmr-relayed-before-recorded", "the wallet relays a payment that is not on record as out",
+        "xmr-relayed-before-recorded",
+        "the wallet relays a payment that is not on record as out",
         "            await self._ledger.put_payment(marked)\n            said = await self._relay(marked)",
         "            said = await self._relay(marked)\n            await self._ledger.put_payment(marked)",
     ),
     Mutant(
-        "xmr-settled-by-one-block", "an XMR payout counts as final in a block that may be replaced",
+        "xmr-settled-by-one-block",
+        "an XMR payout counts as final in a block that may be replaced",
         "        is_settled = depth >= self._options.settled_after",
         "        is_settled = depth >= 1",
     ),
     Mutant(
-        "xmr-failed-by-one-block", "an XMR payout counts as failed by a spender that may go again",
+        "xmr-failed-by-one-block",
+        "an XMR payout counts as failed by a spender that may go again",
         "        if depth < needed:\n            await self._put(payment, after)",
         "        if depth < 0:\n            await self._put(payment, after)",
     ),
     Mutant(
-        "xmr-spent-is-failed", "an input spent in the chain counts as failure without its spender",
+        "xmr-spent-is-failed",
+        "an input spent in the chain counts as failure without its spender",
         "            await self._put(payment, replace(payment, height=None, conflict=since))\n"
         "            return Verdict(\n                Outcome.UNKNOWN,",
         "            await self._put(payment, replace(payment, height=None, conflict=since))\n"
         "            return Verdict(\n                Outcome.FAILED,",
     ),
     Mutant(
-        "xmr-signed-anew", "an absent XMR payout is signed again in place of published again",
+        "xmr-signed-anew",
+        "an absent XMR payout is signed again in place of published again",
         "        answer = await self._connection.node.submit(payment.raw)",
         "        again = await self._connection.wallet.prepare(\n"
         "            [(p.address, p.units) for p in payment.payees], priority=2, from_indices=()\n"
@@ -247,17 +288,20 @@ MUTANTS: Final = (
     ),
     # --- XMR deposits --------------------------------------------------------------------------
     Mutant(
-        "xmr-confirmed-at-once", "an XMR deposit counts before it has the confirmations",
+        "xmr-confirmed-at-once",
+        "an XMR deposit counts before it has the confirmations",
         "        deep = view.info.height - found.height >= needed",
         "        deep = view.info.height - found.height >= 1",
     ),
     Mutant(
-        "xmr-fork-is-not-found", "blocks that were replaced are not scanned again",
+        "xmr-fork-is-not-found",
+        "blocks that were replaced are not scanned again",
         "            if header is not None and header.hash == cursor.hash:",
         "            if header is not None:",
     ),
     Mutant(
-        "xmr-scan-needs-no-agreement", "the cursor moves although wallet and node differ",
+        "xmr-scan-needs-no-agreement",
+        "the cursor moves although wallet and node differ",
         "        agreed = before.top_hash == after.top_hash and scanned == after.height and not stale",
         "        agreed = True",
     ),

@@ -261,7 +261,7 @@ class OnchainUniverse(Universe):
         if name == "evm":
             if chance.random() < 0.5:
                 node.restart()
-            node.lag = chance.choice([0, 0, 1, 3, 8])
+            node.lag = chance.choice([0, 0, 1, 2, 4])
             node.relays = chance.random() < 0.7
         elif name == "monerod":
             self.monerod.restart()

@@ -37,13 +37,17 @@ Entry = MoneroEntry | EvmEntry | AttemptEntry | VoidEntry | SweptEntry | Address
 
 
 def from_body(body: Mapping[str, Any]) -> Entry | None:
-    """The entry of a line; None for a header. Raises ValueError for a kind that is not known."""
+    """The entry of a line; None for a header. Raises ValueError for a line that it can't read."""
     kind = body["kind"]
     if kind == HEADER:
         return None
     if kind not in _READERS:
         raise ValueError(f"line {body['line']} of the journal is of the unknown kind {kind!r}")
-    return _READERS[kind](body)
+    try:
+        return _READERS[kind](body)
+    except (KeyError, TypeError, AttributeError) as error:
+        # With the right sum, it is another version's.
+        raise ValueError(f"line {body['line']} of the journal is no {kind} ({error!r})") from error
 
 
 # --- one database, the journals of several replicas ------------------------------------------
