@@ -158,6 +158,15 @@ class EvmDepositLedger:
         sql = "SELECT number, hash FROM evm_cursor WHERE network = :network ORDER BY number DESC"
         return [from_row(EvmCursor, row) for row in await self._db.fetch(sql, network=network)]
 
+    async def newest_cursor(self, network: str) -> EvmCursor | None:
+        """The first of ``cursors``, which may be hundreds; None before the first start."""
+        sql = (
+            "SELECT number, hash FROM evm_cursor WHERE network = :network"
+            " ORDER BY number DESC LIMIT 1"
+        )
+        row = await self._db.fetch_one(sql, network=network)
+        return None if row is None else from_row(EvmCursor, row)
+
     async def begin(self, network: str, cursors: Sequence[EvmCursor]) -> None:
         """Record the block from which a network is scanned: no deposit is in it or before."""
         await self._db.write([_put_cursor(network, cursor) for cursor in cursors])

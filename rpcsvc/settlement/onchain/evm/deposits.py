@@ -372,7 +372,7 @@ class EvmDepositScanner:
             if block is None:
                 return
             to = EvmCursor(block.number, block.hash)
-        if scanned.settled and (await self._ledger.cursors(self._network.name))[:1] != [to]:
+        if scanned.settled and await self._ledger.newest_cursor(self._network.name) != to:
             keep = to.number - self._network.tracked_blocks
             self._next = CursorMove(self._network.name, to, scanned.fork.number, keep)
 

@@ -169,10 +169,12 @@ class ForkFinder:
         None when this node lags and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
         """
-        known = await self._ledger.cursors(self._network.name) or await self._begin(head)
-        newest = known[0]
+        newest = await self._ledger.newest_cursor(self._network.name)
+        if newest is None:
+            newest = (await self._begin(head))[0]
         if newest.hash in (head.hash, head.parent):
             return newest
+        known = await self._ledger.cursors(self._network.name)
         within = [item for item in known if item.number <= head.number]
         fork = await self._newest_on_chain(within)
         if len(within) < len(known) and (not within or fork == within[0]):
@@ -416,7 +418,7 @@ async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int
     Raises NotReread, RpcFailure, ChainUnusable and errors.Unavailable: then nothing was changed.
     """
     name = connection.network.name
-    if not await ledger.cursors(name):
+    if await ledger.newest_cursor(name) is None:
         raise NotReread(f"No deposits were read on {name} yet: the service begins at its start.")
     head = await connection.check()
     forks = ForkFinder(connection, ledger)
