@@ -59,7 +59,7 @@ def _found_by(mutant: Mutant | None, suite: str, seconds: float) -> str | None:
         if suite == "test":
             return _run(root, _TEST, 3_600)
         for engine, share in _ENGINES.items():
-            arguments = ("-m", "tests.simulation", "--engine", engine, "--orders", "40")
+            arguments = ("-m", "tests.simulation", "--engine", engine, "--orders", "25")
             time_up = str(seconds * share)
             if (how := _run(root, (*arguments, "--seconds", time_up), seconds + 600)) is not None:
                 return how

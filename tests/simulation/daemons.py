@@ -77,6 +77,8 @@ class Network:
         self._outside = copy_context()
         self._outside.run(ACTOR.set, None)
         self.away: list[str] = []
+        # Called with the method of each request, before its daemon acts and after.
+        self.watch: Callable[[str], None] | None = None
         self.faults = NO_FAULTS
         self.exchanges = 0
 
@@ -114,7 +116,10 @@ class Network:
         elif self._strikes(faults.busy):
             self._end(answer, _Answer(503, b"busy"))
         else:
-            content = _answered(self._daemons[host], url.path, orjson.loads(body))
+            asked = orjson.loads(body)
+            self._watched(asked.get("method", url.path))
+            content = _answered(self._daemons[host], url.path, asked)
+            self._watched(asked.get("method", url.path))
             if self._strikes(faults.lost):
                 self._end(answer, ServerDisconnectedError())
             elif self._strikes(faults.cut):
@@ -123,6 +128,10 @@ class Network:
                 slow = self._strikes(faults.slow)
                 wait = self._chance.random() * _SLOWEST_SECONDS if slow else self._travel()
                 self._later(wait, partial(_set, answer, _Answer(200, content)))
+
+    def _watched(self, method: str) -> None:
+        if self.watch is not None:
+            self.watch(method)
 
     def _strikes(self, rate: float) -> bool:
         return rate > 0 and self._chance.random() < rate

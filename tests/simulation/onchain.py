@@ -47,6 +47,10 @@ _TOKEN: Final = evm_address("token")
 _CHAIN_ID: Final = 421614
 _EVM_SECONDS: Final = 6
 _OF_A_REORGANISATION: Final = "audit: deposit_unmined"
+# What signs, or gives to the network: around these a crash matters most.
+_CRITICAL: Final = frozenset(
+    {"eth_sendRawTransaction", "/send_raw_transaction", "relay_tx", "transfer"}
+)
 _OPENING_OUTPUTS: Final = 60
 # More than the service looks back at its first start.
 _OPENING_BLOCKS: Final = 2_100
@@ -55,6 +59,13 @@ _UNDER_WAY: Final = (
     "SELECT EXISTS (SELECT 1 FROM deposits WHERE state = 'seen'), EXISTS (SELECT 1 FROM transfers"
     " WHERE state NOT IN ('settled', 'failed', 'cancelled'))"
 )
+# A transfer that began before all faults had ended, and is under way still.
+_LATE: Final = (
+    "SELECT transfer_id, state FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')"
+    " AND EXISTS (SELECT 1 FROM orders WHERE orders.order_id = transfers.order_id"
+    " AND orders.status_at < ?)"
+)
+_MOST_DEPOSIT: Final = "SELECT max_deposit FROM orders WHERE order_id = ?"
 # What a payer sends, by direction: exact, short, below the minimum, over, far over.
 PAYMENTS: Final = {
     "x2u": [8 * XMR // 10] * 3 + [3 * XMR // 10, XMR // 20_000, XMR, 20 * XMR],
@@ -87,6 +98,7 @@ class ChainFaults(NamedTuple):
 
     ``forgotten``: the share of payments of the service that no pool gets back from replaced blocks.
     ``cheat``: the share of payers who take their payment back while it is shallow.
+    ``aimed``: the share of requests that sign or publish at which a replica is killed.
     """
 
     network: NetworkFaults = NO_FAULTS
@@ -96,6 +108,7 @@ class ChainFaults(NamedTuple):
     left_out: float = 0.0
     forgotten: float = 0.0
     cheat: float = 0.0
+    aimed: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> ChainFaults:
@@ -108,7 +121,9 @@ class ChainFaults(NamedTuple):
             unreached=rate(0.01), unread=rate(0.01), lost=rate(0.02), slow=rate(0.005),
             busy=rate(0.01), cut=rate(0.005), delay_ms=chance.choice([1.0, 10.0, 100.0]),
         )  # fmt: skip
-        return cls(network, rate(0.1), rate(0.05), rate(0.1), rate(0.7), rate(0.5), rate(0.2))
+        return cls(
+            network, rate(0.1), rate(0.05), rate(0.1), rate(0.7), rate(0.5), rate(0.2), rate(0.1)
+        )
 
 
 class OnchainUniverse(Universe):
@@ -131,7 +146,7 @@ class OnchainUniverse(Universe):
         self._outside = self._fork()
         self._block_seconds = chance.choice([10, 20])
         self.counts |= {"reorganisations": 0, "daemons": 0, "cheats": 0, "resumed": 0}
-        self.comes, self.lingers = chance.choice([60, 600]), chance.choice([0, 120, 600])
+        self.comes, self.lingers = chance.choice([20, 60, 300]), chance.choice([0, 60, 300])
         self._refunds: dict[str, list[str]] = {}
         self.settings |= self._settings(chance)
 
@@ -201,6 +216,7 @@ class OnchainUniverse(Universe):
         )  # fmt: skip
         self._works = [asyncio.ensure_future(work) for work in works]
         self.network.faults = self.chain_faults.network
+        self.network.watch = self._aim
         for chain in (self.evm, self.monero):
             chain.left_out = self.chain_faults.left_out
             chain.forgotten = self.chain_faults.forgotten
@@ -220,6 +236,11 @@ class OnchainUniverse(Universe):
 
     def _strikes(self, rate: float) -> bool:
         return self.is_striking and rate > 0 and self._outside.random() < rate
+
+    def _aim(self, method: str) -> None:
+        """Perhaps kill a replica just before a daemon acts on what may be its request, or after."""
+        if method in _CRITICAL and self._strikes(self.chain_faults.aimed):
+            self.kill(self._outside.choice(self.replicas))
 
     async def _mine_evm(self) -> None:
         while True:
@@ -261,7 +282,7 @@ class OnchainUniverse(Universe):
         if name == "evm":
             if chance.random() < 0.5:
                 node.restart()
-            node.lag = chance.choice([0, 0, 1, 2, 4])
+            node.lag = chance.choice([0, 0, 1, 2, 4])  # what the service allows for: 30 s
             node.relays = chance.random() < 0.7
         elif name == "monerod":
             self.monerod.restart()
@@ -371,6 +392,8 @@ class OnchainUniverse(Universe):
             await asyncio.sleep(40)
             if not any(self.server.connection.execute(_UNDER_WAY).fetchone()):
                 return
+        for row in self.server.connection.execute(_LATE, (self.now_ms() - _MOST_WAITS * 40_000,)):
+            self.violated(f"{row['transfer_id']} is {row['state']} and goes on no more")
 
     async def differences(self) -> list[str]:
         """What the models show of each order, what else left the wallets, and the auditor's."""
@@ -400,6 +423,10 @@ class OnchainUniverse(Universe):
             )
             if not large:
                 yield f"paid more than was quoted: {said}"
+        if paid and _value(paid[0], is_xmr=not is_x2u) > _value(
+            self._most_deposit(order), is_xmr=is_x2u
+        ):
+            yield f"more than the largest deposit was swapped: {said}"
         if value_out > value_in:
             yield f"more went out than came: {said}"
         counted = [u for u in came if _value(u, is_xmr=is_x2u) > _LITTLE]
@@ -408,6 +435,11 @@ class OnchainUniverse(Universe):
             yield f"less went out than came: {said}"
         if came == PAYMENTS[order.direction][:1] and not refunds and paid != [order.expected]:
             yield f"not paid what was quoted, {order.expected}: {said}"
+
+    def _most_deposit(self, order: Order) -> int:
+        """Units above which a deposit is refunded, of the order's terms."""
+        row = self.server.connection.execute(_MOST_DEPOSIT, (order.order_id,)).fetchone()
+        return 10**30 if row is None else int(row[0])
 
     def _refunded_to(self, order: Order) -> list[str]:
         """Where its refunds may go: what was named, and the sender of USDC."""

@@ -156,9 +156,7 @@ class Universe:
         self.faults = Faults.drawn(self.chance) if faults is None else faults
         self.server = DatabaseServer(self.now_ms)
         self.graves: list[Actor] = []
-        self.replicas = [
-            Replica(self, number) for number in range(self.chance.choice([1, 1, 2, 3]))
-        ]
+        self.replicas = [Replica(self, number) for number in range(self.chance.choice([1, 2, 3]))]
         self.settings: dict[str, Any] = {"signing.enabled": False}
         self.orders: dict[str, Order] = {}
         self._asked: dict[str, dict[str, Any]] = {}
@@ -234,10 +232,20 @@ class Universe:
         direction = chance.choice(["x2u", "u2x"])
         order = await self._place(number, direction, chance)
         if chance.random() < 0.1:
-            return  # never pays
+            await self._cancel(order, chance)
+            return
+        if chance.random() < 0.1:
+            await asyncio.gather(self._cancel(order, chance), self.pay(order, chance))
         for _ in range(chance.choice([1, 1, 1, 2])):
             await asyncio.sleep(chance.choice([0.1, 2, 10, 60]))
             await self.pay(order, chance)
+
+    async def _cancel(self, order: Order, chance: random.Random) -> None:
+        """Cancel at some moment, which is refused once a deposit was seen."""
+        await asyncio.sleep(chance.random() * 30)
+        await self.call(
+            "swap.cancel", chance, once=True, orderId=order.order_id, sessionId=order.session_id
+        )
 
     async def _place(self, number: int, direction: str, chance: random.Random) -> Order:
         """Order, sometimes several times at once under one key: all must be the same order."""
@@ -327,7 +335,7 @@ class Universe:
         roll = self.chance.random()
         faults = self.faults
         if roll < faults.kill:
-            self._kill(self.chance.choice(self.replicas))
+            self.kill(self.chance.choice(self.replicas))
         elif roll < faults.kill + faults.pause:
             self._pause(self.chance.choice(self.replicas))
         elif roll < faults.kill + faults.pause + faults.away and not self.server.is_away:
@@ -335,7 +343,8 @@ class Universe:
             self.server.is_away = True
             self.later(self.chance.random() * 20, self._bring_database_back)
 
-    def _kill(self, replica: Replica) -> None:
+    def kill(self, replica: Replica) -> None:
+        """Kill a replica, unless it is down, and start it again after a while."""
         if replica.up is None or replica.actor.is_killed:
             return
         self.counts["kills"] += 1
