@@ -140,7 +140,7 @@ def read_attestations(data: bytes) -> None:
 # --- answers of daemons ------------------------------------------------------------------------
 
 
-class _Content:
+class _Body:
     def __init__(self, body: bytes) -> None:
         self._body = body
 
@@ -149,16 +149,16 @@ class _Content:
             yield self._body[at : at + size]
 
 
-class _Session:
+class _OneAnswer:
     """An HTTP session whose every answer has the same body."""
 
     def __init__(self, body: bytes, **_options: Any) -> None:
         self._answer = SimpleNamespace(
-            status=200, headers={}, content_length=len(body), content=_Content(body),
+            status=200, headers={}, content_length=len(body), content=_Body(body),
             close=lambda: None,
         )  # fmt: skip
 
-    def request(self, *_arguments: Any, **_options: Any) -> _Session:
+    def request(self, *_arguments: Any, **_options: Any) -> _OneAnswer:
         return self
 
     async def __aenter__(self) -> SimpleNamespace:
@@ -234,7 +234,7 @@ def read_daemons(data: bytes) -> None:
 
 
 async def _ask(client: Any, call: Any, body: bytes) -> None:
-    with patch.object(daemon_rpc, "ClientSession", lambda **options: _Session(body, **options)):
+    with patch.object(daemon_rpc, "ClientSession", lambda **options: _OneAnswer(body, **options)):
         async with client(
             DaemonEndpoint("node", "http://node", serial=True), pause=_no_pause
         ) as opened:
