@@ -50,7 +50,7 @@ import re
 import secrets
 import socket
 import ssl
-import threading
+import threading  # noqa: TID251 - it waits where no loop runs
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
+import threading  # noqa: TID251 - a read from a silent client must not keep the process alive
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, BinaryIO, Final
@@ -99,7 +99,6 @@ async def _lines(stream: BinaryIO, ended: asyncio.Event) -> AsyncIterator[bytes]
             loop.call_soon_threadsafe(lines.put_nowait, line)
         loop.call_soon_threadsafe(lines.put_nowait, None)
 
-    # A daemon thread: a read from a silent client must not keep the process alive.
     threading.Thread(target=read, daemon=True).start()
     stopped = asyncio.ensure_future(ended.wait())
     stopped.add_done_callback(lambda _task: lines.put_nowait(None))
