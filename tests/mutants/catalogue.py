@@ -21,10 +21,11 @@ class Mutant(NamedTuple):
 MUTANTS: Final = (
     # --- the rules of an order -----------------------------------------------------------------
     Mutant(
-        "underpaid-is-swapped",
-        "an order that is paid short is paid out in full",
-        "    if total >= order.terms.deposit_amount:\n        return _swap(order, total)",
-        "    if total > 0:\n        return _swap(order, order.terms.deposit_amount)",
+        "underpaid-is-paid-in-full",
+        "an order that is paid short gets what the whole amount brings",
+        "    return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))",
+        "    due = max(terms.deposit_amount, sum(units_by_rate(order.unspent, fresh).values()))\n"
+        "    return terms.price.payout(terms.direction, {fresh: due})",
     ),
     Mutant(
         "overpaid-is-swapped",
@@ -82,10 +83,10 @@ MUTANTS: Final = (
         "        return Verdict(Outcome.FAILED, type(error).__name__)",
     ),
     Mutant(
-        "version-is-not-compared",
-        "an order that another process changed is overwritten",
-        '"order_id = :order_id AND version = :based_on")',
-        '"order_id = :order_id AND :based_on >= 0")',
+        "effects-are-not-committed",
+        "a crash after a decision loses the payout that was decided",
+        "effect_values(order_id, effect)) for effect in change.effects",
+        "effect_values(order_id, effect)) for effect in change.effects[:0]",
     ),
     Mutant(
         "key-is-not-looked-up",
