@@ -35,9 +35,8 @@ from rpcsvc.domain.pricing import Price
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
-from rpcsvc.store.database import BooksUnreadable, Query, Row, Tables
+from rpcsvc.store.database import BooksUnreadable, Query, Row, Tables, from_row
 from rpcsvc.store.orders import AUDITED_EVENTS
-from rpcsvc.store.rows import from_row
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"

@@ -12,8 +12,30 @@ from msgspec import Struct
 
 from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update
+
+_KEY: Final = ("network", "asset", "payer", "nonce")
+_COLUMNS: Final = (
+    *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
+    "is_gas_paid", "created_at", "state", "txid", "reason",
+)  # fmt: skip
+_TABLE: Final = "funding_authorizations"
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
+_IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
+IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
+_ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
+_RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
+_UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
+_SELECT_COUNT: Final = (
+    "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
+)
+_COUNT: Final = (
+    "INSERT INTO authorization_counts (day, client, authorizations) VALUES (:day, :client, 1)"
+    " ON CONFLICT (day, client) DO UPDATE"
+    " SET authorizations = authorization_counts.authorizations + 1"
+    " WHERE authorization_counts.authorizations < :most"
+)
+_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
 class AuthorizationKey(NamedTuple):
@@ -60,31 +82,6 @@ class ClientDay(NamedTuple):
     client: str
     day: int
     most: int
-
-
-_KEY: Final = ("network", "asset", "payer", "nonce")
-_COLUMNS: Final = (
-    *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
-    "is_gas_paid", "created_at", "state", "txid", "reason",
-)  # fmt: skip
-_TABLE: Final = "funding_authorizations"
-_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
-_IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
-IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
-_ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
-_RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
-_UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
-
-_SELECT_COUNT: Final = (
-    "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
-)
-_COUNT: Final = (
-    "INSERT INTO authorization_counts (day, client, authorizations) VALUES (:day, :client, 1)"
-    " ON CONFLICT (day, client) DO UPDATE"
-    " SET authorizations = authorization_counts.authorizations + 1"
-    " WHERE authorization_counts.authorizations < :most"
-)
-_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
 class AuthorizationStore:

@@ -33,25 +33,6 @@ MARGIN_MS: Final = 1_000
 Pause = Callable[[float], Awaitable[None]]
 Watch = Callable[[], Awaitable[None]]
 
-
-class LeaseLost(Unavailable):
-    """Another process has taken the lease; nothing was written."""
-
-    def __init__(self) -> None:
-        super().__init__("Another replica has taken over; nothing was changed. Try again.")
-
-
-class LeaseTaken(Exception):
-    """Another process holds the lease; the message names it."""
-
-
-class HeldLease(NamedTuple):
-    """A lease on record: who took it last, and the token that this gave."""
-
-    holder: str
-    token: int
-
-
 _SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
 _HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
 _ADD: Final = (
@@ -70,6 +51,25 @@ _RENEW: Final = (
     "UPDATE leases SET expires_at = now_ms() + :lasts_ms WHERE name = :name AND token = :token"
 )
 _RELEASE: Final = "UPDATE leases SET expires_at = 0 WHERE name = :name AND token = :token"
+_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
+
+
+class LeaseLost(Unavailable):
+    """Another process has taken the lease; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("Another replica has taken over; nothing was changed. Try again.")
+
+
+class LeaseTaken(Exception):
+    """Another process holds the lease; the message names it."""
+
+
+class HeldLease(NamedTuple):
+    """A lease on record: who took it last, and the token that this gave."""
+
+    holder: str
+    token: int
 
 
 class Leases:
@@ -267,9 +267,6 @@ class LeaseKeeper:
                 lease.lose()
                 return
             lease.extend(asked_at + lasts_ms)
-
-
-_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
 
 
 class Fenced:

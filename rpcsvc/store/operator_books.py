@@ -18,9 +18,135 @@ from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.changes import RelayState
-from rpcsvc.store.database import Row, Statement, Tables
+from rpcsvc.store.database import Row, Statement, Tables, from_row
 from rpcsvc.store.orders import OrderStore
-from rpcsvc.store.rows import from_row
+
+_SELECT: Final = """
+    SELECT t.transfer_id, t.order_id, t.kind, t.state, t.asset, t.network, t.address, t.units,
+        t.txid, t.reason, t.receipt, o.seq AS order_seq, o.status_at, o.status AS order_status,
+        o.deadline_at, o.on_deadline, o.action_required
+    FROM transfers t JOIN orders o ON o.order_id = t.order_id
+"""
+_IN_STATES: Final = f"{_SELECT} WHERE t.state IN :states ORDER BY t.seq DESC LIMIT :limit"
+_ONE: Final = f"{_SELECT} WHERE t.transfer_id = :transfer_id"
+_EVENTS: Final = (
+    "SELECT at, details FROM event_log WHERE order_seq = :order_seq ORDER BY version DESC"
+)
+_ATTEMPTS: Final = """
+    SELECT a.txid, a.made_at, p.state AS wallet_state,
+        CASE WHEN p.mined_txid = a.txid THEN p.block_number END AS block
+    FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
+    WHERE a.payment_id = :payment_id ORDER BY a.number
+"""
+_MONERO: Final = """
+    SELECT txid, prepared_at AS made_at, state AS wallet_state, height AS block
+    FROM monero_payments WHERE payment_id = :payment_id
+"""
+_OPEN_ORDERS: Final = """
+    SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
+    UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
+"""
+# A fee counts once, and only with a settled payout.
+_INTEGRATOR_FEES: Final = """
+    SELECT o.integrator, t.asset, sum(t.integrator_fee) AS units, count(*) AS payouts
+    FROM orders o JOIN transfers t ON t.order_id = o.order_id
+    WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
+    GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
+"""
+_DOUBTS: Final = (
+    "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
+    " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
+)
+# A claim whose call is under way is "claimed" and stays, also when it is made once more.
+_CLOSE_CLAIM: Final = (
+    "UPDATE relays SET state = 'refused', reason = :reason,"
+    " note = coalesce(note || '; ', '') || :reason"
+    " WHERE order_id = :order_id AND state = 'reconciling'"
+)
+# Read at each scrape of the metrics: only open orders are in the index of deadlines.
+_OPEN_BY_STATUS: Final = """
+    SELECT status, count(*) AS orders, min(status_at) AS since FROM orders
+    WHERE deadline_at IS NOT NULL GROUP BY status
+"""
+# Every unfinished transfer has a pending effect, and effects are few.
+_DUE: Final = """
+    SELECT network, kind, sum(units) AS units FROM transfers
+    WHERE state NOT IN ('settled', 'failed', 'cancelled')
+        AND order_id IN (SELECT order_id FROM effects WHERE kind = 'advance_transfer')
+    GROUP BY network, kind
+"""
+_EVM_UNMINED: Final = (
+    "SELECT count(*) AS payments FROM evm_payments WHERE network = :network"
+    " AND state IN ('prepared', 'published') AND block_number IS NULL"
+)
+_MONERO_UNMINED: Final = (
+    "SELECT count(*) AS payments FROM monero_payments"
+    " WHERE state IN ('prepared', 'relaying', 'published') AND height IS NULL"
+)
+_UNRESOLVED: Final = (
+    "SELECT count(*) AS open FROM funding_authorizations WHERE state IN ('recorded', 'sent')"
+)
+_EXTENT: Final = (
+    "SELECT (SELECT count(*) FROM orders) AS orders, (SELECT max(at) FROM event_log) AS newest"
+)
+_BY_STATE: Final = (
+    "SELECT state, count(*) AS transfers FROM transfers GROUP BY state ORDER BY state"
+)
+_TICKETS: Final = (
+    "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
+    " ORDER BY seq"
+)
+_ANNOTATE: Final = (
+    "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
+    " VALUES (:network, :txid, :note, :at, :wei) ON CONFLICT DO NOTHING"
+)
+# Products of gas and price need not fit an integer of SQLite once they are added up.
+_FEES_BETWEEN: Final = (
+    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price, 0 AS besides"
+    " FROM monero_payments WHERE prepared_at >= :since AND prepared_at < :before"
+    " AND state IN ('published', 'settled')"
+    " UNION ALL SELECT network, gas_used AS units, gas_price AS price,"
+    " coalesce(l1_fee, 0) AS besides FROM evm_payments"
+    " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
+)
+_LATEST: Final = 2**63 - 1
+_WITHDRAWALS_OVER: Final = (
+    "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
+    " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"
+)
+_IS_TRANSACTION: Final = "network = :network AND txid = :txid"
+_PAYMENT_WITH: Final = (
+    "SELECT payment_id FROM monero_payments WHERE txid = :txid"
+    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = :txid"
+)
+_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = :address"
+_OWN_ADDRESS: Final = (
+    "SELECT 1 FROM monero_addresses WHERE address = :address"
+    " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
+    " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
+)
+_MADE_AT: Final = "SELECT created_at FROM orders WHERE seq >= :seq ORDER BY seq LIMIT 1"
+# CROSS JOIN has SQLite begin with the orders: it would read every deposit there ever was.
+_FLOWS: Final = """
+    SELECT network, sum(received) AS received, sum(sent) AS sent FROM (
+        SELECT d.network, d.units AS received, 0 AS sent
+        FROM orders o CROSS JOIN deposits d
+        WHERE o.seq >= :first AND d.order_id = o.order_id AND d.state = 'confirmed'
+        UNION ALL
+        SELECT t.network, 0 AS received, t.units AS sent
+        FROM orders o CROSS JOIN transfers t
+        WHERE o.seq >= :first AND t.order_id = o.order_id
+            AND t.state IN ('prepared', 'published', 'unknown', 'settled')
+    ) AS flows GROUP BY network ORDER BY network
+"""
+_ARRIVING: Final = (
+    "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
+    " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"
+)
+_HELD: Final = (
+    "SELECT network, sum(unswept) AS units, count(*) AS addresses FROM evm_holdings"
+    " WHERE unswept > 0 GROUP BY network"
+)
 
 
 class BookedTransfer(Struct, frozen=True):
@@ -112,87 +238,6 @@ class Owed(Struct, frozen=True):
     units: int = 0
     waiting: int = 0
     waiting_orders: int = 0
-
-
-_SELECT: Final = """
-    SELECT t.transfer_id, t.order_id, t.kind, t.state, t.asset, t.network, t.address, t.units,
-        t.txid, t.reason, t.receipt, o.seq AS order_seq, o.status_at, o.status AS order_status,
-        o.deadline_at, o.on_deadline, o.action_required
-    FROM transfers t JOIN orders o ON o.order_id = t.order_id
-"""
-_IN_STATES: Final = f"{_SELECT} WHERE t.state IN :states ORDER BY t.seq DESC LIMIT :limit"
-_ONE: Final = f"{_SELECT} WHERE t.transfer_id = :transfer_id"
-_EVENTS: Final = (
-    "SELECT at, details FROM event_log WHERE order_seq = :order_seq ORDER BY version DESC"
-)
-_ATTEMPTS: Final = """
-    SELECT a.txid, a.made_at, p.state AS wallet_state,
-        CASE WHEN p.mined_txid = a.txid THEN p.block_number END AS block
-    FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
-    WHERE a.payment_id = :payment_id ORDER BY a.number
-"""
-_MONERO: Final = """
-    SELECT txid, prepared_at AS made_at, state AS wallet_state, height AS block
-    FROM monero_payments WHERE payment_id = :payment_id
-"""
-_OPEN_ORDERS: Final = """
-    SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
-    UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
-"""
-# A fee counts once, and only with a settled payout.
-_INTEGRATOR_FEES: Final = """
-    SELECT o.integrator, t.asset, sum(t.integrator_fee) AS units, count(*) AS payouts
-    FROM orders o JOIN transfers t ON t.order_id = o.order_id
-    WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
-    GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
-"""
-_DOUBTS: Final = (
-    "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
-    " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
-)
-# A claim whose call is under way is "claimed" and stays, also when it is made once more.
-_CLOSE_CLAIM: Final = (
-    "UPDATE relays SET state = 'refused', reason = :reason,"
-    " note = coalesce(note || '; ', '') || :reason"
-    " WHERE order_id = :order_id AND state = 'reconciling'"
-)
-# Read at each scrape of the metrics: only open orders are in the index of deadlines.
-_OPEN_BY_STATUS: Final = """
-    SELECT status, count(*) AS orders, min(status_at) AS since FROM orders
-    WHERE deadline_at IS NOT NULL GROUP BY status
-"""
-# Every unfinished transfer has a pending effect, and effects are few.
-_DUE: Final = """
-    SELECT network, kind, sum(units) AS units FROM transfers
-    WHERE state NOT IN ('settled', 'failed', 'cancelled')
-        AND order_id IN (SELECT order_id FROM effects WHERE kind = 'advance_transfer')
-    GROUP BY network, kind
-"""
-_EVM_UNMINED: Final = (
-    "SELECT count(*) AS payments FROM evm_payments WHERE network = :network"
-    " AND state IN ('prepared', 'published') AND block_number IS NULL"
-)
-_MONERO_UNMINED: Final = (
-    "SELECT count(*) AS payments FROM monero_payments"
-    " WHERE state IN ('prepared', 'relaying', 'published') AND height IS NULL"
-)
-_UNRESOLVED: Final = (
-    "SELECT count(*) AS open FROM funding_authorizations WHERE state IN ('recorded', 'sent')"
-)
-_EXTENT: Final = (
-    "SELECT (SELECT count(*) FROM orders) AS orders, (SELECT max(at) FROM event_log) AS newest"
-)
-_BY_STATE: Final = (
-    "SELECT state, count(*) AS transfers FROM transfers GROUP BY state ORDER BY state"
-)
-_TICKETS: Final = (
-    "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
-    " ORDER BY seq"
-)
-_ANNOTATE: Final = (
-    "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
-    " VALUES (:network, :txid, :note, :at, :wei) ON CONFLICT DO NOTHING"
-)
 
 
 class OperatorBooks:
@@ -439,55 +484,6 @@ class OperatorBooks:
             wei = row["gas_used"] * row["gas_price"] + (row["l1_fee"] or 0)
             found[row["network"]][row["purpose"]] += wei
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
-
-
-# Products of gas and price need not fit an integer of SQLite once they are added up.
-_FEES_BETWEEN: Final = (
-    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price, 0 AS besides"
-    " FROM monero_payments WHERE prepared_at >= :since AND prepared_at < :before"
-    " AND state IN ('published', 'settled')"
-    " UNION ALL SELECT network, gas_used AS units, gas_price AS price,"
-    " coalesce(l1_fee, 0) AS besides FROM evm_payments"
-    " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
-)
-_LATEST: Final = 2**63 - 1
-_WITHDRAWALS_OVER: Final = (
-    "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
-    " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"
-)
-_IS_TRANSACTION: Final = "network = :network AND txid = :txid"
-_PAYMENT_WITH: Final = (
-    "SELECT payment_id FROM monero_payments WHERE txid = :txid"
-    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = :txid"
-)
-_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = :address"
-_OWN_ADDRESS: Final = (
-    "SELECT 1 FROM monero_addresses WHERE address = :address"
-    " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
-    " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
-)
-_MADE_AT: Final = "SELECT created_at FROM orders WHERE seq >= :seq ORDER BY seq LIMIT 1"
-# CROSS JOIN has SQLite begin with the orders: it would read every deposit there ever was.
-_FLOWS: Final = """
-    SELECT network, sum(received) AS received, sum(sent) AS sent FROM (
-        SELECT d.network, d.units AS received, 0 AS sent
-        FROM orders o CROSS JOIN deposits d
-        WHERE o.seq >= :first AND d.order_id = o.order_id AND d.state = 'confirmed'
-        UNION ALL
-        SELECT t.network, 0 AS received, t.units AS sent
-        FROM orders o CROSS JOIN transfers t
-        WHERE o.seq >= :first AND t.order_id = o.order_id
-            AND t.state IN ('prepared', 'published', 'unknown', 'settled')
-    ) AS flows GROUP BY network ORDER BY network
-"""
-_ARRIVING: Final = (
-    "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
-    " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"
-)
-_HELD: Final = (
-    "SELECT network, sum(unswept) AS units, count(*) AS addresses FROM evm_holdings"
-    " WHERE unswept > 0 GROUP BY network"
-)
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:

@@ -27,6 +27,7 @@ from rpcsvc.store.database import (
     Statement,
     StoreConflict,
     Tables,
+    from_row,
     insert,
     update,
     upsert,
@@ -37,9 +38,14 @@ from rpcsvc.store.order_rows import (
     FILL,
     FILLED,
     ORDER,
+    SELECT_REPORT,
     TERMS,
     TRANSFER,
+    IdempotencyRows,
+    RelayRows,
+    TicketRows,
     changing_values,
+    charge_statements,
     deposit_from,
     deposit_values,
     effect_from,
@@ -47,21 +53,14 @@ from rpcsvc.store.order_rows import (
     fill_from,
     fill_values,
     order_from,
-    terms_values,
-    transfer_from,
-    transfer_values,
-)
-from rpcsvc.store.records import (
-    SELECT_REPORT,
-    IdempotencyRows,
-    RelayRows,
-    TicketRows,
-    charge_statements,
     relay_statements,
     report_from,
     report_statement,
     response_statement,
+    terms_values,
     ticket_statement,
+    transfer_from,
+    transfer_values,
 )
 from rpcsvc.store.replicas import pooled_statements, rate_statements
 from rpcsvc.store.reservations import (
@@ -71,7 +70,6 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
-from rpcsvc.store.rows import from_row
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,

@@ -13,9 +13,19 @@ from rpcsvc.domain.order import FINAL_TRANSFERS
 from rpcsvc.domain.reservations import ReservationChange
 from rpcsvc.domain.unfunded import TOTAL
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.store.database import Commit, Row, Rows, StaleWrite, Statement, Tables, insert, update
+from rpcsvc.store.database import (
+    Commit,
+    Row,
+    Rows,
+    StaleWrite,
+    Statement,
+    Tables,
+    from_row,
+    insert,
+    to_row,
+    update,
+)
 from rpcsvc.store.reservations import reservation_statements, within_statement
-from rpcsvc.store.rows import from_row, to_row
 
 _TABLE: Final = "withdrawals"
 _PROGRESS: Final = ("state", "txid", "raw", "reason", "receipt", "changed_at")

@@ -35,8 +35,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Asking, Relay
 from rpcsvc.settings_onchain import chains_toml
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, UNAVAILABLE, SqliteDatabase
 from rpcsvc.store.changes import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.store.database import StaleWrite, Statement
 from rpcsvc.store.operator_books import OperatorBooks

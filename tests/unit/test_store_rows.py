@@ -9,7 +9,7 @@ import pytest
 from msgspec import Struct, ValidationError
 
 from rpcsvc.domain.order import TransferState
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import from_row, to_row
 
 
 class Record(Struct, frozen=True):

@@ -14,8 +14,7 @@ from rpcsvc.settlement.sandbox.chain import (
     TxKind,
     TxState,
 )
-from rpcsvc.store.database import Statement, Tables, insert, update
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Statement, Tables, from_row, insert, to_row, update
 
 _CHAIN: Final = (
     "network", "base_height", "base_at", "block_ms", "paused", "inventory", "balance",

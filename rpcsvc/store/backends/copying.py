@@ -17,7 +17,7 @@ import asyncpg
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql import schema as postgresql
-from rpcsvc.store.backends.postgresql.connection import Connection, connect
+from rpcsvc.store.backends.postgresql.reader import Connection, connect
 from rpcsvc.store.backends.sqlite import migrations as sqlite
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, open_reader
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable

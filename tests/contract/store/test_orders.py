@@ -12,7 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, OnDeadline
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
-from rpcsvc.store import records
+from rpcsvc.store import order_rows
 from rpcsvc.store.changes import (
     Change,
     HistoryEntry,
@@ -259,7 +259,7 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: OrderStore) -> 
 async def test_old_keys_are_forgotten_in_portions(
     store: OrderStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(order_rows, "_KEYS_AT_ONCE", 2)
     for number in range(7):
         await store.commit(created(fresh(number), response(f"key {number}")))
     commits = list[int]()
