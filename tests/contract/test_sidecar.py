@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
-from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.settlement.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id

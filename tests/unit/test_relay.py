@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-import rpcsvc.orders.upstream.relay as relay_module
+import rpcsvc.settlement.upstream.relay as relay_module
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
@@ -24,17 +24,17 @@ from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.upstream import (
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settlement.upstream.follower import LONGEST_PAUSE_MS, Follower
+from rpcsvc.settlement.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.requests import (
     Created,
     CreationUnknown,
     UpstreamRequest,
     UpstreamResting,
     UpstreamStatus,
 )
-from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
-from rpcsvc.orders.upstream.relay import Asking, Relay
-from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, UNAVAILABLE, SqliteDatabase
 from rpcsvc.store.changes import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.store.database import StaleWrite, Statement

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.failures import BreakerOpen
 from rpcsvc.settlement.upstream.limits import Breaker, BreakerState, CallPermit
+from rpcsvc.settlement.upstream.transport import BreakerOpen
 
 T0 = 1_000_000
 

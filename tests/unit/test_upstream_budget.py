@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.failures import BudgetSpent
 from rpcsvc.settlement.upstream.limits import WINDOW_MS, Budget, Demand, Urgency, shared
+from rpcsvc.settlement.upstream.transport import BudgetSpent
 from tests.unit.virtual_time import VirtualTime
 
 WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION

@@ -15,9 +15,9 @@ from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.settlement.upstream.answers import Capabilities, UpstreamChain, UpstreamChains
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
-from rpcsvc.settlement.upstream.failures import NeverSent
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains, Pace
+from rpcsvc.settlement.upstream.transport import NeverSent
 from tests.unit.chain_tables import TOML
 from tests.unit.virtual_time import VirtualTime
 

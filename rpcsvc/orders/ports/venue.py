@@ -1,6 +1,6 @@
 """The venue port: who prices orders, opens them and answers for them; rates; and the sandbox.
 
-LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (orders/upstream/venue.py) on
+LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (settlement/upstream/venue.py) on
 another service. An engine that has neither implements ``Venue`` itself. Amounts are atomic units,
 times are ms since the epoch.
 """

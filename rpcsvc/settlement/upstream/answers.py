@@ -44,9 +44,8 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import InvalidDestination
-from rpcsvc.orders.ports.upstream import UpstreamRequest
-from rpcsvc.settlement.upstream.failures import UpstreamBroken
-from rpcsvc.settlement.upstream.transport import UpstreamAnswer
+from rpcsvc.settlement.upstream.requests import UpstreamRequest
+from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamBroken
 
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000
@@ -55,6 +54,20 @@ _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?", re.ASC
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
+_WHITESPACE: Final = " \t\r\n"
+_WANTED: Final = {
+    "model_type": "an object",
+    "tuple_type": "an array",
+    "bool_type": "true or false",
+}
+_TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
+    (bool, "a boolean"),
+    ((int, float), "a number"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+)
 
 
 class PayableNetworks(Struct, frozen=True):
@@ -99,7 +112,6 @@ _BRIDGE: Final[dict[str, BridgeStatus]] = {
     "complete": BridgeStatus.COMPLETED,
     "success": BridgeStatus.COMPLETED,
 }
-_WHITESPACE: Final = " \t\r\n"
 
 
 def order_status(text: str) -> OrderReading:
@@ -561,24 +573,8 @@ def _problem(error: ErrorDetails) -> str:
             return f"must be {wanted}, not {_type(error['input'])}"
 
 
-_WANTED: Final = {
-    "model_type": "an object",
-    "tuple_type": "an array",
-    "bool_type": "true or false",
-}
-
-
 def _type(value: object) -> str:
     for kinds, name in _TYPES:
         if isinstance(value, kinds):
             return name
     return "null"
-
-
-_TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
-    (bool, "a boolean"),
-    ((int, float), "a number"),
-    (str, "a string"),
-    (list, "an array"),
-    (dict, "an object"),
-)

@@ -25,8 +25,8 @@ from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.answers import UpstreamChain
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
-from rpcsvc.settlement.upstream.failures import UpstreamError
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.transport import UpstreamError
 
 log = structlog.get_logger(__name__)
 # Whose addresses a service on a network gives; a sandbox's are of stagenet.
@@ -34,6 +34,11 @@ _MONERO_OF: Final = {
     "sandbox": MoneroNetwork.STAGENET,
     **{each.value: each for each in MoneroNetwork},
 }
+
+# A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
+_LOOK_AGAIN_MS: Final = 1_000
+_MOST_SHOWN: Final = 20
+_MOST_DOLLARS: Final = Decimal(10**12)
 
 
 class NetworkCheck:
@@ -109,12 +114,6 @@ class NetworkCheck:
         return (
             f"{move}{f', or upstream.monero_network to {theirs},' if theirs else ''} and restart."
         )
-
-
-# A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
-_LOOK_AGAIN_MS: Final = 1_000
-_MOST_SHOWN: Final = 20
-_MOST_DOLLARS: Final = Decimal(10**12)
 
 
 class OfferedChains(ChainRegistry):

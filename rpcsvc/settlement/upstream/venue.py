@@ -21,7 +21,6 @@ from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import OrderIds, Orders, TermsMaker
-from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     ExchangeRates,
     Market,
@@ -32,8 +31,10 @@ from rpcsvc.orders.ports.venue import (
     VenueQuote,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.upstream.follower import Follower
-from rpcsvc.orders.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.follower import Follower
+from rpcsvc.settlement.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.requests import Created, Offer, UpstreamRequest
 from rpcsvc.store.changes import RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ class UpstreamVenue:
     def __init__(
         self,
         orders: Orders,
-        upstream: UpstreamPort,
+        upstream: UpstreamEngine,
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,

@@ -17,8 +17,9 @@ from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.upstream import UpstreamPort, UpstreamResting, UpstreamStatus
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.requests import UpstreamResting, UpstreamStatus
 from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,7 @@ class Follower:
     """Asks the upstream for the open orders."""
 
     def __init__(
-        self, store: OrderStore, processor: OrderProcessor, upstream: UpstreamPort, clock: Clock
+        self, store: OrderStore, processor: OrderProcessor, upstream: UpstreamEngine, clock: Clock
     ) -> None:
         self._store = store
         self._processor = processor
