@@ -12,6 +12,9 @@ from datetime import date
 from functools import lru_cache
 from typing import Protocol
 
+DAY_MS = 86_400_000
+_EPOCH = date(1970, 1, 1).toordinal()
+
 
 class Clock(Protocol):
     """Tells the wall-clock time."""
@@ -80,10 +83,6 @@ def iso8601(at_ms: int) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{_date(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{millis:03d}Z"
-
-
-DAY_MS = 86_400_000
-_EPOCH = date(1970, 1, 1).toordinal()
 
 
 @lru_cache(maxsize=64)

@@ -82,6 +82,23 @@ Seconds = Annotated[int, integer_in(1, 30 * DAY)]
 BlockMs = Annotated[int, integer_in(10, HOUR * 1000)]
 Confirmations = Annotated[int, integer_in(1, 1000)]
 
+Percent = Annotated[int, integer_in(1, 100)]
+HistoryDays = Annotated[int, integer_in(90, 36_500)]
+# A URL of these may hold a provider's key in its path or query: only its host is shown.
+_URLS_WITH_KEYS: Final = frozenset(
+    {
+        "onchain.monerod_url",
+        "onchain.wallet_url",
+        "onchain.nodes",
+        "rates.sources",
+        "telemetry.otlp_endpoint",
+        "upstream.url",
+    }
+)
+_URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
+# Any of them may be of a URL, mistyped.
+_MARKS_OF_URLS: Final = frozenset("/?#@")
+
 
 class BrandSettings(Group):
     """How the service names itself. ``slug`` is the word in ``service.*`` and ``x-service-*``."""
@@ -125,10 +142,6 @@ class LimitSettings(Group):
     depth: Annotated[int, integer_in(4, 256)] = 32
     connections: Annotated[int, integer_in(16, 60_000)] = 2_000
     connections_per_address: Annotated[int, integer_in(1, 60_000)] = 200
-
-
-Percent = Annotated[int, integer_in(1, 100)]
-HistoryDays = Annotated[int, integer_in(90, 36_500)]
 
 
 class OrderSettings(Group):
@@ -428,20 +441,6 @@ def _is_secret(annotation: object) -> bool:
 
 KEYS: Final = tuple(key for key, _ in _walk(Settings()))
 SECRETS: Final = frozenset(_secrets(Settings))
-# A URL of these may hold a provider's key in its path or query: only its host is shown.
-_URLS_WITH_KEYS: Final = frozenset(
-    {
-        "onchain.monerod_url",
-        "onchain.wallet_url",
-        "onchain.nodes",
-        "rates.sources",
-        "telemetry.otlp_endpoint",
-        "upstream.url",
-    }
-)
-_URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
-# Any of them may be of a URL, mistyped.
-_MARKS_OF_URLS: Final = frozenset("/?#@")
 
 
 def load_settings(

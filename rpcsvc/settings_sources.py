@@ -48,6 +48,9 @@ Network = IPv4Network | IPv6Network
 
 # Up to the last @: a password may hold what ends the host of a URL, such as a slash.
 
+BLANK_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
+LOWER_CASE: Final = BeforeValidator(lambda value: str(value).lower())
+
 
 class Group(BaseModel):
     """Settings that belong together: immutable, of known names only, silent about their input."""
@@ -449,8 +452,6 @@ def _database_url(value: SecretStr) -> SecretStr:
     return value
 
 
-BLANK_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
-LOWER_CASE: Final = BeforeValidator(lambda value: str(value).lower())
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Host = Annotated[str, AfterValidator(_host)]
 SiteUrl = Annotated[str, AfterValidator(_site_url)]

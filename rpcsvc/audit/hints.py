@@ -17,6 +17,9 @@ MOST_PARTS: Final = 15  # recipients of one Monero transaction, besides the chan
 # Both halves of so many amounts make 2^17 sums each: a fraction of a second.
 MOST_AMOUNTS: Final = 34
 
+Paid = Sequence[tuple[str, int]]
+_ABANDONED = (TransferState.FAILED, TransferState.CANCELLED)
+
 
 class TooMany(Exception):
     """More amounts than can be searched."""
@@ -53,10 +56,6 @@ def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int
             if part not in sums or len(chosen) < len(sums[part]):
                 sums[part] = chosen
     return sums
-
-
-Paid = Sequence[tuple[str, int]]
-_ABANDONED = (TransferState.FAILED, TransferState.CANCELLED)
 
 
 def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[TransferEntry]:

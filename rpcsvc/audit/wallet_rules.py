@@ -35,6 +35,10 @@ from rpcsvc.domain.addresses import ZERO_ADDRESS
 _XMR = "XMR"
 WALLET = "the XMR wallet"
 
+_USDC = "USDC"
+WEI: Final = "wei"
+_MOST_NAMED: Final = 5
+
 
 def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
     """Differences between the wallet's transactions since block ``since`` and the record."""
@@ -130,9 +134,6 @@ def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
             out = sum(item.units + item.fee for item in sent)
             came = sum(item.units for item in received)
             yield Annotated(MONERO, txid, out, came, _XMR, note)
-
-
-_USDC = "USDC"
 
 
 def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
@@ -347,10 +348,6 @@ def evm_annotated(
 def _ours(books: Books) -> frozenset[str]:
     addresses = {address.lower() for address in books.evm_addresses}
     return frozenset(addresses | ({books.evm_hot.lower()} if books.evm_hot else set()))
-
-
-WEI: Final = "wei"
-_MOST_NAMED: Final = 5
 
 
 def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:

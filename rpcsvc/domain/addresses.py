@@ -42,6 +42,21 @@ _LONGEST_RECEIVED = 128
 BLOCK_CHARS: Final = 11
 _LARGEST_BLOCK = "jpXCZedGfVQ"
 
+_BYTES = zip(
+    const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
+)
+_BAD_CHECKSUM: Final = "fails its checksum: check it against the source, character by character"
+_KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
+_PAIRS: Final = tuple(first + second for first in BASE58 for second in BASE58)
+# Characters of a block, by its bytes.
+_CHARS_OF: Final = (0, 2, 3, 5, 6, 7, 9, 10, BLOCK_CHARS)
+# The sandbox reads no chain, so one view key does for all of its addresses.
+_VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
+    crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
+)
+EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
+_PREFIX: Final = 2
+
 
 class MoneroNetwork(StrEnum):
     """Monero's networks; an address belongs to one."""
@@ -60,9 +75,6 @@ class NetworkBytes(NamedTuple):
 
 
 _IN_PACKAGE = (MoneroNetwork.MAINNET, MoneroNetwork.TESTNET, MoneroNetwork.STAGENET)
-_BYTES = zip(
-    const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
-)
 NETWORK_BYTES: Final = dict(zip(_IN_PACKAGE, starmap(NetworkBytes, _BYTES), strict=True))
 
 
@@ -212,9 +224,6 @@ def _unreadable(text: str) -> str:
     )
 
 
-_BAD_CHECKSUM: Final = "fails its checksum: check it against the source, character by character"
-
-
 def _full_blocks(text: str) -> list[str]:
     end = len(text) - len(text) % BLOCK_CHARS
     return [text[at : at + BLOCK_CHARS] for at in range(0, end, BLOCK_CHARS)]
@@ -236,7 +245,6 @@ _NETWORK_NAMES = {
     "test": MoneroNetwork.TESTNET,
     "testnet": MoneroNetwork.TESTNET,
 }
-_KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
 
 
 def _looks_like_monero(text: str) -> bool:
@@ -326,18 +334,7 @@ def _block58(block: bytes) -> str:
     return "".join(reversed(pairs))[-_CHARS_OF[len(block)] :]
 
 
-_PAIRS: Final = tuple(first + second for first in BASE58 for second in BASE58)
-# Characters of a block, by its bytes.
-_CHARS_OF: Final = (0, 2, 3, 5, 6, 7, 9, 10, BLOCK_CHARS)
-
-
-# The sandbox reads no chain, so one view key does for all of its addresses.
-_VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
-    crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
-)
 _VIEW_BLOCKS = encode_base58(_VIEW_KEY[7:31])
-EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
-_PREFIX: Final = 2
 
 
 def monero_pattern(networks: Collection[MoneroNetwork]) -> str:

@@ -70,6 +70,10 @@ _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
 # What is done then depends on which deposits came until then.
 DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
 
+# Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
+_ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
+_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
+
 
 def prepared(order: Order, event: ev.TransferPrepared, _now: int) -> Transition:
     """A transfer is signed; with its payout signed, the order is being executed."""
@@ -332,13 +336,6 @@ def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition
     return Transition(
         replace(order, status=event.status, report=event.report, error_message=event.report.error)
     )
-
-
-# Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
-_ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
-
-
-_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
 
 
 def _stays(status: OrderStatus) -> dict[type, Rule]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -21,7 +21,6 @@ from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
 from rpcsvc.domain.unfunded import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
-from rpcsvc.orders.ports.authorizations import AuthorizationWallets
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.authorizations import (
@@ -39,6 +38,47 @@ log = structlog.get_logger(__name__)
 
 # How long a payment waits to be in a block. A sidecar gives up on its upstream after 15 s.
 OUTCOME_SECONDS: Final = 12
+
+
+class Carried(NamedTuple):
+    """The outcome of an authorization. SETTLED: the network has it, in the transaction ``txid``.
+
+    FAILED only if it can never be carried out; ``reason`` says why.
+    """
+
+    outcome: Outcome
+    txid: str | None = None
+    reason: str | None = None
+
+
+class AuthorizationWallets(Protocol):
+    """Carries out authorizations of others, at the service's expense.
+
+    Any exception but AuthorizationRefused means that the outcome is not known.
+    """
+
+    def contract(self, network: str) -> str:
+        """The token's contract. Raises errors.Unavailable."""
+        ...
+
+    async def token(self, order: Order) -> Domain:
+        """The domain that authorizations for an order are signed for.
+
+        Raises errors.Unavailable, and OrderNotFundable where it can't be paid so.
+        """
+        ...
+
+    def fee(self, network: str) -> int:
+        """Return the cost of one's gas in USDC units. Raises errors.Unavailable while not known."""
+        ...
+
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        """Raise AuthorizationRefused for what would fail, and errors.Unavailable; sends nothing."""
+        ...
+
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        """Send the authorization unless it is used, and return its outcome. Safe to repeat."""
+        ...
 
 
 class Authorizations:

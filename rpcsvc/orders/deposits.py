@@ -34,6 +34,9 @@ DEPOSITS_PER_PASS = 20
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
 
+# A scan takes milliseconds; of a network that catches up, some minutes.
+_LAGGING_AFTER_MS: Final = 10 * 60_000
+
 
 def events_of(
     order: Order, sighting: DepositSighting, rate: int | None = None
@@ -190,10 +193,6 @@ def _left(shown: Shown, done: Shown) -> dict[str, str]:
     return {
         order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
     }
-
-
-# A scan takes milliseconds; of a network that catches up, some minutes.
-_LAGGING_AFTER_MS: Final = 10 * 60_000
 
 
 class ScanProgress:

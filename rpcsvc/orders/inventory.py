@@ -40,6 +40,9 @@ from rpcsvc.store.orders import OrderStore
 # comes back is told so again: one refusal costs no more, however many orders there are.
 SOONEST: Final = 500
 
+_WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}
+_SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
+
 
 class ClientLimits:
     """The operator's bounds on unfunded orders.
@@ -153,10 +156,6 @@ def _too_much(refusal: ExceededBound, asset: Asset, wait_ms: int) -> RateLimited
         },
         retry_after=seconds,
     )
-
-
-_WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}
-_SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
 
 
 def _whose(refusal: ExceededBound) -> str:

@@ -26,6 +26,17 @@ from rpcsvc.store.database import Tables
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.orders import OrderStore
 
+# Makes the orders of an engine: its names, the clock of its orders, and how it counts reservations.
+MakeOrders: TypeAlias = "Callable[[VenueProfile, Clock, Counting], Orders]"
+log = structlog.get_logger(__name__)
+HOUR_MS: Final = 3_600_000
+_MINUTE_MS: Final = 60_000
+# Orders that are pruned in one transaction.
+STEP: Final = 200
+# The stored answers of an unpaid order, with its idempotency key: no more than this. Measured by
+# tools/unpaid_orders.py.
+UNPAID_BYTES: Final = 11_000
+
 
 class Policy(Struct, frozen=True):
     """The operator's terms: fees and limits in bps and whole USD, times in milliseconds.
@@ -64,10 +75,6 @@ class Orders(Struct, frozen=True):
     random: RandomBytes
     secret: bytes
     lease: Lease
-
-
-# Makes the orders of an engine: its names, the clock of its orders, and how it counts reservations.
-MakeOrders: TypeAlias = "Callable[[VenueProfile, Clock, Counting], Orders]"
 
 
 class OrderIds(NamedTuple):
@@ -128,17 +135,6 @@ class TermsMaker:
             price_locked_until=quote.price_locked_until,
             funding_gas=quote.funding_gas,
         )
-
-
-log = structlog.get_logger(__name__)
-
-HOUR_MS: Final = 3_600_000
-_MINUTE_MS: Final = 60_000
-# Orders that are pruned in one transaction.
-STEP: Final = 200
-# The stored answers of an unpaid order, with its idempotency key: no more than this. Measured by
-# tools/unpaid_orders.py.
-UNPAID_BYTES: Final = 11_000
 
 
 class Retention:

@@ -43,6 +43,8 @@ _RETRY_SECONDS: Final = 10
 
 # --- one price: sources and tickers --------------------------------------------------------------
 
+_GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})#(/[!-~]{0,100})")
+
 
 class PriceSource(Protocol):
     """One place that a price is read from."""
@@ -150,7 +152,6 @@ TICKERS: Final = {
         HttpSource("bitfinex", "https://api-pub.bitfinex.com/v2/ticker/tXMRUSD", "/6"),
     )
 }
-_GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})#(/[!-~]{0,100})")
 
 
 def ticker(text: str) -> HttpSource:

@@ -18,7 +18,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.errors import InvalidInput, Unavailable
-from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring

@@ -25,10 +25,10 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import authorizations
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.engine import SimulatedAuthorizations
 from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationStore
 from tests.contract.following import count_waiting
 from tests.contract.paying import (

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from rpcsvc.settlement.sandbox.chain import Setting
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger, Setting
 from tests.contract.serving import SWAP, Served
 
 

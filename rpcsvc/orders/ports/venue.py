@@ -30,6 +30,11 @@ from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
 
+# USDC per XMR, from 0.01 to 1000000, with no more decimals than USDC has.
+RATE_PATTERN: Final = (
+    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
+)
+
 
 class Rate(Struct, frozen=True):
     """A price: USDC units (10^-6) per whole XMR, as of a time, from a named source."""
@@ -329,12 +334,6 @@ class Venue(Protocol):
     async def progress(self) -> Mapping[str, Health]:
         """Checks of existing orders; a failed one does not stop new orders."""
         ...
-
-
-# USDC per XMR, from 0.01 to 1000000, with no more decimals than USDC has.
-RATE_PATTERN: Final = (
-    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
-)
 
 
 class FaultKind(StrEnum):

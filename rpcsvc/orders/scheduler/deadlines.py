@@ -26,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 DEADLINES_PER_TICK = 200
 
+LOCKS_PER_TICK = 200
+EXPIRED_PER_TICK = 200
+
 
 class Deadlines:
     """The deadlines of all orders. ``is_paused``: whether outgoing money is stopped."""
@@ -83,9 +86,6 @@ class Deadlines:
                 log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
 
 
-LOCKS_PER_TICK = 200
-
-
 class PriceLocks:
     """Compares the locks of open orders with the current rate, once a pass of the worker."""
 
@@ -133,9 +133,6 @@ class PriceLocks:
                 await self._processor.apply(order_id, LockBroken(rate))
             except ImpossibleTransition as refused:
                 log.info("price_lock_kept", order_id=order_id, reason=str(refused))
-
-
-EXPIRED_PER_TICK = 200
 
 
 class ExpiredReservations:

@@ -19,9 +19,16 @@ from rpcsvc.domain.order import AWAITS_DEPOSIT, Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
-from rpcsvc.settlement.sandbox.chain import Fault, Setting, Tx, TxKind, TxState, on_current
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.settlement.sandbox.ledger import (
+    Fault,
+    SandboxLedger,
+    Setting,
+    Tx,
+    TxKind,
+    TxState,
+    on_current,
+)
 
 # The start of the year 2100: RFC 3339 has four digits for the year.
 _LATEST_MS: Final = 4_102_444_800_000

@@ -1,4 +1,4 @@
-"""The sandbox engine and its rate source: no network, no keys, real rules.
+"""The sandbox engine, its rate source and its signed authorizations: no network, real rules.
 
 It behaves as real chains do where that matters to money: signing reserves nothing, two signatures
 of one payment are two transactions, publishing may fail or leave its outcome unknown, and blocks
@@ -15,16 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rpcsvc.clock import OffsetClock
+from rpcsvc.clock import Clock, OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.authorizations import (
+    NOT_SIGNED,
+    AuthorizationRefused,
+    Reason,
+    Refusal,
+    is_signed_by_key,
+)
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
-from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Order, Transfer, TransferKind
 from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
@@ -38,10 +47,11 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.settlement.sandbox.chain import (
+from rpcsvc.settlement.sandbox.ledger import (
     MONERO,
     Fault,
     Mined,
+    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
@@ -50,9 +60,22 @@ from rpcsvc.settlement.sandbox.chain import (
     block_hash,
     on_current,
 )
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 BPS = 10_000
+
+# The simulated USDC pays every address but this one.
+BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
+STAGENET = "monero-stagenet"
+
+_FAILS = {
+    TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
+    TransferKind.REFUND: Fault.REFUND_FAILS,
+}
+
+# As Circle's test tokens call themselves.
+_NAME = "USDC"
+_VERSION = "2"
 
 
 def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
@@ -64,11 +87,6 @@ def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
     if not path:
         return base
     return base * (BPS + path[now // step_ms % len(path)]) // BPS
-
-
-# The simulated USDC pays every address but this one.
-BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
-STAGENET = "monero-stagenet"
 
 
 class SandboxReplyLost(Exception):
@@ -379,12 +397,6 @@ class SandboxEngine:
         return [_initial_chain(network, now, self._options) for network in sorted(self.networks)]
 
 
-_FAILS = {
-    TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
-    TransferKind.REFUND: Fault.REFUND_FAILS,
-}
-
-
 def _depth(chain: SimulatedChain, tx: Tx, now: int) -> int:
     if tx.state is not TxState.MINED or tx.block_height is None:
         return 0
@@ -417,3 +429,111 @@ def _decode(transfer: Transfer, now: int) -> Tx:
         fee=body["fee"],
         broadcast_at=now,
     )
+
+
+class SimulatedAuthorizations:
+    """Carries out signed authorizations: real signatures, simulated money.
+
+    A simulated payer holds any amount. What the pool has taken counts as carried out.
+    """
+
+    def __init__(self, ledger: SandboxLedger, engine: SandboxEngine, clock: Clock) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._clock = clock
+
+    def contract(self, network: str) -> str:
+        """The contract of the test network's token."""
+        return self._domain(network).contract
+
+    async def token(self, order: Order) -> Domain:
+        """The domain of the test network's token."""
+        return self._domain(order.terms.deposit_network)
+
+    def _domain(self, network: str) -> Domain:
+        names = self._engine.names(USDC, network)
+        return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
+
+    def fee(self, network: str) -> int:
+        """The simulated fee of a USDC transfer."""
+        return self._engine.fees(USDC, XMR, network).refund
+
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        """Refuses what no key signed, and what the service's own wallet could not hold.
+
+        There are no contracts on the simulated chains.
+        """
+        self._engine.require_ready()
+        if not is_signed_by_key(self._domain(record.key.network), record.signed):
+            raise AuthorizationRefused(NOT_SIGNED)
+        async with self._engine.moving:
+            room = await self._engine.room(record.key.network)
+        if record.signed.authorization.units > room:
+            raise AuthorizationRefused(
+                Refusal(Reason.SIMULATION, "The sandbox's wallet can't hold so much.")
+            )
+
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        """Put the payment into the pool, unless it was there before."""
+        self._engine.require_ready()
+        async with self._engine.moving:
+            txid = _txid(record)
+            tx = await self._ledger.transaction(record.key.network, txid)
+            if tx is None:
+                return await self._send(record, txid)
+        if tx.state is TxState.REVERTED:
+            return _reverted()
+        if tx.state is TxState.DROPPED:
+            return self._unused(record) or Carried(Outcome.PENDING)
+        return Carried(Outcome.SETTLED, txid)
+
+    async def _send(self, record: AuthorizationRecord, txid: str) -> Carried:
+        unused = self._unused(record)
+        if unused is not None:
+            return unused
+        given, now = record.signed.authorization, self._clock.now_ms()
+        tx = Tx(
+            network=record.key.network,
+            txid=txid,
+            kind=TxKind.DEPOSIT,
+            recipient=given.to,
+            sender=record.key.payer,
+            units=given.units,
+            fee=0,
+            broadcast_at=now,
+        )
+        if await self._strikes(record, Fault.FUNDING_FAILS):
+            await self._ledger.broadcast(_never_mined(tx))
+            return _reverted()
+        await self._ledger.broadcast(tx)
+        if await self._strikes(record, Fault.FUNDING_UNKNOWN):
+            raise SandboxReplyLost("fault funding_unknown")
+        return Carried(Outcome.SETTLED, txid)
+
+    def _unused(self, record: AuthorizationRecord) -> Carried | None:
+        """What becomes of an authorization whose window closed unused."""
+        if self._clock.now_ms() < record.signed.authorization.valid_before * 1_000:
+            return None
+        return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
+
+    async def _strikes(self, record: AuthorizationRecord, fault: Fault) -> bool:
+        if not await self._ledger.has_fault(record.order_id, fault):
+            return False
+        await self._ledger.clear_fault(record.order_id, fault)
+        return True
+
+
+def _txid(record: AuthorizationRecord) -> str:
+    """The same for the same authorization: the pool takes it once."""
+    return hashlib.sha256("/".join(record.key).encode()).hexdigest()
+
+
+def _never_mined(tx: Tx) -> Tx:
+    return Tx(
+        tx.network, tx.txid, tx.kind, tx.recipient, tx.sender, tx.units, tx.fee, tx.broadcast_at,
+        state=TxState.REVERTED, watched=False,
+    )  # fmt: skip
+
+
+def _reverted() -> Carried:
+    return Carried(Outcome.FAILED, reason="The network reverted the transaction.")

@@ -19,9 +19,8 @@ from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.settlement import Settlement, replica, settling_service
 from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.settings import SandboxSettings, Settings
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
-from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions, SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 
 

@@ -32,7 +32,7 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
 from rpcsvc.settlement.upstream import answers
 from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, PayableNetworks, Text

@@ -26,7 +26,7 @@ from rpcsvc.errors import (
     UnsupportedToken,
 )
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.venue import ExchangeRate, ExchangeRates
 from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
 from rpcsvc.settlement.upstream import answers

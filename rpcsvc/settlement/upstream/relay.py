@@ -35,8 +35,8 @@ from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, ServiceError, Unavailable
 from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.requests import (
