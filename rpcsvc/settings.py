@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
+from rpcsvc.domain.money import USDC, XMR, as_units
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
@@ -204,7 +205,11 @@ class OrderSettings(Group):
 
 
 class SandboxSettings(Group):
-    """The simulated chains. Amounts are decimal strings of whole XMR or USDC."""
+    """The simulated chains. Amounts are decimal strings of whole XMR or USDC.
+
+    ``rate_path_bps`` moves the price by 1/10,000 each, every ``rate_step_seconds``. The properties
+    are for the engine: by asset symbol, amounts in atomic units.
+    """
 
     usdc_per_xmr: Usdc = "165.00"
     xmr_block_ms: BlockMs = 1_000
@@ -217,6 +222,35 @@ class SandboxSettings(Group):
     usdc_float: Usdc = "2000000"
     rate_path_bps: RatePath = ()
     rate_step_seconds: Annotated[int, integer_in(1, DAY)] = 10
+
+    @property
+    def block_ms(self) -> Mapping[str, int]:
+        """Milliseconds from block to block."""
+        return {"XMR": self.xmr_block_ms, "USDC": self.usdc_block_ms}
+
+    @property
+    def confirmations(self) -> Mapping[str, int]:
+        """Blocks until a deposit is final."""
+        return {"XMR": self.xmr_confirmations, "USDC": self.usdc_confirmations}
+
+    @property
+    def fees(self) -> Mapping[str, int]:
+        """The network fee of a transfer."""
+        return _units(self.xmr_payout_fee, self.usdc_payout_fee)
+
+    @property
+    def inventory(self) -> Mapping[str, int]:
+        """The wallet's balance on each new chain."""
+        return _units(self.xmr_float, self.usdc_float)
+
+    @property
+    def price(self) -> int:
+        """USDC units per XMR."""
+        return int(as_units(self.usdc_per_xmr, USDC))
+
+
+def _units(xmr: str, usdc: str) -> Mapping[str, int]:
+    return {"XMR": int(as_units(xmr, XMR)), "USDC": int(as_units(usdc, USDC))}
 
 
 class UpstreamSettings(Group):

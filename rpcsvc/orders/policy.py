@@ -54,8 +54,8 @@ class Policy(Struct, frozen=True):
     timeouts: Timeouts
     unfunded: UnfundedLimits
     rate_rule: RateRule
-    reservable: int = 0
-    lock_break_bps: int = 0
+    reservable: int
+    lock_break_bps: int
 
 
 class Orders(Struct, frozen=True):

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc.clock import Clock, OffsetClock
@@ -47,6 +46,7 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
+from rpcsvc.settings import SandboxSettings
 from rpcsvc.settlement.sandbox.ledger import (
     MONERO,
     Fault,
@@ -93,21 +93,6 @@ class SandboxReplyLost(Exception):
     """The simulated node gave no answer: the transfer may have been taken, or not."""
 
 
-class SandboxOptions(Struct, frozen=True):
-    """Timing and amounts. Fees and inventories are atomic units by asset symbol.
-
-    ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (price_at).
-    """
-
-    block_ms: Mapping[str, int]
-    confirmations: Mapping[str, int]
-    fees: Mapping[str, int]
-    inventory: Mapping[str, int]
-    usdc_per_xmr: int
-    rate_path: Sequence[int] = ()
-    rate_step_ms: int = 10_000
-
-
 class SandboxEngine:
     """Implements Wallets and RateSource."""
 
@@ -121,7 +106,7 @@ class SandboxEngine:
         chains: ChainRegistry,
         clock: OffsetClock,
         random: RandomBytes,
-        options: SandboxOptions,
+        options: SandboxSettings,
     ) -> None:
         self._ledger = ledger
         self._registry = chains
@@ -129,6 +114,7 @@ class SandboxEngine:
         self._clock = clock
         self._random = random
         self._options = options
+        self._fees, self._price = options.fees, options.price
         self.settings: dict[Setting, int] = {}
         # Else a pass that read the settings before a change would undo it after.
         self._changing = asyncio.Lock()
@@ -185,7 +171,7 @@ class SandboxEngine:
 
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
         """The simulated network fees."""
-        return Fees(self._options.fees[payout.symbol], self._options.fees[deposit.symbol])
+        return Fees(self._fees[payout.symbol], self._fees[deposit.symbol])
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
         """Raise errors.InvalidDestination for BLACKLISTED: one address to try that out with."""
@@ -216,8 +202,8 @@ class SandboxEngine:
         if self.settings.get(Setting.RATES_DOWN):
             raise Unavailable("There is no fresh rate (fault rates_down). Try again later.")
         options, now = self._options, self._clock.now_ms()
-        base = self.settings.get(Setting.USDC_PER_XMR, options.usdc_per_xmr)
-        price = price_at(base, options.rate_path, options.rate_step_ms, now)
+        base = self.settings.get(Setting.USDC_PER_XMR, self._price)
+        price = price_at(base, options.rate_path_bps, options.rate_step_seconds * 1000, now)
         return Rate(price, now, "sandbox")
 
     # --- deposits ---
@@ -408,7 +394,7 @@ def asset_of(network: str) -> Asset:
     return XMR if network == MONERO else USDC
 
 
-def _initial_chain(network: str, now: int, options: SandboxOptions) -> SimulatedChain:
+def _initial_chain(network: str, now: int, options: SandboxSettings) -> SimulatedChain:
     symbol = asset_of(network).symbol
     inventory = options.inventory[symbol]
     return SimulatedChain(
