@@ -30,7 +30,7 @@ from rpcsvc.domain.money import USDC, XMR, as_units
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
-from rpcsvc.settings_onchain import InventorySettings, OnchainSettings, RatesSettings
+from rpcsvc.settings_onchain import DAY, InventorySettings, OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -71,7 +71,6 @@ __all__ = [
 ]  # fmt: skip
 
 HOUR: Final = 3_600
-DAY: Final = 86_400
 MASK: Final = "********"
 
 Xmr = Annotated[str, decimal(12)]

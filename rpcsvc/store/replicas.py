@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from rpcsvc.clock import DAY_MS
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.store.changes import PooledOrder, RateBounds
 from rpcsvc.store.database import Row, StaleWrite, Statement, Tables, from_row, to_row
 
-KEPT_MS: Final = 7 * 86_400_000
+KEPT_MS: Final = 7 * DAY_MS
 _LAST: Final = "seq = (SELECT max(seq) FROM rates)"
 _IS_FRESH: Final = "published_at > now_ms() - :max_age_ms"
 _PUBLISH_RATE: Final = (

@@ -37,7 +37,8 @@ async def test_a_read_that_began_before_a_change_does_not_undo_it(
 
 
 async def test_sandbox_starts_with_payouts_that_cost_nothing(tmp_path: Path) -> None:
-    fees = {"sandbox__xmr_payout_fee": "0", "sandbox__usdc_payout_fee": "0"}
-    async with serving(tmp_path, **fees) as served:
+    async with serving(
+        tmp_path, sandbox__xmr_payout_fee="0", sandbox__usdc_payout_fee="0"
+    ) as served:
         order = await served.post("/agent/swap/create", SWAP)
     assert (order.status, order.body["data"]["quote"]["fees"]["network"]) == (200, "0")
