@@ -12,6 +12,8 @@ from datetime import date
 from functools import lru_cache
 from typing import Protocol
 
+from typing_extensions import override
+
 DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -24,11 +26,11 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The machine's clock."""
 
+    @override
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, from the machine's clock."""
         return time.time_ns() // 1_000_000
 
 
@@ -60,15 +62,15 @@ def boot_ms() -> int:
     return steady_ms()
 
 
-class OffsetClock:
+class OffsetClock(Clock):
     """A clock that runs beside another one, ``offset_ms`` ahead: the sandbox's time machine."""
 
     def __init__(self, base: Clock, offset_ms: int = 0) -> None:
         self._base = base
         self.offset_ms = offset_ms
 
+    @override
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, shifted."""
         return self._base.now_ms() + self.offset_ms
 
 

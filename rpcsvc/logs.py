@@ -18,6 +18,7 @@ from typing import Any, Final, TextIO, cast
 
 import orjson
 import structlog
+from typing_extensions import override
 
 from rpcsvc.errors import showable
 from rpcsvc.terminal import printable
@@ -122,11 +123,13 @@ class _Stderr(io.TextIOBase):
     """stderr that never raises: a log that can't be written, on a full disk, say, must not end
     what it tells of."""
 
+    @override
     def write(self, text: str) -> int:
         with suppress(OSError):
             return sys.stderr.write(text)
         return 0
 
+    @override
     def flush(self) -> None:
         with suppress(OSError):
             sys.stderr.flush()
@@ -135,6 +138,7 @@ class _Stderr(io.TextIOBase):
 class _StructlogHandler(logging.Handler):
     """Brings what libraries log (aiohttp, asyncio) into the same stream and form."""
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
         log.log(

@@ -32,6 +32,7 @@ from aiohttp import (
     TraceConfig,
 )
 from aiohttp.abc import AbstractResolver, ResolveResult
+from typing_extensions import override
 from yarl import URL
 
 from rpcsvc import __version__
@@ -73,10 +74,10 @@ class _Resolver(AbstractResolver):
         self._seconds = seconds
         self._opened: pycares.Channel | None = None
 
+    @override
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All addresses of a name. Raises OSError."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pycares.AddrInfoResult] = loop.create_future()
 
@@ -113,8 +114,8 @@ class _Resolver(AbstractResolver):
             )
         return self._opened
 
+    @override
     async def close(self) -> None:
-        """End the look-ups under way."""
         if self._opened is not None:
             self._opened.close()
 

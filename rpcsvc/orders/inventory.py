@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain, network_of
@@ -201,9 +202,10 @@ class Inventory(Protocol):
         ...
 
 
-class SimulatedInventory:
+class SimulatedInventory(Inventory):
     """No limit: a simulated wallet that runs dry is one of the faults to try out."""
 
+    @override
     async def require(
         self,
         client: Client,
@@ -213,18 +215,18 @@ class SimulatedInventory:
         needed: int,
         rate: Rate,
     ) -> None:
-        """Take every order."""
+        pass
 
-    async def room(self, client: Client, network: str) -> int | None:  # noqa: ARG002 - no limit
-        """No limit."""
+    @override
+    async def room(self, client: Client, network: str) -> int | None:
         return None
 
-    async def payable_for(self, order: Order) -> int | None:  # noqa: ARG002 - no limit
-        """No limit."""
+    @override
+    async def payable_for(self, order: Order) -> int | None:
         return None
 
 
-class WalletInventory:
+class WalletInventory(Inventory):
     """The wallets' holdings less what open orders may still take out of them.
 
     ``holdings`` gives those of a network; it raises errors.Unavailable while they are not known.
@@ -242,6 +244,7 @@ class WalletInventory:
         self._store = store
         self._clients = ClientLimits(store, limits, self._wallet, clock, secret)
 
+    @override
     async def require(
         self,
         client: Client,
@@ -251,7 +254,6 @@ class WalletInventory:
         needed: int,
         rate: Rate,
     ) -> Admission | None:
-        """As Inventory says."""
         network = network_of(payout_asset(direction), chain)
         reserved = await self._clients.reserved(client, network)
         free = self._holdings(network).free
@@ -261,14 +263,14 @@ class WalletInventory:
         admission = await self._clients.require(client, amount, network, needed, reserved)
         return admission._replace(units=((TOTAL, free), *admission.units))
 
+    @override
     async def room(self, client: Client, network: str) -> int | None:
-        """As Inventory says."""
         reserved = await self._clients.reserved(client, network)
         free = self._payable(network, reserved).free
         return min(free, self._clients.room(client, network, reserved))
 
+    @override
     async def payable_for(self, order: Order) -> int | None:
-        """As Inventory says."""
         network = order.terms.payout_network
         reserved = (await self._store.reserved(network)).total
         beside = reserved - await self._store.reserved_by(order.order_id, network)

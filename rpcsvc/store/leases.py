@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import boot_ms
 from rpcsvc.errors import Unavailable
@@ -269,7 +270,7 @@ class LeaseKeeper:
             lease.extend(asked_at + lasts_ms)
 
 
-class Fenced:
+class Fenced(Tables):
     """A database under a lease: a write checks the lease's token in its own transaction.
 
     Taking the lease waits for a running commit; a later write finds another token and is rolled
@@ -282,22 +283,21 @@ class Fenced:
         values = {"name": lease.name, "token": lease.token}
         self._fence = Statement(_FENCE, values, first=True, finds=True)
 
+    @override
     def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
-        """As Tables says."""
         return self._db.fetch(sql, **values)
 
+    @override
     def fetch_one(self, sql: str, **values: Any) -> Coroutine[Any, Any, Row | None]:
-        """As Tables says."""
         return self._db.fetch_one(sql, **values)
 
+    @override
     def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
-        """As Tables says."""
         return self._db.fetch_together(queries)
 
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later
-        write will be.
-        """
+        # After the lease was lost nothing is written, and no later write will be.
         if self._lease.lost.is_set():
             raise LeaseLost
         try:

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.audit.books import reader_of
@@ -25,7 +26,7 @@ from rpcsvc.domain.pricing import ONE_XMR, Direction, convert_floor
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.venue import RateSource
-from rpcsvc.orders.settlement import Noted, Settlement
+from rpcsvc.orders.settlement import Noted, Settlement, Treasury
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import InventorySettings, read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -320,7 +321,7 @@ class _Books(Struct, frozen=True):
     unattributed: list[UnattributedDeposit]
 
 
-class OnchainTreasury:
+class OnchainTreasury(Treasury):
     """The treasury of a running service. ``paused``: why payouts are paused, or None."""
 
     def __init__(
@@ -338,16 +339,17 @@ class OnchainTreasury:
         self._paused = paused
         self._annotations = Annotations(settings, database, clock)
 
+    @override
     async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
-        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
         return await self._annotations.add(network, txid, note, wei)
 
+    @override
     async def remove_annotation(self, network: str, txid: str) -> Noted:
-        """Forget a note. Raises InvalidInput."""
         return await self._annotations.remove(network, txid)
 
+    @override
     async def view(self) -> Json:
-        """The holdings as JSON. The records are read first, so that they wait for no node."""
+        # The records are read first, so that they wait for no node.
         now = self._clock.now_ms()
         books = await self._read(now)
         recorded = books.recorded
@@ -375,8 +377,8 @@ class OnchainTreasury:
             "problems": found.problems,
         }
 
+    @override
     async def plan(self) -> Json:
-        """The moves between networks that would reach the targets. Nothing is moved."""
         now, settings = self._clock.now_ms(), self._settings.inventory
         books = OperatorBooks(self._db)
         orders = Counter(reserved(await books.open_orders(), now))

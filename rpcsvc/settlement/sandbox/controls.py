@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import OffsetClock, iso8601
 from rpcsvc.domain.addresses import evm_address_from_seed
@@ -18,7 +19,7 @@ from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
+from rpcsvc.orders.ports.venue import FaultKind, SandboxControls, SimulatedDeposit
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
 from rpcsvc.settlement.sandbox.ledger import (
     Fault,
@@ -44,7 +45,7 @@ _SWITCHES = {
 }
 
 
-class SimulatedChains:
+class SimulatedChains(SandboxControls):
     """Implements SandboxControls on the ledger of the simulated chains."""
 
     def __init__(
@@ -64,12 +65,8 @@ class SimulatedChains:
             FaultKind.RESTORE_DEPOSIT: self._restore,
         }
 
+    @override
     async def fund(self, order: Order, units: int | None) -> SimulatedDeposit:
-        """Send ``units``, or else what is still due, from a simulated user to the deposit address.
-
-        Raises InvalidInput when nothing is due, and AmountAboveMaximum when the wallet could not
-        hold it.
-        """
         async with self._engine.moving:
             tx = await on_current(lambda: self._send(order, units))
         return SimulatedDeposit(tx.txid, tx.network, tx.recipient, tx.units)
@@ -97,16 +94,16 @@ class SimulatedChains:
             broadcast_at=self._clock.now_ms(),
         )
 
+    @override
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
-        """Provoke a fault of one order's deposit, or of its next payout or refund."""
         if kind in self._deposit_faults:
             async with self._engine.moving:
                 await on_current(lambda: self._deposit_faults[kind](order))
         else:
             await self._ledger.add_fault(order.order_id, Fault(kind.value))
 
+    @override
     async def fault(self, kind: FaultKind, *, seconds: int | None, rate: str | None) -> None:
-        """Provoke a fault of the whole sandbox."""
         if kind is FaultKind.ADVANCE_CLOCK:
             wanted = _required("seconds", seconds)
             async with self._engine.moving:  # else one of two at once would be lost

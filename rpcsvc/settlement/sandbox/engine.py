@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
@@ -32,8 +33,8 @@ from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.authorizations import Carried
-from rpcsvc.orders.ports.venue import Rate
+from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
+from rpcsvc.orders.ports.venue import Rate, RateSource
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
@@ -45,6 +46,7 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     TransferRejected,
     Verdict,
+    Wallets,
 )
 from rpcsvc.settings import SandboxSettings
 from rpcsvc.settlement.sandbox.ledger import (
@@ -93,7 +95,7 @@ class SandboxReplyLost(Exception):
     """The simulated node gave no answer: the transfer may have been taken, or not."""
 
 
-class SandboxEngine:
+class SandboxEngine(Wallets, RateSource):
     """Implements Wallets and RateSource."""
 
     poll_ms = 200
@@ -121,8 +123,8 @@ class SandboxEngine:
         # Held by whoever reads the chains to change them: mining here, faults in controls.py.
         self.moving = asyncio.Lock()
 
+    @override
     async def start(self) -> None:
-        """Make the chains at the first start, and take up the settings of earlier runs."""
         await self.refresh()
         known = {chain.network for chain in await self._ledger.chains()}
         missing = [c for c in self._initial_chains() if c.network not in known]
@@ -145,36 +147,39 @@ class SandboxEngine:
         self.settings = settings
         self._clock.offset_ms = settings.get(Setting.CLOCK_OFFSET_MS, 0)
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable while the ``engine_down`` fault is on."""
         if self.settings.get(Setting.ENGINE_DOWN):
             raise Unavailable("The sandbox engine is down (fault engine_down). Try again later.")
 
+    @override
     def states(self) -> dict[str, NetworkState]:
-        """All networks are up, or down by the ``engine_down`` fault."""
         state = NetworkState(is_up=not self.settings.get(Setting.ENGINE_DOWN))
         return dict.fromkeys(self.networks, state)
 
+    @override
     async def health(self) -> Health:
-        """Down only by fault."""
         down = bool(self.settings.get(Setting.ENGINE_DOWN))
         return Health(not down, "fault engine_down is on" if down else None)
 
+    @override
     def deposit_address(self, asset: Asset) -> str:
-        """A fresh address, valid in form: a Monero stagenet subaddress or an EVM address."""
         if asset is XMR:
             return stagenet_subaddress(self._random(64))
         return evm_address_from_seed(self._random(32))
 
+    @override
     def pooled(self, _address: str, _network: str) -> None:
-        """None: an address is made where its order is."""
+        # An address is made where its order is.
+        pass
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
-        """The simulated network fees."""
+    @override
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
         return Fees(self._fees[payout.symbol], self._fees[deposit.symbol])
 
+    @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """Raise errors.InvalidDestination for BLACKLISTED: one address to try that out with."""
+        # One address to try this out with.
         if address.lower() == BLACKLISTED:
             raise InvalidDestination(
                 f"The token on {network} refuses to pay this address: it is on its issuer's"
@@ -189,16 +194,17 @@ class SandboxEngine:
             return NetworkNames(STAGENET, 0, None)
         return NetworkNames.of_usdc(self._registry.resolve(chain), is_test=True)
 
-    def estimated_seconds(self, deposit: Money, chain: str) -> int:  # noqa: ARG002 - port
-        """Confirmations of the deposit and of the payout, at the simulated block times."""
+    @override
+    def estimated_seconds(self, deposit: Money, chain: str) -> int:
+        # Confirmations of the deposit and of the payout.
         blocks = self._options.confirmations
         total = sum(blocks[a.symbol] * self._options.block_ms[a.symbol] for a in (XMR, USDC))
         return -(-(total + 2 * self.poll_ms) // 1000)
 
     # --- rates ---
 
+    @override
     def rate(self) -> Rate:
-        """The sandbox's own price, always fresh. Raises errors.Unavailable by fault."""
         if self.settings.get(Setting.RATES_DOWN):
             raise Unavailable("There is no fresh rate (fault rates_down). Try again later.")
         options, now = self._options, self._clock.now_ms()
@@ -208,8 +214,8 @@ class SandboxEngine:
 
     # --- deposits ---
 
+    @override
     async def observe(self) -> Observation:
-        """Mine what is due, then show every deposit that is not finished with."""
         if not await self._ledger.watched():
             return self._observation((), self._clock.now_ms())
         async with self.moving:
@@ -227,8 +233,9 @@ class SandboxEngine:
         """All there is: these chains hide nothing."""
         return Observation(shown, dict.fromkeys(self.networks, now))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Stop watching deposits that are confirmed or gone; a reorganisation starts it again."""
+        # A reorganisation starts the watch of a deposit again.
         final = [
             tx
             for s in sightings
@@ -273,33 +280,36 @@ class SandboxEngine:
     def _confirmed(self, chain: SimulatedChain, tx: Tx, now: int) -> bool:
         return _depth(chain, tx, now) >= self.required_confirmations(tx.network, tx.units)
 
+    @override
     async def confirmations(self, key: DepositKey) -> int:
-        """How many blocks deep a deposit is now."""
         chain, now = await self._chain(key.network), self._clock.now_ms()
         tx = await self._ledger.transaction(key.network, key.txid)
         return _depth(chain, tx, now) if tx else 0
 
-    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """How many blocks deep a transaction must be."""
+    @override
+    def required_confirmations(self, network: str, units: int) -> int:
         return self._options.confirmations[asset_of(network).symbol]
 
     # --- transfers ---
 
+    @override
     def is_paused(self) -> bool:
-        """Never: nothing real leaves from here."""
+        # Nothing real leaves from here.
         return False
 
-    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
-        """Each transfer is a transaction of its own."""
+    @override
+    def transfers_per_payment(self, network: str) -> int:
+        # Each transfer is a transaction of its own.
         return 1
 
+    @override
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer],  # noqa: ARG002 - never any
+        companions: Sequence[Transfer],
         record: Record,
     ) -> None:
-        """Sign and record. A nonce makes each signature another transaction, as on a chain."""
+        # A nonce makes each signature another transaction, as on a chain.
         self.require_ready()
         if await self._available(transfer.network) < transfer.units + transfer.fee:
             raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
@@ -316,8 +326,9 @@ class SandboxEngine:
         txid = hashlib.sha256(raw).hexdigest()
         await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Put the signed bytes into the pool; the same bytes again change nothing."""
+        # The same bytes again change nothing.
         self.require_ready()
         order_id = order_of(transfer.transfer_id)
         tx = _decode(transfer, self._clock.now_ms())
@@ -333,8 +344,8 @@ class SandboxEngine:
         await self._ledger.broadcast(tx)
         return Verdict(Outcome.PENDING)
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the simulated chain says of the transfer's transaction id."""
         self.require_ready()
         # Read before the transaction: of one that a reorganisation takes meanwhile, no later depth.
         chain, now = await self._chain(transfer.network), self._clock.now_ms()
@@ -417,7 +428,7 @@ def _decode(transfer: Transfer, now: int) -> Tx:
     )
 
 
-class SimulatedAuthorizations:
+class SimulatedAuthorizations(AuthorizationWallets):
     """Carries out signed authorizations: real signatures, simulated money.
 
     A simulated payer holds any amount. What the pool has taken counts as carried out.
@@ -428,27 +439,25 @@ class SimulatedAuthorizations:
         self._engine = engine
         self._clock = clock
 
+    @override
     def contract(self, network: str) -> str:
-        """The contract of the test network's token."""
         return self._domain(network).contract
 
+    @override
     async def token(self, order: Order) -> Domain:
-        """The domain of the test network's token."""
         return self._domain(order.terms.deposit_network)
 
     def _domain(self, network: str) -> Domain:
         names = self._engine.names(USDC, network)
         return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
 
+    @override
     def fee(self, network: str) -> int:
-        """The simulated fee of a USDC transfer."""
         return self._engine.fees(USDC, XMR, network).refund
 
+    @override
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Refuses what no key signed, and what the service's own wallet could not hold.
-
-        There are no contracts on the simulated chains.
-        """
+        # There are no contracts on the simulated chains: a key has signed.
         self._engine.require_ready()
         if not is_signed_by_key(self._domain(record.key.network), record.signed):
             raise AuthorizationRefused(NOT_SIGNED)
@@ -459,8 +468,8 @@ class SimulatedAuthorizations:
                 Refusal(Reason.SIMULATION, "The sandbox's wallet can't hold so much.")
             )
 
+    @override
     async def carry_out(self, record: AuthorizationRecord) -> Carried:
-        """Put the payment into the pool, unless it was there before."""
         self._engine.require_ready()
         async with self._engine.moving:
             txid = _txid(record)

@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import override
 
 from rpcsvc.domain.addresses import (
     MoneroNetwork,
@@ -250,8 +251,8 @@ class ParsedAnswer(Part):
         """The answer's bytes, bounded."""
         return self._raw
 
+    @override
     def model_post_init(self, context: bytes, /) -> None:
-        """Keep the bytes that ``read`` was given."""
         self._raw = context
 
     @classmethod

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
@@ -127,15 +128,12 @@ class OfferedChains(ChainRegistry):
         super().__init__(configured.all())
         self._on_offer = configured
 
+    @override
     def all(self) -> tuple[Chain, ...]:
-        """The chains on offer, in the order of the configuration."""
         return self._on_offer.all()
 
+    @override
     def resolve(self, value: object, *, field: str = "chain") -> Chain:
-        """The configured chain that a caller names.
-
-        Raises InvalidInput, and UnsupportedChain that lists those on offer.
-        """
         try:
             return super().resolve(value, field=field)
         except UnsupportedChain:

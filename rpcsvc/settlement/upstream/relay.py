@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain.authorizations import (
@@ -35,7 +36,7 @@ from rpcsvc.domain.unfunded import Admission, Reservation
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, ServiceError, Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.authorizations import Carried
+from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
@@ -377,7 +378,7 @@ def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:
     )
 
 
-class RelayedAuthorizations:
+class RelayedAuthorizations(AuthorizationWallets):
     """Has the upstream carry authorizations out, for the orders that it settles."""
 
     def __init__(self, orders: OrderStore, upstream: UpstreamEngine) -> None:
@@ -385,12 +386,12 @@ class RelayedAuthorizations:
         self._upstream = upstream
         self._domains: dict[str, Domain] = {}  # as they were offered last, by network
 
+    @override
     def contract(self, network: str) -> str:
-        """The token's contract."""
         return self._upstream.contract(network)
 
+    @override
     async def token(self, order: Order) -> Domain:
-        """The domain that the upstream offers for the order. Raises OrderNotFundable."""
         if not self._upstream.takes_authorizations:
             raise OrderNotFundable(
                 "The service that settles this order takes no signed payments (x402). Pay it as its"
@@ -401,12 +402,14 @@ class RelayedAuthorizations:
         self._domains[order.terms.deposit_network] = domain
         return domain
 
+    @override
     def fee(self, network: str) -> int:
-        """Not known: the upstream prices its orders by itself."""
+        # The upstream prices its orders by itself.
         raise Unavailable(f"What gas on {network} costs is for the service that settles orders.")
 
+    @override
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Refuse what no key signed that says it did; wallets with code the upstream asks."""
+        # The upstream asks wallets with code.
         domain = self._domains.get(record.key.network)
         if domain is None:
             domain = await self.token(await self._order(record))
@@ -414,8 +417,9 @@ class RelayedAuthorizations:
         if is_of_key and not is_signed_by_key(domain, record.signed):
             raise AuthorizationRefused(NOT_SIGNED)
 
+    @override
     async def carry_out(self, record: AuthorizationRecord) -> Carried:
-        """Pass the authorization on, as often as it takes: until the upstream sees the deposit."""
+        # Passed on as often as it takes: until the upstream sees the deposit.
         order = await self._order(record)
         if record.txid is not None and order.due_units == 0:
             return Carried(Outcome.SETTLED, record.txid)

@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
@@ -28,6 +29,7 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     QuoteRequest,
     Rate,
+    Venue,
     VenueQuote,
 )
 from rpcsvc.orders.ports.wallets import Fees
@@ -45,7 +47,7 @@ _USUAL_SECONDS: Final = 1_800
 _ANY_AMOUNT: Final = 1
 
 
-class UpstreamVenue:
+class UpstreamVenue(Venue):
     """Implements Venue over the upstream port."""
 
     def __init__(
@@ -69,21 +71,24 @@ class UpstreamVenue:
 
     # --- prices ---
 
-    async def market(self, client: Client) -> Market | None:  # noqa: ARG002 - there is none
-        """None: the upstream prices each amount by itself."""
+    @override
+    async def market(self, client: Client) -> Market | None:
+        # The upstream prices each amount by itself.
         return None
 
+    @override
     def listed_chains(self) -> Sequence[Chain]:
-        """The configured chains that the upstream lists. Raises Unavailable until it has."""
         self._upstream.require_ready()
         return self.profile.chains.all()
 
+    @override
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
-        """Ask for a price: the upstream refuses what is outside its limits."""
+        # The upstream refuses what is outside its limits.
         await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
+    @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
-        """The upstream's price. Its fees are within it, and it checks its own limits."""
+        # The upstream's fees are within its price, and it checks its own limits.
         quote, _ = await self._priced(request)
         return quote
 
@@ -112,12 +117,11 @@ class UpstreamVenue:
 
     # --- orders ---
 
+    @override
     @asynccontextmanager
     async def opening(self, request: OrderRequest, claim: Claim | None) -> AsyncIterator[NewOrder]:
-        """An order that the upstream has made; what can't be committed here is in doubt.
-
-        A call that is made again is answered even while there is no price for it.
-        """
+        # An order that can't be committed here is in doubt. A call that is made again is answered
+        # even while there is no price for it.
         self._require_can_fix(request.refund_address)
         is_in_doubt = claim is not None and await self._relay.is_in_doubt(claim)
         quote, admission = None, Admission(self._limits.stored(request.client))
@@ -198,19 +202,17 @@ class UpstreamVenue:
         # The bounds held when the upstream was asked; what it has made is recorded.
         return NewOrder(terms, agreed, Admission(client), record)
 
+    @override
     def watch(self, order_id: str) -> None:
-        """Poll the upstream for this order before orders without a waiting caller."""
         self._follower.watch(order_id)
 
+    @override
     async def refresh(self, order_id: str) -> None:
-        """Ask the upstream for this order now; a status that can't be read is logged."""
         await self._follower.ask_now(order_id)
 
+    @override
     async def cancel(self, order: Order) -> Order:
-        """Have the upstream end an order; as committed.
-
-        An order whose answer is lost is read again by the follower.
-        """
+        # An order whose answer is lost is read again by the follower.
         await self.authorizations.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
@@ -218,13 +220,13 @@ class UpstreamVenue:
             raise Unavailable("The status that the order has now is not known. Ask for it later.")
         return await self._follower.take(order, found)
 
+    @override
     async def give_refund_address(
         self,
         order: Order,
-        address: str,  # noqa: ARG002 - the ticket has it
+        address: str,
         ticket: Ticket,
     ) -> bool:
-        """Pass the owner's ticket on; whether the upstream took it."""
         try:
             await self._upstream.pass_on(order.terms.upstream_id or "", ticket)
         except ServiceError as error:
@@ -235,35 +237,40 @@ class UpstreamVenue:
 
     # --- the bridge ---
 
-    def least_deposit(self, direction: Direction, chain: Chain) -> int:  # noqa: ARG002 - any
-        """One unit: the order takes any deposit, and the upstream has a minimum of its own."""
+    @override
+    def least_deposit(self, direction: Direction, chain: Chain) -> int:
+        # The order takes any deposit, and the upstream has a minimum of its own.
         return _ANY_AMOUNT
 
+    @override
     async def bridge_rates(self) -> ExchangeRates:
-        """The upstream's."""
         return await self._upstream.bridge_rates()
 
+    @override
     async def confirmations(self, order: Order) -> None:
-        """None: deposits are watched by the upstream, which reports them."""
+        # The upstream watches deposits, and reports them.
+        pass
 
     # --- health ---
 
+    @override
     async def health(self) -> Mapping[str, Health]:
-        """Whether the upstream answers; it prices each amount itself."""
         return {"engine": await self._upstream.health(), "rates": Health(True)}
 
+    @override
     async def readiness(self) -> Mapping[str, Health]:
-        """The same: whether the upstream answers is this very question."""
+        # Whether the upstream answers is this very question.
         return await self.health()
 
+    @override
     async def networks(self) -> Mapping[str, Health]:
-        """All that are on offer, as well as the upstream is: it does not report them one by one."""
+        # The upstream does not report the networks one by one.
         health = Health((await self._upstream.health()).ok)
         names = (chain.name for chain in self.profile.chains.all())
         return dict.fromkeys((MONERO_NETWORK, *names), health)
 
+    @override
     async def progress(self) -> Mapping[str, Health]:
-        """Whether the outcome of every call is known, and every order can be read."""
         relay = await self._relay.health()
         return {"relay": relay if not relay.ok else self._follower.health()}
 

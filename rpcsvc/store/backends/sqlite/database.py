@@ -379,8 +379,8 @@ class GroupConnection(sqlite3.Connection):
 
     group: list[BoundRows]
 
+    @override
     def commit(self) -> None:
-        """Begin, run every statement of ``group``, commit; all or nothing."""
         try:
             self.execute("BEGIN IMMEDIATE")
             for rows in self.group:
