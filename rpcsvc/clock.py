@@ -63,7 +63,7 @@ def boot_ms() -> int:
 
 
 class OffsetClock(Clock):
-    """A clock that runs beside another one, ``offset_ms`` ahead: the sandbox's time machine."""
+    """A clock that runs ``offset_ms`` ahead of another one: the sandbox's time machine."""
 
     def __init__(self, base: Clock, offset_ms: int = 0) -> None:
         self._base = base
@@ -89,7 +89,7 @@ def iso8601(at_ms: int) -> str:
 
 @lru_cache(maxsize=64)
 def _date(days: int) -> str:
-    """The date so many days after the epoch. strftime costs ten times the rest of iso8601."""
+    """Return the date of a day after the epoch. strftime costs ten times the rest of iso8601."""
     return date.fromordinal(_EPOCH + days).isoformat()
 
 

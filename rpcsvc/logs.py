@@ -54,7 +54,7 @@ def configure_logging(log_format: str, level: str) -> None:
 
 
 class Occasional:
-    """Counts events of each kind, of which one a minute is logged. ``now`` gives seconds."""
+    """Counts events by kind, and logs one of each kind a minute. ``now`` gives seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -136,7 +136,7 @@ class _Stderr(io.TextIOBase):
 
 
 class _StructlogHandler(logging.Handler):
-    """Brings what libraries log (aiohttp, asyncio) into the same stream and form."""
+    """Brings the log records of libraries (aiohttp, asyncio) into the same stream and form."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

@@ -286,7 +286,8 @@ class SupportSettings(Group):
 
 
 class WebhookSettings(Group):
-    """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
+    """The hosts that webhooks may call in addition to public ones, and the SOCKS proxy that reaches
+    onion services.
 
     ``allowed_networks``: of private addresses, in CIDR form. ``allowed_ports``: below 1024.
     """
@@ -561,9 +562,9 @@ def _host_alone(url: re.Match[str]) -> str:
 
 
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:
-    """The settings, or None and a line in ``problems`` for each bad value.
+    """Return the settings, or None and a line in ``problems`` for each bad value.
 
-    The ValidationError holds what was received, tokens included; it must not travel on as the
+    The ValidationError holds the received values, tokens included; it must not travel on as the
     context of another exception.
     """
     try:
@@ -587,7 +588,7 @@ def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
 
 
 def _allowed(detail: ErrorDetails) -> str:
-    """What the setting takes, from the validator's own words or from pydantic's."""
+    """Return what the setting takes, in the validator's own words or in pydantic's."""
     context = detail.get("ctx", {})
     match detail["type"]:
         case "value_error":

@@ -78,7 +78,7 @@ class Given(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What one source gives, by dotted key, and what is wrong with the source itself."""
+    """The values of one source, by dotted key, and the problems of the source itself."""
 
     values: dict[str, Given]
     problems: list[str]

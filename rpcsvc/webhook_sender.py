@@ -63,7 +63,7 @@ Sign = Callable[[bytes], bytes]
 
 
 class _Resolver(AbstractResolver):
-    """Asks the system's name servers, or those that are given, by c-ares.
+    """Asks the system's name servers, or given ones, by c-ares.
 
     A name whose server is silent holds up no other, as it would on threads: their number is
     limited, and a look-up on a thread can't be given up.
@@ -239,7 +239,7 @@ def _problem(status: int) -> str | None:
 
 
 def retry_after_ms(text: str, now: int) -> int | None:
-    """A Retry-After header, seconds or a date; None for anything else."""
+    """Return the milliseconds of a Retry-After header, seconds or a date; None otherwise."""
     if text.isascii() and text.isdigit():
         return int(text[:9]) * 1000
     try:

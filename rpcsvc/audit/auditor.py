@@ -164,7 +164,7 @@ class AuditLoop:
             await self.once()
 
     async def once(self) -> None:
-        """One audit. That none could be made is logged; it is no difference."""
+        """Make one audit. Log an audit that could not be made; it is no difference."""
         try:
             report = await self._auditor.audit()
         except NOT_MADE as error:

@@ -127,7 +127,7 @@ def read_books(data_dir: Path) -> Books:
 
 
 def reader_of(data_dir: Path, database: Tables | None) -> Callable[[], Awaitable[Books]]:
-    """What reads the books: those of a server's ``database``, or else of a data directory."""
+    """Return the reader of a server's ``database``, or else of a data directory."""
     if database is None:
         return partial(asyncio.to_thread, read_books, data_dir)
     return partial(read_books_of, database)

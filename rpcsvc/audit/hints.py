@@ -59,9 +59,8 @@ def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int
 
 
 def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[TransferEntry]:
-    """The open transfers whose address and units are among what the transaction paid.
-
-    Those that have it on record are not among them.
+    """Return the open transfers whose address and units are among what the transaction paid.
+    Excludes transfers that already have the transaction on record.
     """
     known = {p.payment_id for p in books.payments_on(network) if txid in p.txids}
     return [

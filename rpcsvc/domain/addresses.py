@@ -195,7 +195,7 @@ def _monero_form(text: str, field: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _decode(text: str) -> MoneroAddress | str:
-    """The address, or what is wrong with it. A pure function, so its cache can't be wrong."""
+    """Return the address, or what is wrong with it. Pure, so its cache can't be wrong."""
     try:
         kind = _kind(text)
         decoded = kind(text)
@@ -211,7 +211,9 @@ def _decode(text: str) -> MoneroAddress | str:
 
 
 def _unreadable(text: str) -> str:
-    """Why the package takes ``text`` for no address: its checksum, or else its network byte."""
+    """Return why the package does not read ``text`` as an address: its checksum, or its network
+    byte.
+    """
     try:
         raw = bytes.fromhex(base58.decode(text))
     except ValueError:
@@ -310,7 +312,7 @@ def stagenet_subaddress(seed: bytes) -> str:
 
 
 def subaddress_on(address: str, network: MoneroNetwork) -> str:
-    """The subaddress of the same keys on another of Monero's networks."""
+    """Return the subaddress of the same keys on another of Monero's networks."""
     keys = bytes.fromhex(base58.decode(address))[1:-4]
     body = bytes([NETWORK_BYTES[network].subaddress]) + keys
     return encode_base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])

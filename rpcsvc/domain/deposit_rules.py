@@ -201,7 +201,7 @@ def _output(order: Order, fresh: int) -> tuple[int, int]:
 
 
 def _plan_payout(order: Order, fresh: int) -> Transition:
-    """Pay out what all unspent deposits bring; those without a rate at ``fresh``."""
+    """Pay out what all unspent deposits bring; price deposits without a rate at ``fresh``."""
     output, integrator_fee = _output(order, fresh)
     return pay(twap.assign_to_payout(order), output, integrator_fee)
 

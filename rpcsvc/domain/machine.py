@@ -112,7 +112,7 @@ def settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
 
 
 def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
-    """A transfer failed for good: its deposits are refunded by a new one."""
+    """Record a permanent failure, and refund the transfer's deposits by a new one."""
     order, kind = _record_failed(order, event)
     if kind is TransferKind.PAYOUT:
         return refund(replace(order, leftover=0), OrderReason.PAYOUT_FAILED)
@@ -131,7 +131,7 @@ def failed_before_payout(order: Order, event: ev.TransferFailed, now: int) -> Tr
 
 
 def failed_undecided(order: Order, event: ev.TransferFailed, now: int) -> Transition:
-    """A refund failed after its order had stepped back: decide anew with the freed deposits."""
+    """Decide again with the freed deposits: a refund failed after its order had stepped back."""
     return decide(_record_failed(order, event)[0], now)
 
 
@@ -339,7 +339,7 @@ def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition
 
 
 def _stays(status: OrderStatus) -> dict[type, Rule]:
-    """Rules of every status in which the decision is made: deposits and refunds go on beside it."""
+    """Rules of each status in which the decision is made: deposits and refunds still go on."""
     return {
         ev.DepositSeen: Rule(deposit_rules.seen_more, (status,)),
         ev.DepositConfirmed: Rule(deposit_rules.extra_confirmed, (status,)),

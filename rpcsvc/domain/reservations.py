@@ -69,10 +69,10 @@ def reservations_of(order: Order) -> Units:
 
 
 def unfunded_units(order: Order) -> int:
-    """Of what an order reserves, the payout units for deposits that have not come.
+    """Return the payout units that an order reserves for deposits that have not come.
 
-    Of an order that an upstream settles, its worth in USDC units; what it is worth that takes any
-    amount (bridge) is not known.
+    For an order that an upstream settles, return its worth in USDC units. The worth of a bridge
+    order, which takes any amount, is not known.
     """
     if order.status not in AWAITS_DEPOSIT:
         return 0
@@ -84,7 +84,7 @@ def unfunded_units(order: Order) -> int:
 
 
 def funded_reservations_of(order: Order) -> Units:
-    """What an order needs whose reservation has ended: nothing for deposits that have not come."""
+    """Return what an order needs once its reservation has ended: nothing for missing deposits."""
     reserved, network = reservations_of(order), order.terms.payout_network
     return {**reserved, network: reserved.get(network, 0) - unfunded_units(order)}
 
@@ -121,9 +121,9 @@ def _not_refunded(order: Order) -> list[Deposit]:
 
 
 def _output(order: Order) -> int:
-    """What the order pays out, with its fee, if all that came so far is swapped.
+    """Return what the order pays out, with its fee, if all that came so far is swapped.
 
-    More than the maximum is refunded: nobody holds up a wallet by sending it.
+    A deposit above the maximum is refunded: nobody holds up a wallet by sending one.
     """
     return _output_with(order, max(0, order.terms.deposit_amount - _returnable(order)))
 
@@ -148,7 +148,7 @@ def _is_paid(payout: Transfer | None) -> bool:
 
 
 def unfunded_reservation_of(order: Order, client: str = "") -> Reservation | None:
-    """What an order reserves for deposits that have not come, until it expires."""
+    """Return what an order reserves for deposits that have not come, until it expires."""
     terms, units = order.terms, unfunded_units(order)
     if terms.upstream_id is not None:
         awaits = order.status is OrderStatus.AWAITING_DEPOSIT
@@ -162,7 +162,7 @@ def _reserved_by(order: Order, client: str, network: str, units: int) -> Reserva
 
 
 def funded_units(order: Order) -> Units:
-    """What is reserved for money that has come, by network; nothing where the upstream pays."""
+    """Return the reserved units for money that has come, by network; none if an upstream pays."""
     if order.terms.upstream_id is not None:
         return {}
     return {network: units for network, units in funded_reservations_of(order).items() if units}
@@ -174,9 +174,9 @@ Counting = Callable[[Order | None, Order, str], ReservationChange | None]
 
 
 def counted(before: Order | None, after: Order, client: str = "") -> ReservationChange | None:
-    """What a change of an order changes of its reservations; None: nothing.
+    """Return how a change of an order changes its reservations, or None.
 
-    An unfunded one that expired stays ended, whatever the deposits that still come leave open.
+    An unfunded reservation that expired stays ended, however much later deposits leave open.
     """
     funded = {} if before is None else funded_units(before)
     now = funded_units(after)

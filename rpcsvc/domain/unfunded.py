@@ -27,7 +27,7 @@ _CUSTOMER_PREFIX: Final = 48
 
 
 class Client(NamedTuple):
-    """Who asks for an order.
+    """The caller that asks for an order.
 
     ``kind`` is ADDRESS for a caller known by its network address alone; ``name`` is then an IPv4
     address or an IPv6 /64. Other kinds name a token, an integrator or the UNIX socket.
@@ -37,15 +37,15 @@ class Client(NamedTuple):
     name: str = ""
 
     def stored(self, secret: bytes) -> str:
-        """What is kept of the client with its orders: the kind, and a keyed hash of the name."""
+        """The client as kept with its orders: the kind, and a keyed hash of the name."""
         digest = hmac.new(secret, f"{self.kind}:{self.name}".encode(), hashlib.sha256)
         return f"{self.kind}:{digest.hexdigest()[:24]}"
 
     @property
     def customer(self) -> Client:
-        """The client as places are shared: an IPv6 /64 counts as the /48 that it is in.
+        """The client as places are shared: an IPv6 /64 counts as its /48.
 
-        Whoever has a /48 has 65,536 networks of /64, and would be as many clients.
+        The owner of a /48 has 65,536 networks of /64, and would count as many clients.
         """
         if self.kind != ADDRESS or ":" not in self.name:
             return self
@@ -128,7 +128,7 @@ class Reserved(NamedTuple):
 
     @property
     def funded(self) -> int:
-        """What is reserved for money that has come."""
+        """The units reserved for money that has come."""
         return self.total - self.unfunded.get(ALL, 0)
 
 
@@ -184,7 +184,7 @@ def excesses(
 
 
 def worst(refusals: Sequence[ExceededBound]) -> ExceededBound:
-    """Of several, that which is in the way for longest."""
+    """Return the bound, of several, that blocks the order for longest."""
     never = [each for each in refusals if each.frees_at is None]
     return never[0] if never else max(refusals, key=lambda each: each.frees_at or 0)
 

@@ -179,7 +179,7 @@ def _problem_of(text: str, targets: Targets) -> str | None:
 
 
 def _split(text: str) -> SplitResult | None:
-    """The parts of a URL; None for what is none."""
+    """Return the parts of a URL, or None if it is not one."""
     try:
         parts = urlsplit(text)
         has_host = bool((parts.hostname or "").rstrip(".")) and parts.port != 0
@@ -232,7 +232,7 @@ def read_secret(text: str, *, name: str) -> str:
 
 
 def _key_of(secret: str) -> bytes:
-    """The bytes of a secret; none of what is no secret."""
+    """Return the bytes of a secret, or none if the text is not a secret."""
     if not secret.startswith(SECRET_PREFIX):
         return b""
     text = secret.removeprefix(SECRET_PREFIX)
@@ -269,7 +269,7 @@ def public_key(raw: bytes) -> str:
 
 
 def message_id(order_id: str, sequence: int) -> str:
-    """The id of an event's message, the same at each attempt."""
+    """Return the id of an event's message, which is the same at each attempt."""
     return f"msg_{order_id.removeprefix('ord_')}_{sequence}"
 
 

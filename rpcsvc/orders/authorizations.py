@@ -117,7 +117,7 @@ class Authorizations:
         self._observers.append(observer)
 
     async def token(self, order: Order) -> Domain:
-        """What authorizations for an order are signed for.
+        """Return the domain that authorizations for an order are signed for.
 
         Raises errors.Unavailable and OrderNotFundable.
         """
@@ -141,7 +141,7 @@ class Authorizations:
             )
 
     async def find(self, order: Order, signed: SignedAuthorization) -> AuthorizationRecord | None:
-        """The record of an authorization with this payer and nonce, of whichever order."""
+        """Return the record of an authorization with this payer and nonce, for any order."""
         return await self._store.find(self._key(order, signed))
 
     async def pay(
@@ -200,7 +200,7 @@ class Authorizations:
         return None if record is None or record.state is AuthorizationState.RECORDED else record
 
     async def _counted(self, client: Client) -> ClientDay | None:
-        """How the client is counted; None: it is known by a token, a key or the socket.
+        """Return the client as it is counted, or None if a token, a key or the socket names it.
 
         Raises RateLimited for an address that has sent as many as it may today.
         """
@@ -219,7 +219,9 @@ class Authorizations:
         )
 
     async def run(self) -> None:
-        """Carry on with what is unresolved, until cancelled: the next start goes on then."""
+        """Carry on with unresolved authorizations until cancelled; the next start goes on with
+        them.
+        """
         while True:
             try:
                 await self.resume()
@@ -266,7 +268,7 @@ class Authorizations:
         return after
 
     async def _credit(self, record: AuthorizationRecord) -> bool:
-        """Whether the deposit that the authorization made is final; it is resolved then."""
+        """Resolve the authorization once its deposit is final; return whether it is."""
         if record.state is not AuthorizationState.SENT:
             return False
         order = await self._orders.order(record.order_id)
@@ -286,7 +288,9 @@ class Authorizations:
 
 
 def _has_credited(order: Order, record: AuthorizationRecord) -> bool:
-    """Whether the deposit of a sent authorization is final; an upstream tells by the status."""
+    """Return whether the deposit of a sent authorization is final. With an upstream, its status
+    tells.
+    """
     if order.terms.upstream_id is not None:
         return order.status not in AWAITS_DEPOSIT
     return any(

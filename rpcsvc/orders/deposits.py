@@ -101,10 +101,10 @@ class DepositWatcher:
     async def _ripe(
         self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]
     ) -> Shown:
-        """Those that may be confirmed now.
+        """Return the deposits that may be confirmed now.
 
-        What is confirmed past an order's time decides on it: not while another of its deposits may
-        be unseen, or is not on record.
+        A deposit confirmed past an order's time decides on the order: it waits while another
+        deposit of the order may be unseen, or is not on record.
         """
         return [
             (order_id, sighting)
@@ -129,7 +129,7 @@ class DepositWatcher:
     async def _by_order(
         self, sightings: Iterable[DepositSighting]
     ) -> tuple[Shown, list[DepositSighting]]:
-        """Each with the order that it is for, and those that are for none."""
+        """Pair each sighting with its order, and list the sightings that belong to none."""
         shown, strangers = [], []
         for sighting in sightings:
             network = sighting.key.network
@@ -142,9 +142,10 @@ class DepositWatcher:
         return shown, strangers
 
     async def _record(self, shown: Shown, *, confirming: bool) -> tuple[int, Shown]:
-        """Bring the orders up to what the chain shows; what is confirmed only if ``confirming``.
+        """Bring the orders up to what the chain shows; confirm deposits only if ``confirming``.
 
-        Returns how many events that took, and what was recorded: the rest is for the next pass.
+        Returns the number of events, and the sightings that were recorded: the rest is for the next
+        pass.
         """
         count, recorded = 0, []
         handled: Counter[str] = Counter()
@@ -163,9 +164,9 @@ class DepositWatcher:
     async def _record_one(
         self, order_id: str, sighting: DepositSighting, *, confirming: bool
     ) -> int:
-        """The same for one; how many events that took.
+        """Record one sighting; return the number of events.
 
-        Raises ImpossibleTransition when it can't be: then the engine shows it again.
+        Raises ImpossibleTransition when it can't be recorded: then the engine shows it again.
         """
         for remaining in reversed(range(TRIES)):
             order = await self._store.order(order_id)
@@ -188,7 +189,7 @@ class DepositWatcher:
 
 
 def _left(shown: Shown, done: Shown) -> dict[str, str]:
-    """The orders of which not all that was shown is done, each with the network."""
+    """Return the orders with sightings that are not fully recorded, each with the network."""
     keys = {sighting.key for _, sighting in done}
     return {
         order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
@@ -206,7 +207,9 @@ class ScanProgress:
 
     @property
     def complete_until(self) -> Mapping[str, int]:
-        """Until when all deposits are on record, by network, except those of ``lagging`` orders."""
+        """Return the time until which all deposits are on record, by network, except those of
+        ``lagging`` orders.
+        """
         return MappingProxyType(self._complete_until)
 
     @property

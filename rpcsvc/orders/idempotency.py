@@ -73,7 +73,7 @@ class Idempotency:
 
 
 async def retried(make: Callable[[], Awaitable[T]]) -> T:
-    """What ``make`` returns, which decides on what it reads: anew while others change that.
+    """Call ``make`` again while others change what it decides on; return its result.
 
     Raises Unavailable after some tries.
     """
@@ -84,7 +84,7 @@ async def retried(make: Callable[[], Awaitable[T]]) -> T:
 
 
 def require_same(operation: str, params: dict[str, Any], claim: Claim) -> None:
-    """Raise IdempotencyConflict unless the key of ``claim`` stands for this very call."""
+    """Raise IdempotencyConflict unless the key of ``claim`` was used for an equal call."""
     before = {"operation": operation, **params}
     now = {"operation": claim.operation, **claim.params}
     differing = sorted(

@@ -67,21 +67,21 @@ class ClientLimits:
         self._secret = secret
 
     def stored(self, client: Client) -> str:
-        """What is kept of a client with its unfunded orders."""
+        """Return what is kept of a client with its unfunded orders."""
         return client.stored(self._secret)
 
     async def reserved(self, client: Client, network: str) -> Reserved:
-        """What is reserved on a network, and by the client. Raises Unavailable."""
+        """Return the reservations on a network, of all and of the client. Raises Unavailable."""
         return await self._store.reserved(network, self.stored(client))
 
     async def require(
         self, client: Client, amount: Money, network: str, needed: int, reserved: Reserved
     ) -> Admission:
-        """The bounds to make an order within, none of which it breaks now.
+        """Return the bounds to make an order within, none of which it breaks now.
 
         ``needed``: payout units with their fee; on UPSTREAM the order's worth in USDC units. Raises
-        RateLimited when it would reserve more than its client may before a deposit,
-        AmountAboveMaximum for one that is more than the bound by itself, and Unavailable.
+        RateLimited when the order would reserve more than its client may before a deposit,
+        AmountAboveMaximum when it alone exceeds the bound, and Unavailable.
         """
         stored, wallet = self.stored(client), self._wallet(network, reserved)
         today = None if is_known(stored) else self._limits.address_orders_a_day
@@ -278,12 +278,12 @@ class WalletInventory(Inventory):
         return max(0, held.free + held.locked - beside)
 
     def _payable(self, network: str, reserved: Reserved) -> Holdings:
-        """What can be paid out on a network beside what open orders may still take."""
+        """Return what can be paid out on a network after open orders have taken their share."""
         held = self._holdings(network)
         return replace(held, free=max(0, held.free - reserved.total))
 
     def _wallet(self, network: str, reserved: Reserved) -> int:
-        """What the wallet holds beside what funded orders may still take, in units."""
+        """Return what the wallet holds, less what funded orders may still take, in units."""
         held = self._holdings(network)
         return max(0, held.free + held.locked - reserved.funded)
 

@@ -57,7 +57,7 @@ _JOINED = "This replica takes orders; another one settles them."
 
 
 class _Priced(NamedTuple):
-    """A quote, and what has to hold in the transaction that makes an order at it."""
+    """A quote, and the conditions for the transaction that makes an order at it."""
 
     quote: VenueQuote
     admission: Admission | None
@@ -379,7 +379,10 @@ def _require_expired(order: Order) -> Order:
 def _eaten_by_fees(
     price: Price, direction: Direction, amount: Money, chain: Chain
 ) -> AmountBelowMinimum:
-    """Of such an amount nothing would be paid out. ``minimum`` is the least that brings a unit."""
+    """Return the error for an amount of which nothing would be paid out.
+
+    ``minimum`` is the least that brings a unit.
+    """
     minimum = format_units(price.least(direction), amount.asset)
     return AmountBelowMinimum(
         f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"

@@ -177,7 +177,7 @@ class Retention:
         return 0
 
     async def _prune(self, now: int) -> None:
-        """One step of each; the next one follows at once while there is more."""
+        """Make one step of each deletion; the next one follows at once while there is more."""
         reduced = 0
         pruned = await self._store.prune_unpaid(now - self._unpaid_ms, self._most_unpaid, STEP)
         if self._history_ms is not None:

@@ -89,9 +89,11 @@ class PublishedRates(RateSource):
         return 0
 
     async def require(self, rate: int) -> RateBounds | None:
-        """What an order at this rate has to find in its transaction; None where one process is
-        alone. Raises Unavailable for a rate that the last row contradicts, and while this machine's
-        clock is far from the database's.
+        """Return the bounds that an order at this rate has to find in its transaction, or None
+        where one process is alone.
+
+        Raises Unavailable for a rate that the last row contradicts, and while this machine's clock
+        is far from the database's.
         """
         if self._lease.is_alone:
             return None

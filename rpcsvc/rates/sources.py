@@ -48,7 +48,7 @@ _GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})
 
 
 class PriceSource(Protocol):
-    """One place that a price is read from."""
+    """A place that a price is read from."""
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ def _member(document: Any, pointer: str) -> Any:
 
 
 def _index(token: str) -> int:
-    """An array index as RFC 6901 has it. Raises IndexError for anything else."""
+    """Return an array index as RFC 6901 defines it. Raises IndexError for anything else."""
     if not _INDEX.fullmatch(token):
         raise IndexError(token)
     return int(token)

@@ -96,7 +96,7 @@ class AuthorizationStore:
         return _record(row) if row else None
 
     async def unresolved(self) -> list[AuthorizationRecord]:
-        """Those that are RECORDED or SENT, oldest first."""
+        """Return the authorizations that are RECORDED or SENT, oldest first."""
         return [
             _record(row)
             for row in await self._db.fetch(f"{_SELECT} WHERE {IS_UNRESOLVED} ORDER BY seq")

@@ -208,9 +208,9 @@ def _differences(order: Order, written: Written, now: int) -> Iterator[str]:
 
 
 async def engine_conflict(database: Tables, engine: str) -> tuple[str, str] | None:
-    """The engine that the database belongs to and the reason, if it is not ``engine``; else None.
+    """Return the engine that owns the database and the reason, unless that is ``engine``.
 
-    Real wallets own a database for good: money may reach their addresses at any time. Another
+    Real wallets own a database permanently: money may reach their addresses at any time. Another
     engine owns it until its orders are over. ``onchain`` also refuses finished orders of the
     sandbox: its auditor would find payouts that real wallets never made. Raises errors.Unavailable.
     """

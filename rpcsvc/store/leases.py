@@ -80,7 +80,7 @@ class Leases:
         self._db = database
 
     async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
-        """The token of the lease, taken now; None while somebody else holds it.
+        """Take the lease and return its token, or None while another process holds it.
 
         Without ``lasts_ms`` the lease never expires, and replaces any other: only for the holder of
         the database's owner lock.
@@ -160,11 +160,11 @@ class Lease:
         return None if self._ends_at is None else max(0, self._ends_at - self._now_ms())
 
     def extend(self, ends_at: int) -> None:
-        """It was renewed."""
+        """Note that the lease was renewed."""
         self._ends_at = ends_at
 
     def lose(self) -> None:
-        """Another process has taken it; final for this process."""
+        """Note that another process has taken the lease; final for this process."""
         if not self.lost.is_set():
             self.lost.set()
             log.critical("lease_lost", lease=self.name, fence=self.token)

@@ -225,7 +225,7 @@ class UnsweptTotal(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What deposits brought to a network, and what payouts and refunds took, in atomic units."""
+    """Units that deposits brought to a network, and that payouts and refunds took, atomic."""
 
     received: int
     sent: int
@@ -256,7 +256,7 @@ class OperatorBooks:
         return await self._booked(_IN_STATES, states=states, limit=limit)
 
     async def transfer(self, transfer_id: str) -> BookedTransfer | None:
-        """One transfer."""
+        """Return a transfer by its id."""
         return next(iter(await self._booked(_ONE, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:

@@ -327,9 +327,10 @@ class RelayRows:
         return [_relay_from(row) for row in rows]
 
     async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
-        """Make RECONCILING what has been CLAIMED for so long by the database's clock, or longer.
+        """Make RECONCILING the claims that have been CLAIMED for at least that long, by the
+        database's clock.
 
-        Returns the ids of those orders.
+        Returns the ids of their orders.
         """
         sql = f"SELECT order_id FROM relays WHERE {_IS_ABANDONED} ORDER BY seq"
         found = [row["order_id"] for row in await self._db.fetch(sql, older_ms=older_ms)]

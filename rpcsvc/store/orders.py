@@ -278,7 +278,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return row["order_id"] if row is not None and row["deposit_network"] == network else None
 
     async def is_deposit_address(self, address: str) -> bool:
-        """Whether the address is an order's deposit address, on whatever network."""
+        """Return whether the address is an order's deposit address, on any network."""
         return await self._given(address) is not None
 
     async def _given(self, address: str) -> Row | None:
@@ -314,7 +314,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return {row["order_id"]: row["version"] for row in rows}
 
     async def open_orders(self) -> list[str]:
-        """Ids of all orders that are not over, and of those that wait for a refund address."""
+        """Return the ids of all orders that are not over, or that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
         rows = await self._db.fetch(
             "SELECT order_id FROM orders"
@@ -343,7 +343,8 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
     async def locked_beyond(
         self, direction: Direction, rate: int, now: int, limit: int
     ) -> list[str]:
-        """Ids of orders that await money and whose price lock, not over at ``now``, breaks.
+        """Return the ids of orders that await money and whose price lock, not over at ``now``,
+        breaks.
 
         ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
         """
@@ -364,7 +365,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         ]
 
     async def hurry(self, transfer_id: str) -> bool:
-        """Have whoever settles run a transfer now; whether it was pending."""
+        """Have the settling replica run a transfer now; return whether it was pending."""
         values = effect_values(order_of(transfer_id), AdvanceTransfer(transfer_id))
         try:
             await self._db.write([Statement(_SET_HURRIED, {**values, "hurried": 1}, finds=True)])

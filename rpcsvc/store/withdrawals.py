@@ -54,7 +54,7 @@ class WithdrawalStore:
         self._db = database
 
     async def find(self, withdrawal_id: str) -> Withdrawal | None:
-        """One withdrawal as last committed."""
+        """Return a withdrawal as last committed."""
         row = await self._db.fetch_one(f"{_SELECT} WHERE withdrawal_id = :name", name=withdrawal_id)
         return _withdrawal(row) if row else None
 

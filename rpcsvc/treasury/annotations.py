@@ -93,9 +93,9 @@ class Annotations:
         return Noted(txid=txid)
 
     async def _may_still_pay(self, network: str, txid: str) -> list[TransferEntry]:
-        """The open XMR transfers that a transaction may have paid.
+        """Return the open XMR transfers that a transaction may have paid.
 
-        Annotated, it would not keep the service from paying them. What an EVM transaction paid is
+        An annotation would not keep the service from paying them. What an EVM transaction paid is
         on the chain, and the audit sees it.
         """
         books = await self._audited()

@@ -164,7 +164,7 @@ def _move(
 
 
 class PositionBuilder:
-    """Makes the positions of networks, all of the same window and targets."""
+    """Makes the positions of networks, all with the same window and targets."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ async def recorded_wallets(database: Tables) -> Recorded:
 async def read_wallets(
     settings: Settings, recorded: WalletRecord | None, hot_wallet: str | None, *, alone: bool
 ) -> WalletFindings:
-    """Ask everything once, all at the same time. Raises SettingsError."""
+    """Ask all nodes and wallets once, at the same time. Raises SettingsError."""
     options = wiring.monero_options(settings.onchain)
     node, wallet = wiring.monero_clients(settings.onchain)
     chains = read_chains(settings.chains_file)

@@ -66,7 +66,7 @@ class Deadlines:
         return len(overdue)
 
     async def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
-        """The oldest that are due, and of which all is known that came in time."""
+        """Return the oldest orders that are due, and whose deposits in time are all known."""
         behind = self._progress.lagging
         # Those that fail, or wait, stay the oldest: however many, others are found behind them.
         most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
@@ -136,7 +136,7 @@ class PriceLocks:
 
 
 class ExpiredReservations:
-    """Ends what is reserved for deposits that did not come in time, once that is known."""
+    """Ends reservations for deposits that did not come in time, once that is known."""
 
     def __init__(self, store: OrderStore, progress: ScanProgress, clock: Clock) -> None:
         self._store = store
@@ -144,7 +144,7 @@ class ExpiredReservations:
         self._clock = clock
 
     async def end(self) -> int:
-        """End those that are due. Nothing is left to do after it: it counts as no work."""
+        """End the reservations that are due; returns 0, because no work follows from it."""
         lagging = self._progress.lagging
         most = EXPIRED_PER_TICK + len(lagging)  # those that wait are found again each time
         known, now = self._progress.complete_until, self._clock.now_ms()

@@ -122,9 +122,9 @@ class Worker:
             await runner.stop()
 
     async def tick(self) -> int:
-        """One pass; returns how much there was to do. Effects are started, not awaited.
+        """Make one pass; return how much there was to do. Effects are started, not awaited.
 
-        A step that fails delays none of the rest; the first failure is raised in the end.
+        A step that fails delays none of the others; the first failure is raised in the end.
         """
         done = 0
         failures: list[Exception] = []
@@ -172,7 +172,7 @@ def _log_failure(error: Exception) -> str:
 
 
 async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Begin again what ends by an exception: nobody else would notice that it is gone."""
+    """Restart a loop that an exception has ended: nobody else would notice."""
     while True:
         try:
             return await run()

@@ -80,7 +80,7 @@ class SimulatedChains(SandboxControls):
         return tx
 
     def _deposit(self, order: Order, units: int, number: int) -> Tx:
-        """The next deposit. Of two at once only one gets its txid; the other is made anew."""
+        """Make the next deposit. Of two at once only one gets its txid; the other is made again."""
         terms = order.terms
         sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
         return Tx(
@@ -141,7 +141,7 @@ class SimulatedChains(SandboxControls):
         await self._ledger.unmine(above, self._clock.now_ms())
 
     async def _drop(self, order: Order) -> None:
-        """The order's last deposit is gone for good, as if its inputs were spent elsewhere."""
+        """Remove the order's last deposit permanently, as if its inputs were spent elsewhere."""
         tx = await self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
         if tx.state is TxState.MINED:
             await self._reorganise(order)
@@ -181,7 +181,7 @@ class SimulatedChains(SandboxControls):
 
 
 def _due(order: Order, sent: Sequence[Tx]) -> int:
-    """What is due beside what is on its way: sent, and not yet seen by the order."""
+    """Return what is due, less what is on its way: sent, and not yet seen by the order."""
     seen = {item.key.txid for item in order.deposits if item.is_active}
     unseen = sum(tx.units for tx in sent if tx.state is not TxState.DROPPED and tx.txid not in seen)
     if order.due_units <= unseen or order.status not in AWAITS_DEPOSIT:
@@ -192,7 +192,7 @@ def _due(order: Order, sent: Sequence[Tx]) -> int:
 
 
 def _rate(text: str) -> int:
-    """USDC units per XMR. Raises InvalidInput for what an XMR can't cost in any test."""
+    """Return USDC units per XMR. Raises InvalidInput for a price out of any test's range."""
     units = parse_amount(text, USDC, field="rate").units
     if not _LOWEST_RATE <= units <= _HIGHEST_RATE:
         low, high = (format_units(u, USDC) for u in (_LOWEST_RATE, _HIGHEST_RATE))

@@ -81,9 +81,9 @@ _VERSION = "2"
 
 
 def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
-    """USDC units per XMR at ``now`` (ms): ``base`` moved by one of ``path``, in 1/10,000.
+    """Return USDC units per XMR at ``now`` (ms): ``base`` moved by one of ``path``, in 1/10,000.
 
-    The path begins anew whenever it ends; each of its elements holds for ``step_ms``. An empty
+    The path begins again whenever it ends; each of its elements holds for ``step_ms``. An empty
     path is a price that stands still.
     """
     if not path:
@@ -138,7 +138,7 @@ class SandboxEngine(Wallets, RateSource):
         return 0
 
     async def change(self, setting: Setting, value: int, was: int | None = None) -> None:
-        """Change a setting for good. Raises errors of ``put_setting`` when it is not ``was``."""
+        """Change a setting permanently. Raises errors of ``put_setting`` when it is not ``was``."""
         async with self._changing:
             await self._ledger.put_setting(setting, value, was)
             self._apply({**self.settings, setting: value})
@@ -245,7 +245,7 @@ class SandboxEngine(Wallets, RateSource):
             await self._ledger.unwatch(final)
 
     async def _final(self, sighting: DepositSighting) -> Tx | None:
-        """The deposit's transaction, if the chain still says what was committed of it."""
+        """Return the deposit's transaction, if the chain still shows it as committed."""
         chain, now = await self._chain(sighting.key.network), self._clock.now_ms()
         tx = await self._ledger.transaction(sighting.key.network, sighting.key.txid)
         if tx is None:
@@ -401,7 +401,7 @@ def _depth(chain: SimulatedChain, tx: Tx, now: int) -> int:
 
 
 def asset_of(network: str) -> Asset:
-    """What a simulated network carries."""
+    """Return the asset of a simulated network."""
     return XMR if network == MONERO else USDC
 
 
@@ -414,7 +414,7 @@ def _initial_chain(network: str, now: int, options: SandboxSettings) -> Simulate
 
 
 def _decode(transfer: Transfer, now: int) -> Tx:
-    """The transaction that the signed bytes say, whatever else the transfer says."""
+    """Return the transaction in the signed bytes, whatever the transfer itself says."""
     body = json.loads(bytes.fromhex(transfer.raw or ""))
     return Tx(
         network=body["network"],
@@ -506,7 +506,7 @@ class SimulatedAuthorizations(AuthorizationWallets):
         return Carried(Outcome.SETTLED, txid)
 
     def _unused(self, record: AuthorizationRecord) -> Carried | None:
-        """What becomes of an authorization whose window closed unused."""
+        """Return the failure of an authorization whose window closed unused, or None."""
         if self._clock.now_ms() < record.signed.authorization.valid_before * 1_000:
             return None
         return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
@@ -519,7 +519,7 @@ class SimulatedAuthorizations(AuthorizationWallets):
 
 
 def _txid(record: AuthorizationRecord) -> str:
-    """The same for the same authorization: the pool takes it once."""
+    """Return an id that is the same for the same authorization: the pool takes it once."""
     return hashlib.sha256("/".join(record.key).encode()).hexdigest()
 
 

@@ -67,7 +67,7 @@ _MOVE_SETTING: Final = f"{_PUT_SETTING} WHERE sandbox_settings.value = :was"
 
 
 class SimulatedChain(Struct, frozen=True):
-    """One simulated chain. ``inventory`` and ``balance`` are the service's wallet, atomic units."""
+    """A simulated chain. ``inventory`` and ``balance`` are the service's wallet, atomic units."""
 
     network: str
     base_height: int
@@ -175,7 +175,7 @@ class Mined(Struct, frozen=True):
 
 
 async def on_current(change: Callable[[], Awaitable[T]]) -> T:
-    """What ``change`` returns; it reads and writes again if a write was stale.
+    """Return what ``change`` returns; call it again if its write was stale.
 
     Raises errors.Unavailable after some tries.
     """
@@ -255,7 +255,7 @@ class SandboxLedger:
         await self._db.write([Statement(_INSERT_TX, to_row(tx))])
 
     async def broadcast_new(self, tx: Tx) -> None:
-        """The same, but stale if its txid is known."""
+        """Add a transaction to the pool; stale if its txid is known."""
         await self._db.write([Statement(_INSERT_TX, to_row(tx), finds=True)])
 
     async def mine(self, mined: Sequence[Mined]) -> None:
@@ -309,7 +309,7 @@ class SandboxLedger:
         await self._db.write([Statement(sql, {"order_id": order_id, "fault": fault.value})])
 
     async def put_setting(self, setting: Setting, value: int, was: int | None = None) -> None:
-        """Change a setting for good; stale if ``was`` is given and no longer its value."""
+        """Change a setting permanently; stale if ``was`` is given and no longer its value."""
         values = {"name": setting.value, "value": value}
         if was is None:
             await self._db.write([Statement(_PUT_SETTING, values)])

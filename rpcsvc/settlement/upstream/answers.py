@@ -242,7 +242,7 @@ class Part(BaseModel):
 
 
 class ParsedAnswer(Part):
-    """An answer. ``raw`` is what is kept of it for audit: its bytes, bounded."""
+    """An answer. ``raw`` holds its bytes for audit, bounded."""
 
     _raw: bytes = PrivateAttr(default=b"")
 

@@ -261,7 +261,7 @@ class UpstreamClient:
 
 
 def _parsed(answer: UpstreamAnswer, parse: Parse[T]) -> T:
-    """The answer as its type; an UpstreamBroken that comes of it keeps the bytes."""
+    """Return the answer as its type; an UpstreamBroken from it keeps the bytes."""
     try:
         return parse(answer)
     except UpstreamBroken as error:

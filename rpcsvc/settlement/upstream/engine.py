@@ -380,16 +380,16 @@ def _log_unknown(upstream_id: str, status: str) -> None:
 
 
 def _tradable(tokens: object, chain: Chain) -> list[str]:
-    """Of the tokens that the upstream names, those that are swapped here on the chain."""
+    """Return the tokens named by the upstream that are swapped here on the chain."""
     ours = {XMR.symbol.lower(), chain.usdc_contract.lower()}
     named = tokens if isinstance(tokens, list) else []
     return [token for token in named if isinstance(token, str) and token.lower() in ours]
 
 
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:
-    """The twap object of spec 2.4, as it was on the wire but for what is left of the time.
+    """Return the twap object of spec 2.4 as it was on the wire, but for the remaining time.
 
-    None, too, while its status is none of ``_TWAP_STATUSES``.
+    None while its status is none of ``_TWAP_STATUSES``.
     """
     if twap is None or twap.status not in _TWAP_STATUSES:
         return None

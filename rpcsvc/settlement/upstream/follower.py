@@ -132,9 +132,10 @@ class Follower:
         await self._ask_safely(order_id, is_watched=True)
 
     def _turn(self) -> Set[str]:
-        """Of whom one is asked for next. After one that could not be read, one that could be.
+        """Return the orders from which the next one is asked for: after one that could not be read,
+        those that could.
 
-        Else some orders that can't be read would be failures in a row, and look like an upstream
+        Otherwise several unreadable orders would be failures in a row, and look like an upstream
         that is down.
         """
         readable = self._open.keys() - self._unread.keys() if self._is_failing else None

@@ -89,7 +89,9 @@ class NetworkCheck:
             )
 
     async def require_same_now(self) -> None:
-        """The same, from a fresh answer of the upstream: called before each order."""
+        """Raise errors.Unavailable unless a fresh answer names our network. Called before each
+        order.
+        """
         if not await self.ask(Demand(Urgency.CREATION)):
             raise Unavailable(
                 "The service that settles orders does not report its network now. Try again later.",
@@ -168,11 +170,11 @@ class OfferedChains(ChainRegistry):
 
 
 class Pace(Struct, frozen=True):
-    """When the list is asked for, in ms.
+    """The pauses between requests for the list, in ms.
 
-    ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: how
-    long after a call the next one is made, while nothing is known, after a failure, and else.
-    ``least``: how soon the next one is made when somebody has a reason to ask.
+    ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: the
+    pause while nothing is known, after a failure, and otherwise. ``least``: the shortest pause when
+    somebody has a reason to ask.
     """
 
     start: int = 5_000

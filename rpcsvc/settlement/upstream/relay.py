@@ -209,11 +209,11 @@ class Relay:
 
     @asynccontextmanager
     async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
-        """Commit within this what the upstream made; then it is followed.
+        """Commit within this block what the upstream made; then the order is followed.
 
-        What can't be recorded here is in doubt, such as an address or an id that is another
-        order's. Raises Unavailable; and StaleWrite where another replica, which made the same call
-        again, has recorded this order meanwhile.
+        An order that can't be recorded here is in doubt: its address or id may belong to another
+        order. Raises Unavailable; and StaleWrite where another replica, which repeated the same
+        call, has recorded this order meanwhile.
         """
         try:
             yield
@@ -293,7 +293,7 @@ class Relay:
         await self._settle(replace(made, state=RelayState.REFUSED, reason=f"not taken: {flaw}"))
 
     async def _settle(self, record: RelayRecord) -> None:
-        """Write what became of a call, or remember it: the call has happened all the same."""
+        """Write the outcome of a call, or remember it: the call has happened all the same."""
         self._unwritten[record.order_id] = record
         await self._write(record)
         if self._unwritten:

@@ -172,7 +172,7 @@ class UpstreamVenue(Venue):
     def _reservation(
         self, request: OrderRequest, quote: VenueQuote | None, client: str
     ) -> Reservation:
-        """What an order reserves while it is being made there: its worth in USDC units."""
+        """Return the reservation of an order while it is being made: its worth in USDC units."""
         output = quote.expected_output if quote else 0
         return Reservation(
             UPSTREAM,
@@ -190,7 +190,9 @@ class UpstreamVenue(Venue):
         created: Created,
         client: str,
     ) -> NewOrder:
-        """What the upstream has agreed to; its price may have moved since the quote."""
+        """Return the order as the upstream has agreed to it; its price may have moved since the
+        quote.
+        """
         agreed = _agreed(request.priced, quote, created, self._clock.now_ms())
         named = OrderIds(record.order_id, record.session_id)
         terms = replace(
@@ -310,7 +312,7 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote
 def _agreed(
     request: QuoteRequest, quote: VenueQuote | None, created: Created, now: int
 ) -> VenueQuote:
-    """The quote with what the upstream has agreed to; all of it, where there was no quote."""
+    """Return the quote with the terms that the upstream has agreed to, if there was a quote."""
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:
         return _quote(request, None, as_of)

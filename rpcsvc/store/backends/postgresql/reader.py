@@ -173,7 +173,7 @@ def compiled(sql: str) -> PostgresqlQuery:
 
 @lru_cache(maxsize=1024)
 def batched(text: str, types: Sequence[str]) -> str:
-    """One query for many calls of ``text``, whose parameters have these types.
+    """Return one query for many calls of ``text``, whose parameters have these types.
 
     It takes an array per parameter. Rows of a call keep the order of the query: PostgreSQL runs a
     subquery with ORDER BY for one call after the other.

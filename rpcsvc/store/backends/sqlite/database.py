@@ -615,7 +615,7 @@ def _prepare_file(path: Path) -> None:
 
 
 class Snapshot(SqliteReader):
-    """One read transaction, as Tables for stores and ledgers; it refuses writes.
+    """A read transaction, as Tables for stores and ledgers; it refuses writes.
 
     While it is open, the log of the running service can't restart: keep it short.
     """
@@ -627,7 +627,7 @@ class Snapshot(SqliteReader):
 
 @contextmanager
 def snapshot(data_dir: Path) -> Iterator[Snapshot]:
-    """A snapshot of what is committed now, while the block lasts. Raises BooksUnreadable."""
+    """Open a snapshot of the committed state while the block lasts. Raises BooksUnreadable."""
     path = data_dir / DATABASE_NAME
     if not path.is_file():
         raise BooksUnreadable(f"There is no database at {path}.")
