@@ -306,7 +306,7 @@ def stagenet_subaddress(seed: bytes) -> str:
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
     body = bytes([NETWORK_BYTES[MoneroNetwork.STAGENET].subaddress]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
-    # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
+    # Base58 works on blocks of 8 bytes: the blocks of the view key alone are always equal.
     changing, last = body[:40], body[64:] + checksum
     return encode_base58(changing) + _VIEW_BLOCKS + encode_base58(last)
 

@@ -67,7 +67,7 @@ _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
     _S.EXECUTING_SWAP: _ANY,
     _S.REFUNDING: frozenset({_S.REFUNDING, _S.REFUNDED, _S.FAILED}),
 }
-# What is done then depends on which deposits came until then.
+# The action at these deadlines depends on the deposits that came until then.
 DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
 
 # Where a refund ends at once if there is nothing (more) to send: all dust, or gone.

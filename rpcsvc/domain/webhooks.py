@@ -53,8 +53,8 @@ SECRET_PATTERN: Final = (
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 _NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _ONION: Final = re.compile(r"([a-z0-9-]+\.)*[a-z2-7]{56}\.onion")
-# Beside what the registries of IANA call private: old tunnels that carry any IPv4 address, what
-# clouds answer their own machines at, and the network of documentation (RFC 9637).
+# In addition to the private networks of IANA's registries: old tunnels that carry any IPv4 address,
+# the addresses of clouds' metadata services, and the network of documentation (RFC 9637).
 _REFUSED: Final = tuple(
     map(
         ip_network,

@@ -158,7 +158,7 @@ class Authorizations:
         record, carried = await self._send(order, signed, client)
         if carried is None or carried.state is not AuthorizationState.RECORDED:
             return carried or record
-        # Whoever settles carries on with it meanwhile, here or in another process.
+        # The settling process carries on with it meanwhile, this one or another.
         look = partial(self._outcome, record.key)
         left = max(0, deadline - now())
         try:

@@ -28,7 +28,7 @@ from rpcsvc.store.orders import OrderStore
 log = structlog.get_logger(__name__)
 
 TRIES = 3
-# So many deposits of an order are recorded in one pass.
+# Most deposits of one order recorded per pass.
 DEPOSITS_PER_PASS = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
@@ -222,7 +222,7 @@ class ScanProgress:
 
         ``complete_until`` as in Observation; ``left`` maps order ids to networks.
         """
-        # A network without a complete scan may not have shown again what was left before.
+        # A network without a complete scan may not have shown the remaining deposits again.
         still = {order: at for order, at in self._lagging.items() if at not in complete_until}
         self._lagging = {**still, **left}
         self._complete_until.update(complete_until)

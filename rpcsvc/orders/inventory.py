@@ -37,8 +37,8 @@ from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.store.orders import OrderStore
 
-# So many reservations are looked at to say when there is room. Where it takes more, a caller who
-# comes back is told so again: one refusal costs no more, however many orders there are.
+# Most reservations read to say when there is room. Where it takes more, a caller who comes back is
+# told so again: one refusal costs no more, however many orders there are.
 SOONEST: Final = 500
 
 _WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}

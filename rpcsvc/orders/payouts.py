@@ -146,7 +146,7 @@ class Payouts:
                         name = transfer.transfer_id
                         raise Unavailable(f"{name} must wait: what it pays for has changed.")
 
-        limit.reschedule(None)  # what is being committed is waited for, however long it takes
+        limit.reschedule(None)  # a running commit is waited for, however long it takes
         await self._processor.record(signed, commit, require_payable)
 
     async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:

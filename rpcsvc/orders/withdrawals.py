@@ -402,7 +402,7 @@ class Withdrawals:
             raise LookupError(f"{prepared.txid} pays other transfers than {item.withdrawal_id}")
         if not self._lease.has_time():
             raise Unavailable("The lease ends: nothing is signed.")
-        limit.reschedule(None)  # what is being committed is waited for, however long it takes
+        limit.reschedule(None)  # a running commit is waited for, however long it takes
         after = signed(item, prepared.txid, prepared.raw, self._clock.now_ms())
         await self._store.change(item, after, commit)
         self._notify(after)

@@ -111,7 +111,7 @@ class StaleWrite(Exception):
 Rows = Sequence[Statement]
 
 
-# Commits rows together with those of who is asked, in one transaction.
+# Commits rows together with the callee's own, in one transaction.
 Commit = Callable[[Rows], Awaitable[None]]
 
 

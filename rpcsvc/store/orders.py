@@ -216,7 +216,7 @@ _PRUNE: Final = (
     f"UPDATE orders SET unpaid_since = NULL WHERE {_IS_UNPAID}",
 )
 # An order that has changed since the query keeps its history. Its row goes first: it is locked from
-# then on, and the deletions go by what was written to it.
+# then on, and the deletions depend on its new values.
 _REDUCE: Final = (
     f"UPDATE orders SET history_from = version WHERE seq IN :seqs AND {_IS_OLD}",
     "DELETE FROM event_log WHERE order_seq IN :seqs"

@@ -68,7 +68,7 @@ class Deadlines:
     async def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
         """Return the oldest orders that are due, and whose deposits in time are all known."""
         behind = self._progress.lagging
-        # Those that fail, or wait, stay the oldest: however many, others are found behind them.
+        # Orders that fail, or wait, stay the oldest: others are found behind any number of them.
         most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
         found = await self._store.overdue(now, most, self._progress.complete_until, but=but)
         return [order_id for order_id in found if order_id not in behind]

@@ -256,7 +256,7 @@ class EffectRunner:
         if order is None:
             raise LookupError(f"chunk of {order_id}, which is not in the store")
         if not twap.is_filling(order) or effect.index != len(order.fills):
-            # Void, and dropped; if the order begins anew at this moment, the chunk is due indeed.
+            # Void, and dropped; if the order begins again at this moment, the chunk is due indeed.
             rate = self._rates.rate().usdc_per_xmr
             return await self._apply_once(order_id, ChunkFilled(effect.index, rate), effect)
         due = twap.due_at(order)

@@ -120,7 +120,7 @@ class SandboxEngine(Wallets, RateSource):
         self.settings: dict[Setting, int] = {}
         # Else a pass that read the settings before a change would undo it after.
         self._changing = asyncio.Lock()
-        # Held by whoever reads the chains to change them: mining here, faults in controls.py.
+        # Held while the chains are read to be changed: mining here, faults in controls.py.
         self.moving = asyncio.Lock()
 
     @override

@@ -20,7 +20,7 @@ from rpcsvc.store.database import StaleWrite, Statement, Tables, from_row, inser
 T = TypeVar("T")
 
 MONERO = "monero"
-# How often a change is made anew when another replica changed the chains meanwhile.
+# How often a change is made again when another replica changed the chains meanwhile.
 TRIES: Final = 5
 
 _CHAIN: Final = (

@@ -338,7 +338,7 @@ class UpstreamEngine:
 
 
 def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | None:
-    # What is paid from or to another address says nothing about this order's money.
+    # A payment from or to another address says nothing about this order's money.
     if not same_address(found.to_address, terms.to_address):
         raise _another("toAddress")
     if not same_address(found.deposit_address, terms.deposit_address):

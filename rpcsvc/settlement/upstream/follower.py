@@ -36,8 +36,8 @@ LONGEST_PAUSE_MS: Final = 300_000
 AFTER_FAILURE_MS: Final = 250
 # Health names the number of orders that could not be read for this long.
 UNREAD_REPORTED_MS: Final = 3_600_000
-# One call of so many is for whichever order has waited longest: else those that nobody polls would
-# wait for ever where the upstream's limits leave room for those only that somebody does.
+# One call of this many is for the order that has waited longest, watched or not: where the limits
+# leave room for watched orders only, others would wait for ever.
 FOR_ALL_EVERY: Final = 4
 
 
@@ -114,7 +114,7 @@ class Follower:
         is_for_all = self._calls % FOR_ALL_EVERY == 0
         order_id = min(due if is_for_all else watched or due, key=self._open.__getitem__)
         self._watched.discard(order_id)
-        # Those that are watched wait for this call, whichever order it is for.
+        # Watched orders wait for this call, for any order.
         wait_ms = await self._ask_safely(order_id, is_watched=bool(watched))
         if order_id in self._open:
             self._open[order_id] = self._clock.now_ms()

@@ -72,8 +72,8 @@ _STOPPED = "the service stopped during the call"
 
 # What could not be written is tried again no more often than this.
 WRITE_EVERY_MS = 1_000
-# A call of the upstream is ended then: its own limits, and those of what goes before, add up to
-# less (settlement/upstream/transport.py, ClientOptions).
+# A call of the upstream has ended by then: its own limits, with those of the steps before it, add
+# up to less (settlement/upstream/transport.py, ClientOptions).
 CALL_MS: Final = 120_000
 # A claim of that age has lost its caller: claim and outcome take some time to be committed, too.
 ABANDONED_MS: Final = 150_000
@@ -85,7 +85,7 @@ _ANY_AGE: Final = -(2**53)
 WAIT_MS: Final = 10_000
 LOOK_MS: Final = 50
 
-# How often the upstream is asked for what is passed on and not resolved.
+# How often the upstream is asked for unresolved authorizations.
 POLL_MS: Final = 5_000
 
 
@@ -274,7 +274,7 @@ class Relay:
         doubtful = replace(
             record,
             state=RelayState.RECONCILING,
-            # What an earlier attempt showed of the order is still what is known.
+            # Details of the order from an earlier attempt still hold.
             upstream_id=unknown.upstream_id or record.upstream_id,
             reason=unknown.reason,
             raw=unknown.raw or record.raw,
@@ -317,7 +317,7 @@ class Relay:
     async def write_remembered(self) -> None:
         """Write what could not be written before, the oldest first; stops at what still can't."""
         while self._unwritten:
-            # Looked for anew each time: a call that is made again takes its outcome back.
+            # Read again each time: a call that is made again takes its outcome back.
             record = next(iter(self._unwritten.values()))
             await self._write(record)
             if self._unwritten.get(record.order_id) is record:

@@ -63,7 +63,7 @@ from rpcsvc.http_client import (
 from rpcsvc.logs import MASK, shorten_addresses
 from rpcsvc.redacted import Redacted
 
-# What is kept of an answer for audit. A good answer is some 2 KB.
+# Bytes of an answer kept for audit. A good answer is some 2 KB.
 RAW_LIMIT: Final = 65_536
 
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)

@@ -261,7 +261,7 @@ class UpstreamVenue(Venue):
 
     @override
     async def readiness(self) -> Mapping[str, Health]:
-        # Whether the upstream answers is this very question.
+        # An order can be made as long as the upstream answers.
         return await self.health()
 
     @override

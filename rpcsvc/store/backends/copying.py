@@ -26,7 +26,7 @@ from rpcsvc.store.schema import APPLICATION_ID, scripts
 BATCH: Final = 2_000
 
 Row = tuple[Any, ...]
-# Called with what is done with which table, and how many rows of how many in all are done with.
+# Called with the action and its table, the rows done, and the rows in all.
 Progress = Callable[[str, int, int], None]
 
 

@@ -96,7 +96,7 @@ _WRITER_PRAGMAS = (
     "PRAGMA temp_store = MEMORY",
     # KiB. A full group dirties 13 MiB: what does not fit is written to the log before its commit.
     "PRAGMA cache_size = -16384",
-    "PRAGMA wal_autocheckpoint = 0",  # the Checkpointer does it, beside the writer
+    "PRAGMA wal_autocheckpoint = 0",  # the Checkpointer does it while the writer runs
 )
 
 # A commit that changes nothing and writes a page all the same: the schema's version over itself.
