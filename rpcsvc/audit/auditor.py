@@ -197,7 +197,7 @@ class AuditLoop:
         if paused not in (None, _reason(fresh)):
             return
         throw(self._switch, _reason(fresh))
-        # Also where the pause could not be written: a pause in memory ends at a restart, as this does.
+        # Also where the pause was not written: a pause in memory ends at a restart, as this does.
         self._known.update(fresh)
         self._gaps |= gaps
         if paused is None:
