@@ -24,8 +24,7 @@ from rpcsvc.clock import DAY_MS, Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.domain.reservations import Counting
-from rpcsvc.domain.unfunded import UnfundedLimits
+from rpcsvc.domain.reservations import Counting, UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.engines import ENGINES

@@ -147,12 +147,13 @@ class LimitSettings(Group):
 class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
-    ``unfunded_*`` bound what orders reserve before their deposits come (domain/unfunded.py): shares
-    are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
-    what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
-    that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
-    ended unpaid are kept, and how many bytes of them; ``history_keep_days`` the history of orders
-    that are over, None for ever (orders/policy.py).
+    ``unfunded_*`` bound what orders reserve before their deposits come (domain/reservations.py):
+    shares are percentages of what the wallet holds in addition to funded orders;
+    ``address_orders_a_day`` bounds what an address may leave behind,
+    ``address_authorizations_a_day`` the signed payments (x402) that it may have the service pay gas
+    for. ``unpaid_*``: how many days the answers of orders that ended unpaid are kept, and how many
+    bytes of them; ``history_keep_days`` the history of orders that are over, None permanently
+    (orders/policy.py).
     """
 
     deposit_window_seconds: Seconds = HOUR

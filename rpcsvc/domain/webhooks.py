@@ -78,7 +78,7 @@ class Webhook(Redacted, frozen=True):
     """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
     Both were checked by ``read_url`` and ``read_secret``. ``client`` is who named it, as stored
-    (domain/unfunded.py).
+    (domain/reservations.py).
     """
 
     HIDDEN = frozenset({"secret"})

@@ -18,7 +18,7 @@ from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
-from rpcsvc.domain.unfunded import Client, is_known
+from rpcsvc.domain.reservations import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
 from rpcsvc.orders.ports.wallets import Outcome

@@ -16,15 +16,16 @@ from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
-from rpcsvc.domain.reservations import UPSTREAM, Holdings
-from rpcsvc.domain.unfunded import (
+from rpcsvc.domain.reservations import (
     ALL,
     BY_ADDRESS,
     TOTAL,
     UNFUNDED_REASON,
+    UPSTREAM,
     Admission,
     Client,
     ExceededBound,
+    Holdings,
     Reserved,
     UnfundedLimits,
     bounds_of,

@@ -23,7 +23,7 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
-from rpcsvc.domain.unfunded import Admission, Client
+from rpcsvc.domain.reservations import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,

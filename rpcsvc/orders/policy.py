@@ -15,9 +15,8 @@ from rpcsvc import ids
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import network_of
 from rpcsvc.domain.order import Terms, Timeouts
-from rpcsvc.domain.reservations import Counting
+from rpcsvc.domain.reservations import Counting, UnfundedLimits
 from rpcsvc.domain.twap import is_worth_cutting
-from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.venue import OrderRequest, VenueProfile, VenueQuote
 from rpcsvc.orders.processor import OrderProcessor

@@ -29,8 +29,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.reservations import Counting, counted
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission, Counting, counted
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.health import Health

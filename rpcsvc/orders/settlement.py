@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from rpcsvc.domain.reservations import Holdings
-from rpcsvc.domain.unfunded import Reserved
+from rpcsvc.domain.reservations import Holdings, Reserved
 from rpcsvc.orders.authorizations import Authorizations, AuthorizationWallets
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
@@ -23,9 +22,8 @@ from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue
 from rpcsvc.orders.ports.wallets import NetworkState, OrderingWallets, Wallets
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.worker import Step, Worker
+from rpcsvc.orders.scheduler.worker import Deadlines, ExpiredReservations, PriceLocks, Step, Worker
 from rpcsvc.orders.withdrawals import WithdrawalLimits, Withdrawals
 from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.leases import Watch

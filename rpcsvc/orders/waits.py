@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.unfunded import Client
+from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.store.changes import HistoryEntry
 from rpcsvc.store.orders import OrderStore

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from rpcsvc.domain.money import ASSETS
 from rpcsvc.domain.order import FINAL_TRANSFERS
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import TOTAL
+from rpcsvc.domain.reservations import TOTAL, ReservationChange
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.store.database import (
     Commit,

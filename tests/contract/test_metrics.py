@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.domain.reservations import Holdings
-from rpcsvc.domain.unfunded import Reserved
+from rpcsvc.domain.reservations import Holdings, Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.ports.venue import Rate

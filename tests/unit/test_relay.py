@@ -19,8 +19,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import UPSTREAM
-from rpcsvc.domain.unfunded import Admission, Reservation
+from rpcsvc.domain.reservations import UPSTREAM, Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim

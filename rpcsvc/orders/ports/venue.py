@@ -21,7 +21,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
-from rpcsvc.domain.unfunded import SOCKET, Admission, Client
+from rpcsvc.domain.reservations import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.health import Health

@@ -31,8 +31,7 @@ from rpcsvc.domain.authorizations import (
 )
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import Admission, Reservation
+from rpcsvc.domain.reservations import Admission, Reservation, ReservationChange
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotFundable, ServiceError, Unavailable
 from rpcsvc.health import Health

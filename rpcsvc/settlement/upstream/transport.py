@@ -50,7 +50,7 @@ from msgspec import Struct, field
 from yarl import URL
 
 from rpcsvc import strict_json
-from rpcsvc.domain.unfunded import TICKETS_REASON, UNFUNDED_REASON
+from rpcsvc.domain.reservations import TICKETS_REASON, UNFUNDED_REASON
 from rpcsvc.errors import InvalidJson
 from rpcsvc.http_client import (
     HttpRequest,

@@ -14,8 +14,7 @@ from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
-from rpcsvc.domain.reservations import UPSTREAM
-from rpcsvc.domain.unfunded import Admission, Client, Reservation
+from rpcsvc.domain.reservations import UPSTREAM, Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.authorizations import Authorizations

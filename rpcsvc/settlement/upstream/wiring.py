@@ -26,8 +26,7 @@ from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import MakeOrders, Orders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import Quarantine
-from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations
-from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.scheduler.worker import Deadlines, ExpiredReservations, Worker
 from rpcsvc.orders.settlement import Settlement, authorization_funding
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks

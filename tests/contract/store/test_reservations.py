@@ -11,8 +11,17 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import UPSTREAM, ReservationChange, reservations_of
-from rpcsvc.domain.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import (
+    ALL,
+    BY_ADDRESS,
+    TOTAL,
+    UPSTREAM,
+    Admission,
+    Reservation,
+    ReservationChange,
+    Reserved,
+    reservations_of,
+)
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from rpcsvc.store.checks import reservation_problems
