@@ -147,7 +147,7 @@ async def test_refusal_of_the_upstream_is_quoted(sidecar: Served) -> None:
     assert sidecar.count("orders") == 0
 
 
-async def test_an_upstream_that_is_down_is_unavailable(tmp_path: Path) -> None:
+async def test_upstream_down_is_unavailable(tmp_path: Path) -> None:
     async with serving(tmp_path / "central") as central:
         url = central.url
     environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": url}

@@ -573,7 +573,7 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
     assert (await world.ask_for(60_000))["lost"] >= 40
 
 
-async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World) -> None:
+async def test_resting_upstream_is_asked_for_no_order(world: World) -> None:
     await world.follow("lost", "well")
     resting = UpstreamResting("the breaker is open", 60_000)
     world.upstream.unreadable = {"lost": resting, "well": resting}

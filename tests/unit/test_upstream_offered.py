@@ -107,7 +107,7 @@ def test_what_is_not_on_offer_is_still_found_and_named_by_nobody() -> None:
 @pytest.mark.parametrize(
     ("least", "shown"), [("25", 25), ("24.01", 25), ("0", 0), ("1e308", 10**12)]
 )
-def test_the_minimum_that_is_shown_is_the_upstreams(least: str, shown: int) -> None:
+def test_shown_minimum_comes_from_the_upstream(least: str, shown: int) -> None:
     chains = OfferedChains(configured())
     chains.offer(listed(ARBITRUM, least=least))
     assert [chain.min_swap_usd for chain in chains.all()] == [shown]
@@ -203,7 +203,7 @@ async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: bool) -> None:
+async def test_foreign_network_is_asked_for_until_it_is_ours(*, at_start: bool) -> None:
     time = VirtualTime()
     stub = UpstreamStubWithNetwork(time, [ARBITRUM])
     stub.where = "sandbox" if at_start else "mainnet"

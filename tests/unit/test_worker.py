@@ -211,7 +211,7 @@ async def test_order_with_a_postponed_deadline_leaves_quarantine(
     assert "apply" not in parts.done
 
 
-async def test_quarantined_order_stays_so_while_payouts_are_paused() -> None:
+async def test_order_stays_quarantined_while_payouts_are_paused() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=2**62)
     with parts.quarantine.isolate("ord_1", DeadlinePassed):
