@@ -20,12 +20,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rpcsvc import engine_context
-from rpcsvc.clock import Clock, SystemClock
+from rpcsvc.clock import DAY_MS, Clock, SystemClock
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.domain.reservations import Counting
-from rpcsvc.domain.unfunded import UnfundedLimits
+from rpcsvc.domain.reservations import Counting, UnfundedLimits
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.engines import ENGINES
@@ -82,8 +81,6 @@ from rpcsvc.store.webhooks import WebhookStore
 from rpcsvc.webhook_sender import WebhookSender, webhook_sender
 
 log = structlog.get_logger(__name__)
-
-_DAY_MS = 86_400_000
 
 
 class Running(Struct, frozen=True):
@@ -277,10 +274,10 @@ def _orders(
     retention = Retention(
         store,
         clock,
-        keep_responses_ms=kept.idempotency_days * _DAY_MS,
-        keep_tickets_ms=settings.support.keep_days * _DAY_MS,
-        keep_unpaid_ms=kept.unpaid_keep_days * _DAY_MS,
-        keep_history_ms=None if history is None else history * _DAY_MS,
+        keep_responses_ms=kept.idempotency_days * DAY_MS,
+        keep_tickets_ms=settings.support.keep_days * DAY_MS,
+        keep_unpaid_ms=kept.unpaid_keep_days * DAY_MS,
+        keep_history_ms=None if history is None else history * DAY_MS,
         unpaid_bytes=kept.unpaid_bytes,
     )
     return Orders(

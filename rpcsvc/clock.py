@@ -12,6 +12,11 @@ from datetime import date
 from functools import lru_cache
 from typing import Protocol
 
+from typing_extensions import override
+
+DAY_MS = 86_400_000
+_EPOCH = date(1970, 1, 1).toordinal()
+
 
 class Clock(Protocol):
     """Tells the wall-clock time."""
@@ -21,11 +26,11 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The machine's clock."""
 
+    @override
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, from the machine's clock."""
         return time.time_ns() // 1_000_000
 
 
@@ -57,15 +62,15 @@ def boot_ms() -> int:
     return steady_ms()
 
 
-class OffsetClock:
-    """A clock that runs beside another one, ``offset_ms`` ahead: the sandbox's time machine."""
+class OffsetClock(Clock):
+    """A clock that runs ``offset_ms`` ahead of another one: the sandbox's time machine."""
 
     def __init__(self, base: Clock, offset_ms: int = 0) -> None:
         self._base = base
         self.offset_ms = offset_ms
 
+    @override
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, shifted."""
         return self._base.now_ms() + self.offset_ms
 
 
@@ -82,13 +87,9 @@ def iso8601(at_ms: int) -> str:
     return f"{_date(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{millis:03d}Z"
 
 
-DAY_MS = 86_400_000
-_EPOCH = date(1970, 1, 1).toordinal()
-
-
 @lru_cache(maxsize=64)
 def _date(days: int) -> str:
-    """The date so many days after the epoch. strftime costs ten times the rest of iso8601."""
+    """Return the date of a day after the epoch. strftime costs ten times the rest of iso8601."""
     return date.fromordinal(_EPOCH + days).isoformat()
 
 

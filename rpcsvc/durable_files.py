@@ -27,7 +27,7 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put a file in the place of whatever file is there; a reader sees the old or the new one.
+    """Write a file, replacing any file of its name; a reader sees the old or the new one.
 
     Any number of processes may do so at once. Raises OSError.
     """

@@ -55,7 +55,7 @@ class ReplyTimedOut(ReplyLost):
 
 
 class ReplyTooLarge(ReplyLost):
-    """The answer has more bytes than allowed; ``body`` is what was read of it."""
+    """The answer has more bytes than allowed; ``body`` holds those that were read."""
 
     def __init__(self, most_bytes: int, body: bytes) -> None:
         super().__init__(f"the answer has over {most_bytes} bytes")
@@ -63,9 +63,8 @@ class ReplyTooLarge(ReplyLost):
 
 
 class HttpRequest(Struct, frozen=True):
-    """What is sent. ``seconds`` bounds the whole exchange, ``connect_seconds`` the connection.
-
-    ``tls`` None: the system's certificates.
+    """A request. ``seconds`` bounds the whole exchange, ``connect_seconds`` the connection. ``tls``
+    None: the system's certificates.
     """
 
     method: str

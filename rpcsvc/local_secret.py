@@ -21,7 +21,7 @@ _BYTES: Final = 32
 def local_secret(data_dir: Path, random: RandomBytes) -> bytes:
     """Return the secret, made when there is none. Raises OSError.
 
-    Without the old one clients are counted anew, which costs nothing else.
+    Without the old one clients are counted again from zero, which costs nothing else.
     """
     path = data_dir / _NAME
     if path.exists() and len(found := path.read_bytes()) == _BYTES:

@@ -18,6 +18,7 @@ from typing import Any, Final, TextIO, cast
 
 import orjson
 import structlog
+from typing_extensions import override
 
 from rpcsvc.errors import showable
 from rpcsvc.terminal import printable
@@ -53,7 +54,7 @@ def configure_logging(log_format: str, level: str) -> None:
 
 
 class Occasional:
-    """Counts events of each kind, of which one a minute is logged. ``now`` gives seconds."""
+    """Counts events by kind, and logs one of each kind a minute. ``now`` gives seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -122,19 +123,22 @@ class _Stderr(io.TextIOBase):
     """stderr that never raises: a log that can't be written, on a full disk, say, must not end
     what it tells of."""
 
+    @override
     def write(self, text: str) -> int:
         with suppress(OSError):
             return sys.stderr.write(text)
         return 0
 
+    @override
     def flush(self) -> None:
         with suppress(OSError):
             sys.stderr.flush()
 
 
 class _StructlogHandler(logging.Handler):
-    """Brings what libraries log (aiohttp, asyncio) into the same stream and form."""
+    """Brings the log records of libraries (aiohttp, asyncio) into the same stream and form."""
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
         log.log(

@@ -26,10 +26,11 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
+from rpcsvc.domain.money import USDC, XMR, as_units
 from rpcsvc.engines import ENGINES
 from rpcsvc.errors import SettingsError
 from rpcsvc.health_probe import DEFAULT_DATA_DIR
-from rpcsvc.settings_onchain import InventorySettings, OnchainSettings, RatesSettings
+from rpcsvc.settings_onchain import DAY, InventorySettings, OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -70,7 +71,6 @@ __all__ = [
 ]  # fmt: skip
 
 HOUR: Final = 3_600
-DAY: Final = 86_400
 MASK: Final = "********"
 
 Xmr = Annotated[str, decimal(12)]
@@ -81,6 +81,23 @@ PerMinute = Annotated[int, integer_in(1, 1_000_000)]
 Seconds = Annotated[int, integer_in(1, 30 * DAY)]
 BlockMs = Annotated[int, integer_in(10, HOUR * 1000)]
 Confirmations = Annotated[int, integer_in(1, 1000)]
+
+Percent = Annotated[int, integer_in(1, 100)]
+HistoryDays = Annotated[int, integer_in(90, 36_500)]
+# A URL of these may hold a provider's key in its path or query: only its host is shown.
+_URLS_WITH_KEYS: Final = frozenset(
+    {
+        "onchain.monerod_url",
+        "onchain.wallet_url",
+        "onchain.nodes",
+        "rates.sources",
+        "telemetry.otlp_endpoint",
+        "upstream.url",
+    }
+)
+_URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
+# Any of them may be of a URL, mistyped.
+_MARKS_OF_URLS: Final = frozenset("/?#@")
 
 
 class BrandSettings(Group):
@@ -127,19 +144,16 @@ class LimitSettings(Group):
     connections_per_address: Annotated[int, integer_in(1, 60_000)] = 200
 
 
-Percent = Annotated[int, integer_in(1, 100)]
-HistoryDays = Annotated[int, integer_in(90, 36_500)]
-
-
 class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
-    ``unfunded_*`` bound what orders reserve before their deposits come (domain/unfunded.py): shares
-    are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
-    what an address may leave behind, ``address_authorizations_a_day`` the signed payments (x402)
-    that it may have the service pay gas for. ``unpaid_*``: how many days the answers of orders that
-    ended unpaid are kept, and how many bytes of them; ``history_keep_days`` the history of orders
-    that are over, None for ever (orders/policy.py).
+    ``unfunded_*`` bound what orders reserve before their deposits come (domain/reservations.py):
+    shares are percentages of what the wallet holds in addition to funded orders;
+    ``address_orders_a_day`` bounds what an address may leave behind,
+    ``address_authorizations_a_day`` the signed payments (x402) that it may have the service pay gas
+    for. ``unpaid_*``: how many days the answers of orders that ended unpaid are kept, and how many
+    bytes of them; ``history_keep_days`` the history of orders that are over, None permanently
+    (orders/policy.py).
     """
 
     deposit_window_seconds: Seconds = HOUR
@@ -191,7 +205,11 @@ class OrderSettings(Group):
 
 
 class SandboxSettings(Group):
-    """The simulated chains. Amounts are decimal strings of whole XMR or USDC."""
+    """The simulated chains. Amounts are decimal strings of whole XMR or USDC.
+
+    ``rate_path_bps`` moves the price by 1/10,000 each, every ``rate_step_seconds``. The properties
+    are for the engine: by asset symbol, amounts in atomic units.
+    """
 
     usdc_per_xmr: Usdc = "165.00"
     xmr_block_ms: BlockMs = 1_000
@@ -204,6 +222,35 @@ class SandboxSettings(Group):
     usdc_float: Usdc = "2000000"
     rate_path_bps: RatePath = ()
     rate_step_seconds: Annotated[int, integer_in(1, DAY)] = 10
+
+    @property
+    def block_ms(self) -> Mapping[str, int]:
+        """Milliseconds from block to block."""
+        return {"XMR": self.xmr_block_ms, "USDC": self.usdc_block_ms}
+
+    @property
+    def confirmations(self) -> Mapping[str, int]:
+        """Blocks until a deposit is final."""
+        return {"XMR": self.xmr_confirmations, "USDC": self.usdc_confirmations}
+
+    @property
+    def fees(self) -> Mapping[str, int]:
+        """The network fee of a transfer."""
+        return _units(self.xmr_payout_fee, self.usdc_payout_fee)
+
+    @property
+    def inventory(self) -> Mapping[str, int]:
+        """The wallet's balance on each new chain."""
+        return _units(self.xmr_float, self.usdc_float)
+
+    @property
+    def price(self) -> int:
+        """USDC units per XMR."""
+        return int(as_units(self.usdc_per_xmr, USDC))
+
+
+def _units(xmr: str, usdc: str) -> Mapping[str, int]:
+    return {"XMR": int(as_units(xmr, XMR)), "USDC": int(as_units(usdc, USDC))}
 
 
 class UpstreamSettings(Group):
@@ -240,7 +287,8 @@ class SupportSettings(Group):
 
 
 class WebhookSettings(Group):
-    """Whom webhooks may call beside public hosts, and the SOCKS proxy that reaches onion services.
+    """The hosts that webhooks may call in addition to public ones, and the SOCKS proxy that reaches
+    onion services.
 
     ``allowed_networks``: of private addresses, in CIDR form. ``allowed_ports``: below 1024.
     """
@@ -428,20 +476,6 @@ def _is_secret(annotation: object) -> bool:
 
 KEYS: Final = tuple(key for key, _ in _walk(Settings()))
 SECRETS: Final = frozenset(_secrets(Settings))
-# A URL of these may hold a provider's key in its path or query: only its host is shown.
-_URLS_WITH_KEYS: Final = frozenset(
-    {
-        "onchain.monerod_url",
-        "onchain.wallet_url",
-        "onchain.nodes",
-        "rates.sources",
-        "telemetry.otlp_endpoint",
-        "upstream.url",
-    }
-)
-_URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
-# Any of them may be of a URL, mistyped.
-_MARKS_OF_URLS: Final = frozenset("/?#@")
 
 
 def load_settings(
@@ -529,9 +563,9 @@ def _host_alone(url: re.Match[str]) -> str:
 
 
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:
-    """The settings, or None and a line in ``problems`` for each bad value.
+    """Return the settings, or None and a line in ``problems`` for each bad value.
 
-    The ValidationError holds what was received, tokens included; it must not travel on as the
+    The ValidationError holds the received values, tokens included; it must not travel on as the
     context of another exception.
     """
     try:
@@ -555,7 +589,7 @@ def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
 
 
 def _allowed(detail: ErrorDetails) -> str:
-    """What the setting takes, from the validator's own words or from pydantic's."""
+    """Return what the setting takes, in the validator's own words or in pydantic's."""
     context = detail.get("ctx", {})
     match detail["type"]:
         case "value_error":

@@ -95,7 +95,7 @@ class OnchainSettings(Group):
 
 
 class InventorySettings(Group):
-    """What ``rpcsvc treasury plan`` proposes moves by (treasury/planning.py), and where
+    """What ``rpcsvc treasury plan`` proposes moves by (treasury/wallets.py), and where
     ``rpcsvc treasury withdraw`` may send.
 
     ``targets``: network=amount, whole XMR or USDC that is to be free there; a network without one

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from rpcsvc.domain.integrators import Integrator, parse_integrators
+from rpcsvc.domain.money import MAX_UNITS
 
 ENV_PREFIX: Final = "RPCSVC_"
 CONFIG_VARIABLE: Final = "RPCSVC_CONFIG"
@@ -38,7 +39,6 @@ _FILE_SUFFIX: Final = "_FILE"
 # Read by the command line before settings are loaded, and by the CLI client.
 _OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "RPCSVC_URL"})
 _MAX_SECRET_FILE_BYTES: Final = 65_536
-_MAX_UNITS: Final = 2**63 - 1  # the largest integer that SQLite stores exactly
 _TOKEN: Final = re.compile(r"[ -~]{16,1024}")
 _HOSTNAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _INTEGER: Final = TypeAdapter(int)
@@ -47,6 +47,9 @@ _BOOLEAN: Final = TypeAdapter(bool)
 Network = IPv4Network | IPv6Network
 
 # Up to the last @: a password may hold what ends the host of a URL, such as a slash.
+
+BLANK_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
+LOWER_CASE: Final = BeforeValidator(lambda value: str(value).lower())
 
 
 class Group(BaseModel):
@@ -75,7 +78,7 @@ class Given(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What one source gives, by dotted key, and what is wrong with the source itself."""
+    """The values of one source, by dotted key, and the problems of the source itself."""
 
     values: dict[str, Given]
     problems: list[str]
@@ -232,10 +235,10 @@ def decimal(places: int, *, positive: bool = True) -> BeforeValidator:
     def check(value: object) -> str:
         match = form.fullmatch(value) if isinstance(value, str) else None
         units = int(match[1] + (match[2] or "").ljust(places, "0")) if match else -1
-        if not int(positive) <= units <= _MAX_UNITS:
+        if not int(positive) <= units <= MAX_UNITS:
             raise ValueError(
                 f'a decimal number in quotes such as "1.5", {least}, with up to {places} decimals,'
-                f" at most {_MAX_UNITS // 10**places}"
+                f" at most {MAX_UNITS // 10**places}"
             )
         return str(value)
 
@@ -449,8 +452,6 @@ def _database_url(value: SecretStr) -> SecretStr:
     return value
 
 
-BLANK_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
-LOWER_CASE: Final = BeforeValidator(lambda value: str(value).lower())
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Host = Annotated[str, AfterValidator(_host)]
 SiteUrl = Annotated[str, AfterValidator(_site_url)]

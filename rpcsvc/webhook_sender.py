@@ -32,6 +32,7 @@ from aiohttp import (
     TraceConfig,
 )
 from aiohttp.abc import AbstractResolver, ResolveResult
+from typing_extensions import override
 from yarl import URL
 
 from rpcsvc import __version__
@@ -62,7 +63,7 @@ Sign = Callable[[bytes], bytes]
 
 
 class _Resolver(AbstractResolver):
-    """Asks the system's name servers, or those that are given, by c-ares.
+    """Asks the system's name servers, or given ones, by c-ares.
 
     A name whose server is silent holds up no other, as it would on threads: their number is
     limited, and a look-up on a thread can't be given up.
@@ -73,10 +74,10 @@ class _Resolver(AbstractResolver):
         self._seconds = seconds
         self._opened: pycares.Channel | None = None
 
+    @override
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All addresses of a name. Raises OSError."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pycares.AddrInfoResult] = loop.create_future()
 
@@ -113,8 +114,8 @@ class _Resolver(AbstractResolver):
             )
         return self._opened
 
+    @override
     async def close(self) -> None:
-        """End the look-ups under way."""
         if self._opened is not None:
             self._opened.close()
 
@@ -238,7 +239,7 @@ def _problem(status: int) -> str | None:
 
 
 def retry_after_ms(text: str, now: int) -> int | None:
-    """A Retry-After header, seconds or a date; None for anything else."""
+    """Return the milliseconds of a Retry-After header, seconds or a date; None otherwise."""
     if text.isascii() and text.isdigit():
         return int(text[:9]) * 1000
     try:

@@ -29,7 +29,7 @@ from rpcsvc.store.database import BooksUnreadable
 log = structlog.get_logger(__name__)
 
 Pause = Callable[[float], Awaitable[None]]
-# Called with what is being done, in words.
+# Called with a description of each step.
 Progress = Callable[[str], None]
 
 ReadBooks = Callable[[], Awaitable[Books]]
@@ -164,7 +164,7 @@ class AuditLoop:
             await self.once()
 
     async def once(self) -> None:
-        """One audit. That none could be made is logged; it is no difference."""
+        """Make one audit. Log an audit that could not be made; it is no difference."""
         try:
             report = await self._auditor.audit()
         except NOT_MADE as error:
@@ -193,11 +193,11 @@ class AuditLoop:
         if not fresh or not self._pauses:
             return
         paused = self._switch.reason()
-        # Paused for just these before a restart, they are seen by whoever lets money out again.
+        # The operator who resumes payouts sees the differences that paused them before a restart.
         if paused not in (None, _reason(fresh)):
             return
         throw(self._switch, _reason(fresh))
-        # Written or not: what is paused in memory only is let go by a restart alone, as this is.
+        # Also where the pause was not written: a pause in memory ends at a restart, as this does.
         self._known.update(fresh)
         self._gaps |= gaps
         if paused is None:

@@ -35,9 +35,8 @@ from rpcsvc.domain.pricing import Price
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
-from rpcsvc.store.database import BooksUnreadable, Query, Row, Tables
+from rpcsvc.store.database import BooksUnreadable, Query, Row, Tables, from_row
 from rpcsvc.store.orders import AUDITED_EVENTS
-from rpcsvc.store.rows import from_row
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
@@ -128,7 +127,7 @@ def read_books(data_dir: Path) -> Books:
 
 
 def reader_of(data_dir: Path, database: Tables | None) -> Callable[[], Awaitable[Books]]:
-    """What reads the books: those of a server's ``database``, or else of a data directory."""
+    """Return the reader of a server's ``database``, or else of a data directory."""
     if database is None:
         return partial(asyncio.to_thread, read_books, data_dir)
     return partial(read_books_of, database)

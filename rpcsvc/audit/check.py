@@ -129,7 +129,7 @@ def _of_one_transaction(
     deposits: list[DepositEntry],
     pending: list[str],
 ) -> Iterator[Difference]:
-    """Pair what is equal; judge what is left over on either side."""
+    """Pair equal entries; judge the entries that are left over on either side."""
     unit = deposit_asset(order.direction).symbol
     left = list(arrivals)
     odd: list[DepositEntry] = []
@@ -203,7 +203,7 @@ def _same(arrival: Arrival, deposit: DepositEntry) -> bool:
 
 
 def _key(address: str) -> str:
-    """EVM addresses are the same in any case; Monero's are not."""
+    """Return an address as it is compared: case does not matter on EVM, and does on Monero."""
     return address.lower() if address.startswith("0x") else address
 
 
@@ -227,7 +227,7 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
 
 
 class _Work(Struct):
-    """One audit under way."""
+    """The state of one running audit."""
 
     books: Books
     differences: list[Difference] = field(default_factory=list)

@@ -17,6 +17,9 @@ MOST_PARTS: Final = 15  # recipients of one Monero transaction, besides the chan
 # Both halves of so many amounts make 2^17 sums each: a fraction of a second.
 MOST_AMOUNTS: Final = 34
 
+Paid = Sequence[tuple[str, int]]
+_ABANDONED = (TransferState.FAILED, TransferState.CANCELLED)
+
 
 class TooMany(Exception):
     """More amounts than can be searched."""
@@ -55,14 +58,9 @@ def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int
     return sums
 
 
-Paid = Sequence[tuple[str, int]]
-_ABANDONED = (TransferState.FAILED, TransferState.CANCELLED)
-
-
 def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[TransferEntry]:
-    """The open transfers whose address and units are among what the transaction paid.
-
-    Those that have it on record are not among them.
+    """Return the open transfers whose address and units are among what the transaction paid.
+    Excludes transfers that already have the transaction on record.
     """
     known = {p.payment_id for p in books.payments_on(network) if txid in p.txids}
     return [

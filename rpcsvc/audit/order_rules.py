@@ -25,7 +25,7 @@ from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 
-# A payment that was mined and is not for so many blocks is lost until the opposite is shown.
+# A mined payment that is in no block for this many blocks is lost until the opposite is shown.
 _LONG_BLOCKS: Final = 30
 _ABANDONED: Final = (TransferState.FAILED, TransferState.CANCELLED)
 

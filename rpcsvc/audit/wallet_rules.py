@@ -35,6 +35,10 @@ from rpcsvc.domain.addresses import ZERO_ADDRESS
 _XMR = "XMR"
 WALLET = "the XMR wallet"
 
+_USDC = "USDC"
+WEI: Final = "wei"
+_MOST_NAMED: Final = 5
+
 
 def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
     """Differences between the wallet's transactions since block ``since`` and the record."""
@@ -89,9 +93,9 @@ def _unrecorded_departures(departure: Departure, books: Books) -> Difference:
 def _recorded(
     departure: Departure, payments: Sequence[PaymentEntry], *, is_annotated: bool
 ) -> Iterator[Difference]:
-    """A transaction of orders pays nothing beside what is on record; upkeep pays nobody.
-
-    The operator may have annotated what else it paid: orders of a lost database, for example.
+    """Check that a transaction of orders pays nothing but what is on record, and that upkeep pays
+    nobody. The operator may have annotated its other payments: orders of a lost database, for
+    example.
     """
     first, due = payments[0], sum(item.units for item in payments)
     more = is_annotated and departure.units > due
@@ -130,9 +134,6 @@ def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
             out = sum(item.units + item.fee for item in sent)
             came = sum(item.units for item in received)
             yield Annotated(MONERO, txid, out, came, _XMR, note)
-
-
-_USDC = "USDC"
 
 
 def evm_arrivals(books: Books, facts: EvmFacts) -> list[Arrival]:
@@ -207,7 +208,7 @@ def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[D
 
 
 def _is_of(move: TokenTransfer, payment: PaymentEntry, hot: str) -> bool:
-    """Whether an event is that of an order's payment.
+    """Return whether an event belongs to an order's payment.
 
     Its units are compared with the order's transfer, so that one difference has one finding.
     """
@@ -256,11 +257,11 @@ def _taken(
     payments: Mapping[str, PaymentEntry],
     pending: list[str],
 ) -> int:
-    """The units that a sweep must have taken, as far as the chain shows its payment.
+    """Return the units that a sweep must have taken, as far as the chain shows its payment.
 
-    A settled one that the chain does not show was in a block that a reorganisation took: the
-    service publishes it again, and sweeps anew if that fails. Nothing is missing meanwhile, since
-    the deposit address holds what was to be moved.
+    A reorganisation took the block of a settled sweep that the chain does not show: the service
+    publishes it again, and sweeps again if that fails. Nothing is missing meanwhile, since the
+    deposit address still holds the units.
     """
     payment = payments.get(sweep.payment_id or "")
     is_mined = payment is not None and any(move.txid in payment.txids for move in moves)
@@ -282,9 +283,8 @@ def _taken(
 
 
 def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iterator[Difference]:
-    """Each nonce that the chain has seen used since the first on record is ours.
-
-    And each since the opening balance: a lost record may be that of the first payment.
+    """Check that each nonce used since the first on record is ours, and since the opening balance:
+    a lost record may be that of the first payment.
     """
     recorded = {
         item.nonce: item for item in books.payments_on(facts.network) if item.nonce is not None
@@ -335,9 +335,8 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
 def evm_annotated(
     books: Books, facts: EvmFacts, ether: Collection[str] = ()
 ) -> Iterator[Annotated]:
-    """The annotated transactions that are mined, with the USDC that they moved.
-
-    Those that moved ``ether`` alone are left to the rules for ether.
+    """Return the mined annotated transactions, with the USDC that they moved. Transactions that
+    moved ``ether`` alone are left to the rules for ether.
     """
     ours = _ours(books)
     notes = books.annotations_on(facts.network)
@@ -352,10 +351,6 @@ def evm_annotated(
 def _ours(books: Books) -> frozenset[str]:
     addresses = {address.lower() for address in books.evm_addresses}
     return frozenset(addresses | ({books.evm_hot.lower()} if books.evm_hot else set()))
-
-
-WEI: Final = "wei"
-_MOST_NAMED: Final = 5
 
 
 def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:

@@ -42,6 +42,21 @@ _LONGEST_RECEIVED = 128
 BLOCK_CHARS: Final = 11
 _LARGEST_BLOCK = "jpXCZedGfVQ"
 
+_BYTES = zip(
+    const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
+)
+_BAD_CHECKSUM: Final = "fails its checksum: check it against the source, character by character"
+_KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
+_PAIRS: Final = tuple(first + second for first in BASE58 for second in BASE58)
+# Characters of a block, by its bytes.
+_CHARS_OF: Final = (0, 2, 3, 5, 6, 7, 9, 10, BLOCK_CHARS)
+# The sandbox reads no chain, so one view key does for all of its addresses.
+_VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
+    crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
+)
+EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
+_PREFIX: Final = 2
+
 
 class MoneroNetwork(StrEnum):
     """Monero's networks; an address belongs to one."""
@@ -60,9 +75,6 @@ class NetworkBytes(NamedTuple):
 
 
 _IN_PACKAGE = (MoneroNetwork.MAINNET, MoneroNetwork.TESTNET, MoneroNetwork.STAGENET)
-_BYTES = zip(
-    const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
-)
 NETWORK_BYTES: Final = dict(zip(_IN_PACKAGE, starmap(NetworkBytes, _BYTES), strict=True))
 
 
@@ -183,7 +195,7 @@ def _monero_form(text: str, field: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _decode(text: str) -> MoneroAddress | str:
-    """The address, or what is wrong with it. A pure function, so its cache can't be wrong."""
+    """Return the address, or what is wrong with it. Pure, so its cache can't be wrong."""
     try:
         kind = _kind(text)
         decoded = kind(text)
@@ -199,7 +211,9 @@ def _decode(text: str) -> MoneroAddress | str:
 
 
 def _unreadable(text: str) -> str:
-    """Why the package takes ``text`` for no address: its checksum, or else its network byte."""
+    """Return why the package does not read ``text`` as an address: its checksum, or its network
+    byte.
+    """
     try:
         raw = bytes.fromhex(base58.decode(text))
     except ValueError:
@@ -210,9 +224,6 @@ def _unreadable(text: str) -> str:
         f"has the network byte {raw[0]}, which no Monero address of {len(text)} characters has:"
         " it may be an address of another currency. Send the user's Monero address"
     )
-
-
-_BAD_CHECKSUM: Final = "fails its checksum: check it against the source, character by character"
 
 
 def _full_blocks(text: str) -> list[str]:
@@ -236,7 +247,6 @@ _NETWORK_NAMES = {
     "test": MoneroNetwork.TESTNET,
     "testnet": MoneroNetwork.TESTNET,
 }
-_KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
 
 
 def _looks_like_monero(text: str) -> bool:
@@ -296,13 +306,13 @@ def stagenet_subaddress(seed: bytes) -> str:
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
     body = bytes([NETWORK_BYTES[MoneroNetwork.STAGENET].subaddress]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
-    # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
+    # Base58 works on blocks of 8 bytes: the blocks of the view key alone are always equal.
     changing, last = body[:40], body[64:] + checksum
     return encode_base58(changing) + _VIEW_BLOCKS + encode_base58(last)
 
 
 def subaddress_on(address: str, network: MoneroNetwork) -> str:
-    """The subaddress of the same keys on another of Monero's networks."""
+    """Return the subaddress of the same keys on another of Monero's networks."""
     keys = bytes.fromhex(base58.decode(address))[1:-4]
     body = bytes([NETWORK_BYTES[network].subaddress]) + keys
     return encode_base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])
@@ -326,18 +336,7 @@ def _block58(block: bytes) -> str:
     return "".join(reversed(pairs))[-_CHARS_OF[len(block)] :]
 
 
-_PAIRS: Final = tuple(first + second for first in BASE58 for second in BASE58)
-# Characters of a block, by its bytes.
-_CHARS_OF: Final = (0, 2, 3, 5, 6, 7, 9, 10, BLOCK_CHARS)
-
-
-# The sandbox reads no chain, so one view key does for all of its addresses.
-_VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
-    crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
-)
 _VIEW_BLOCKS = encode_base58(_VIEW_KEY[7:31])
-EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
-_PREFIX: Final = 2
 
 
 def monero_pattern(networks: Collection[MoneroNetwork]) -> str:

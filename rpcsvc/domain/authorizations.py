@@ -89,7 +89,7 @@ class SignedAuthorization(Struct, frozen=True):
 
     @property
     def vrs(self) -> Signature | None:
-        """The signature as contracts take that of a key; None if it has no such form.
+        """Return the signature in the form that contracts take from a key, or None if it has none.
 
         Wallets write v as 27 and 28, as 0 and 1, or into the top bit of s (EIP-2098).
         """
@@ -101,7 +101,7 @@ class SignedAuthorization(Struct, frozen=True):
         return None if v is None or len(signature) != SIGNATURE_BYTES else Signature(v, r, s)
 
     def is_same_payment(self, other: SignedAuthorization) -> bool:
-        """Whether both move the same money by the same signature, in whichever form."""
+        """Return whether both move the same money by the same signature, in any of its forms."""
         return self.authorization.words() == other.authorization.words() and (
             (self.vrs or self.bare) == (other.vrs or other.bare)
         )
@@ -124,9 +124,9 @@ class Due(NamedTuple):
 
 
 def refusal(signed: SignedAuthorization, due: Due, now: int) -> Refusal | None:
-    """Why an authorization does not pay what is due at ``now`` (Unix seconds); None if it does.
+    """Return why an authorization does not pay what is due at ``now`` (Unix seconds), or None.
 
-    Whose signature it is is not looked at: for a contract wallet only the chain knows.
+    The signer is not checked here: for a contract wallet only the chain knows it.
     """
     given = signed.authorization
     if not same_address(given.to, due.to):
@@ -152,7 +152,7 @@ NOT_SIGNED: Final = Refusal(
 
 
 def is_signed_by_key(domain: Domain, signed: SignedAuthorization) -> bool:
-    """Whether the authorization's owner is a key, and has signed it."""
+    """Return whether the authorization's owner is a key, and has signed it."""
     return signer_of(domain, signed) == evm_checksum(signed.authorization.source)
 
 

@@ -43,7 +43,7 @@ DIRECTION_OF = {
     BridgeKind.WITHDRAW: Direction.USDC_TO_XMR,
 }
 
-# What is refunded has failed: the spec has no status of its own for it.
+# A refunded order has failed: the spec has no status of its own for it.
 STATUS_OF = {
     OrderStatus.AWAITING_DEPOSIT: BridgeStatus.AWAITING_DEPOSIT,
     OrderStatus.DEPOSIT_DETECTED: BridgeStatus.PENDING_CONFIRMATIONS,

@@ -21,6 +21,10 @@ _MONERO_NAMES = frozenset({"monero", "xmr"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 ._-]*", re.ASCII)
 _LONGEST_SHOWN = 40
 
+# As a chain id is written: ASCII only, since int() would take digits of any script.
+_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
+MONERO_NETWORK: Final = "monero"
+
 
 class Chain(Struct, frozen=True):
     """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
@@ -115,10 +119,6 @@ class ChainRegistry:
         )
 
 
-# As a chain id is written: ASCII only, since int() would take digits of any script.
-_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
-
-
 def _number(text: str) -> int | None:
     """The chain id that a string spells."""
     return int(text) if _DECIMAL.fullmatch(text) else None
@@ -205,9 +205,6 @@ def _unique(index: dict[Any, Chain], entries: Iterable[tuple[Any, Chain]]) -> di
             raise ValueError(f"chains {index[key].name} and {chain.name} both claim {key!r}")
         index[key] = chain
     return index
-
-
-MONERO_NETWORK: Final = "monero"
 
 
 def network_of(asset: Asset, chain: Chain) -> str:

@@ -116,7 +116,7 @@ def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition
     if total >= order.terms.deposit_amount:
         return _swap(order, total)
     confirming = any(d.state is DepositState.SEEN for d in order.deposits)
-    # With nothing to decide about, an order has stepped back: what was counted may come again.
+    # With nothing to decide about, an order has stepped back: its counted deposits may come again.
     waiting = now < order.terms.expires_at or confirming or total == 0
     if waiting and not waited_enough:
         return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
@@ -201,7 +201,7 @@ def _output(order: Order, fresh: int) -> tuple[int, int]:
 
 
 def _plan_payout(order: Order, fresh: int) -> Transition:
-    """Pay out what all unspent deposits bring; those without a rate at ``fresh``."""
+    """Pay out what all unspent deposits bring; price deposits without a rate at ``fresh``."""
     output, integrator_fee = _output(order, fresh)
     return pay(twap.assign_to_payout(order), output, integrator_fee)
 

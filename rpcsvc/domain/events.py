@@ -133,7 +133,7 @@ class TransferSettled(Struct, frozen=True):
 
 
 class TransferFailed(Struct, frozen=True):
-    """The network reports that the transfer failed for good."""
+    """The network reports that the transfer has failed permanently."""
 
     transfer_id: str
     reason: str
@@ -306,9 +306,9 @@ def set_deposit(order: Order, key: DepositKey, state: DepositState) -> Order:
 
 
 def remove_deposit(order: Order, event: DepositRemoved) -> Order:
-    """Mark the deposit removed, and cancel a refund of it that was not signed yet.
+    """Mark the deposit removed, and cancel its refund if that is not signed yet.
 
-    Other deposits that were to go back with it are free again: the caller plans anew.
+    Other deposits of that refund are free again: the caller plans again.
     """
     deposit = known_deposit(order, event.key)
     order = set_deposit(order, event.key, DepositState.REMOVED)

@@ -22,6 +22,23 @@ _LIMITS = ("minimum", "maximum", "maxNow")
 _UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
 _AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
 
+_COMPLAINTS: Final = tuple(
+    (re.compile(pattern), complaint)
+    for pattern, complaint in (
+        (r"\A\Z", "is empty: send a decimal string"),
+        (r"[^\x00-\x7f]", "has characters other than the ASCII digits 0 to 9"),
+        (r"\A\s|\s\Z", "has spaces around it: leave them out"),
+        (r"\s", "has spaces in it: leave them out"),
+        (r"\A[+-]", "has a sign: send a positive amount without one"),
+        (r",", 'has a comma: use a point for decimals, as in "1.5", and no thousands separators'),
+        (r"\A[0-9.]+[eE]", "has an exponent: write the number out"),
+        (r"_", "has an underscore: send digits only"),
+        (r"\A0[0-9]", "has a leading zero: leave it out"),
+        (r"\A\.[0-9]+\Z", 'starts with a point: write "0" before it'),
+        (r"\A[0-9]+\.\Z", "ends with a point: leave it out"),
+    )
+)
+
 
 class Asset(Struct, frozen=True):
     """A currency; one coin is ``10**decimals`` atomic units."""
@@ -156,24 +173,6 @@ def _as_text(number: float) -> str:
     # Beyond 64 bits no amount is good, and from 4300 digits on Python won't write an integer.
     text = str(number) if abs(number) <= MAX_UNITS else ""
     return f', such as "{text}"' if _AMOUNT.fullmatch(text) else ""
-
-
-_COMPLAINTS: Final = tuple(
-    (re.compile(pattern), complaint)
-    for pattern, complaint in (
-        (r"\A\Z", "is empty: send a decimal string"),
-        (r"[^\x00-\x7f]", "has characters other than the ASCII digits 0 to 9"),
-        (r"\A\s|\s\Z", "has spaces around it: leave them out"),
-        (r"\s", "has spaces in it: leave them out"),
-        (r"\A[+-]", "has a sign: send a positive amount without one"),
-        (r",", 'has a comma: use a point for decimals, as in "1.5", and no thousands separators'),
-        (r"\A[0-9.]+[eE]", "has an exponent: write the number out"),
-        (r"_", "has an underscore: send digits only"),
-        (r"\A0[0-9]", "has a leading zero: leave it out"),
-        (r"\A\.[0-9]+\Z", 'starts with a point: write "0" before it'),
-        (r"\A[0-9]+\.\Z", "ends with a point: leave it out"),
-    )
-)
 
 
 def _what_is_wrong(text: str) -> str:

@@ -14,6 +14,12 @@ from msgspec import Struct
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.pricing import Direction, Price, deposit_asset, payout_asset
 
+REFUND_ADDRESS = "refund_address"
+# The network refuses the agreed refund address: only the operator can have the refund tried again.
+REFUND_BLOCKED = "refund_blocked"
+# The chain of bridge orders: the perpetuals exchange (bridge.py).
+PERPS = "perps"
+
 
 class OrderStatus(StrEnum):
     """The status of an order (spec 3.2)."""
@@ -182,13 +188,6 @@ class OnDeadline(StrEnum):
     REPUBLISH = "republish_and_alert"
     REMIND = "remind_operator"
     ASK_UPSTREAM = "ask_upstream"
-
-
-REFUND_ADDRESS = "refund_address"
-# The network refuses the agreed refund address: only the operator can have the refund tried again.
-REFUND_BLOCKED = "refund_blocked"
-# The chain of bridge orders: the perpetuals exchange (bridge.py).
-PERPS = "perps"
 
 
 class DepositKey(NamedTuple):

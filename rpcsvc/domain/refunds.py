@@ -91,7 +91,8 @@ def _by_recipient(order: Order, *, again: bool) -> dict[str | None, _Share]:
 
 
 def _leftovers(order: Order) -> dict[str | None, int]:
-    """The leftover that is due, by who sent it; not what is on its way to that sender already.
+    """Return the leftover that is due, by its sender, without what is already on its way to that
+    sender.
 
     Nobody gets what another has sent: deposits are swapped in the order in which they were seen.
     """

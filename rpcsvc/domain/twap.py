@@ -137,10 +137,10 @@ def swapped_units(order: Order) -> int:
 
 
 def count_leftover(order: Order) -> Order:
-    """The order with its leftover counted anew, in deposit units.
+    """Return the order with its leftover recounted, in deposit units.
 
-    The leftover is the sum of the payout's active deposits, minus the units that were swapped,
-    minus those that a refund has sent back or may yet send back.
+    The leftover is the sum of the payout's active deposits, minus the swapped units, minus the
+    units that a refund has sent back or may yet send back.
     """
     if not order.fills or order.payout is None:
         return order

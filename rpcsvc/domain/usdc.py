@@ -22,6 +22,18 @@ LARGEST_WORD: Final = 2**256 - 1
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 
+_AUTHORIZED: Final = "(address,address,uint256,uint256,uint256,bytes32,"
+_PERMIT: Final = "permit(address,address,uint256,uint256,"
+_VRS: Final = "uint8,bytes32,bytes32)"
+_AUTHORIZATION_FIELDS: Final = (
+    b"(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)"
+)
+_SELECTOR_BYTES: Final = 4
+_ABOVE_ADDRESS: Final = 12
+_LARGEST_BYTE: Final = 255
+# FiatToken takes the signatures of contract wallets; none in use is longer than this.
+_LONGEST_SIGNATURE: Final = 8192
+
 
 def keccak256(data: bytes) -> bytes:
     """Keccak-256 as Ethereum uses it."""
@@ -112,9 +124,6 @@ _AUTHORIZATION_STATE: Final = selector("authorizationState(address,bytes32)")
 _IS_BLACKLISTED: Final = selector("isBlacklisted(address)")
 _IS_VALID_SIGNATURE: Final = selector("isValidSignature(bytes32,bytes)")
 _TRANSFER_FROM: Final = selector("transferFrom(address,address,uint256)")
-_AUTHORIZED: Final = "(address,address,uint256,uint256,uint256,bytes32,"
-_PERMIT: Final = "permit(address,address,uint256,uint256,"
-_VRS: Final = "uint8,bytes32,bytes32)"
 
 PAUSED: Final = selector("paused()")
 DECIMALS: Final = selector("decimals()")
@@ -308,9 +317,6 @@ _AUTHORIZED_RECEIPT_BYTES: Final = selector(f"receiveWithAuthorization{_AUTHORIZ
 _PERMIT_CALL: Final = selector(_PERMIT + _VRS)
 _PERMIT_CALL_BYTES: Final = selector(_PERMIT + "bytes)")
 
-_AUTHORIZATION_FIELDS: Final = (
-    b"(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)"
-)
 _TRANSFER_TYPE: Final = keccak256(b"TransferWithAuthorization" + _AUTHORIZATION_FIELDS)
 _RECEIVE_TYPE: Final = keccak256(b"ReceiveWithAuthorization" + _AUTHORIZATION_FIELDS)
 _PERMIT_TYPE: Final = keccak256(
@@ -351,12 +357,6 @@ def transfer_in(topics: Sequence[bytes], data: bytes) -> TransferEvent | None:
 
 AUTHORIZATION_USED: Final = keccak256(b"AuthorizationUsed(address,bytes32)")
 AUTHORIZATION_CANCELED: Final = keccak256(b"AuthorizationCanceled(address,bytes32)")
-
-_SELECTOR_BYTES: Final = 4
-_ABOVE_ADDRESS: Final = 12
-_LARGEST_BYTE: Final = 255
-# FiatToken takes the signatures of contract wallets; none in use is longer than this.
-_LONGEST_SIGNATURE: Final = 8192
 
 
 class PayingCall(NamedTuple):

@@ -53,8 +53,8 @@ SECRET_PATTERN: Final = (
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 _NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _ONION: Final = re.compile(r"([a-z0-9-]+\.)*[a-z2-7]{56}\.onion")
-# Beside what the registries of IANA call private: old tunnels that carry any IPv4 address, what
-# clouds answer their own machines at, and the network of documentation (RFC 9637).
+# In addition to the private networks of IANA's registries: old tunnels that carry any IPv4 address,
+# the addresses of clouds' metadata services, and the network of documentation (RFC 9637).
 _REFUSED: Final = tuple(
     map(
         ip_network,
@@ -78,7 +78,7 @@ class Webhook(Redacted, frozen=True):
     """The URL for the events of an order, and the secret (``whsec_``) of a caller that gave one.
 
     Both were checked by ``read_url`` and ``read_secret``. ``client`` is who named it, as stored
-    (domain/unfunded.py).
+    (domain/reservations.py).
     """
 
     HIDDEN = frozenset({"secret"})
@@ -179,7 +179,7 @@ def _problem_of(text: str, targets: Targets) -> str | None:
 
 
 def _split(text: str) -> SplitResult | None:
-    """The parts of a URL; None for what is none."""
+    """Return the parts of a URL, or None if it is not one."""
     try:
         parts = urlsplit(text)
         has_host = bool((parts.hostname or "").rstrip(".")) and parts.port != 0
@@ -232,7 +232,7 @@ def read_secret(text: str, *, name: str) -> str:
 
 
 def _key_of(secret: str) -> bytes:
-    """The bytes of a secret; none of what is no secret."""
+    """Return the bytes of a secret, or none if the text is not a secret."""
     if not secret.startswith(SECRET_PREFIX):
         return b""
     text = secret.removeprefix(SECRET_PREFIX)
@@ -269,7 +269,7 @@ def public_key(raw: bytes) -> str:
 
 
 def message_id(order_id: str, sequence: int) -> str:
-    """The id of an event's message, the same at each attempt."""
+    """Return the id of an event's message, which is the same at each attempt."""
     return f"msg_{order_id.removeprefix('ord_')}_{sequence}"
 
 

@@ -59,7 +59,7 @@ class Withdrawal(Struct, frozen=True):
 
     @property
     def transfer(self) -> Transfer:
-        """As the wallets pay it: like a payout, whose id is that of no order."""
+        """The withdrawal as the wallets pay it: a payout whose id belongs to no order."""
         return Transfer(
             self.withdrawal_id, TransferKind.PAYOUT, self.network, self.asset, self.address,
             self.units, self.fee, self.state, self.txid, self.raw, self.reason,
@@ -78,7 +78,7 @@ class Withdrawal(Struct, frozen=True):
 
 
 def is_withdrawal(transfer_id: str) -> bool:
-    """Whether a transfer's id is that of a withdrawal: those of orders begin otherwise."""
+    """Return whether a transfer's id belongs to a withdrawal: ids of orders begin otherwise."""
     return transfer_id.startswith(PREFIX)
 
 

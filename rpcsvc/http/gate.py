@@ -35,7 +35,7 @@ from msgspec import Struct, field
 from pydantic import SecretStr
 
 from rpcsvc import ids
-from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
+from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
 from rpcsvc.errors import MisdirectedRequest, RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
 from rpcsvc.settings import Settings

@@ -24,7 +24,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 from msgspec import Struct
 
-from rpcsvc.domain.unfunded import ADDRESS, Client
+from rpcsvc.domain.reservations import ADDRESS, Client
 from rpcsvc.errors import InvalidRequest
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted

@@ -18,7 +18,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from rpcsvc.domain.integrators import Integrators
-from rpcsvc.domain.unfunded import Client
+from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
     InputError,
     InternalError,

@@ -22,7 +22,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
-from rpcsvc.domain.unfunded import SOCKET, TICKETS_REASON, Client
+from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.ids import RandomBytes

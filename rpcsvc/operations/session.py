@@ -16,7 +16,7 @@ from rpcsvc.clock import day_of, iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
-from rpcsvc.domain.unfunded import SOCKET
+from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.errors import (
     InputError,
     InvalidDestination,

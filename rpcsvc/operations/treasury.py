@@ -15,7 +15,7 @@ from rpcsvc.operations.admin import MOST_LISTED, admin_row, json_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Service
-from rpcsvc.orders.ports.operator import Treasury
+from rpcsvc.orders.settlement import Treasury
 from rpcsvc.orders.withdrawals import (
     WithdrawalRefused,
     WithdrawalRequest,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -18,10 +18,9 @@ from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositState, Order
-from rpcsvc.domain.unfunded import Client, is_known
+from rpcsvc.domain.reservations import Client, is_known
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import OrderNotCancellable, RateLimited, Unavailable
-from rpcsvc.orders.ports.authorizations import AuthorizationWallets
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.authorizations import (
@@ -39,6 +38,47 @@ log = structlog.get_logger(__name__)
 
 # How long a payment waits to be in a block. A sidecar gives up on its upstream after 15 s.
 OUTCOME_SECONDS: Final = 12
+
+
+class Carried(NamedTuple):
+    """The outcome of an authorization. SETTLED: the network has it, in the transaction ``txid``.
+
+    FAILED only if it can never be carried out; ``reason`` says why.
+    """
+
+    outcome: Outcome
+    txid: str | None = None
+    reason: str | None = None
+
+
+class AuthorizationWallets(Protocol):
+    """Carries out authorizations of others, at the service's expense.
+
+    Any exception but AuthorizationRefused means that the outcome is not known.
+    """
+
+    def contract(self, network: str) -> str:
+        """The token's contract. Raises errors.Unavailable."""
+        ...
+
+    async def token(self, order: Order) -> Domain:
+        """The domain that authorizations for an order are signed for.
+
+        Raises errors.Unavailable, and OrderNotFundable where it can't be paid so.
+        """
+        ...
+
+    def fee(self, network: str) -> int:
+        """Return the cost of one's gas in USDC units. Raises errors.Unavailable while not known."""
+        ...
+
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        """Raise AuthorizationRefused for what would fail, and errors.Unavailable; sends nothing."""
+        ...
+
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        """Send the authorization unless it is used, and return its outcome. Safe to repeat."""
+        ...
 
 
 class Authorizations:
@@ -77,7 +117,7 @@ class Authorizations:
         self._observers.append(observer)
 
     async def token(self, order: Order) -> Domain:
-        """What authorizations for an order are signed for.
+        """Return the domain that authorizations for an order are signed for.
 
         Raises errors.Unavailable and OrderNotFundable.
         """
@@ -101,7 +141,7 @@ class Authorizations:
             )
 
     async def find(self, order: Order, signed: SignedAuthorization) -> AuthorizationRecord | None:
-        """The record of an authorization with this payer and nonce, of whichever order."""
+        """Return the record of an authorization with this payer and nonce, for any order."""
         return await self._store.find(self._key(order, signed))
 
     async def pay(
@@ -118,7 +158,7 @@ class Authorizations:
         record, carried = await self._send(order, signed, client)
         if carried is None or carried.state is not AuthorizationState.RECORDED:
             return carried or record
-        # Whoever settles carries on with it meanwhile, here or in another process.
+        # The settling process carries on with it meanwhile, this one or another.
         look = partial(self._outcome, record.key)
         left = max(0, deadline - now())
         try:
@@ -160,7 +200,7 @@ class Authorizations:
         return None if record is None or record.state is AuthorizationState.RECORDED else record
 
     async def _counted(self, client: Client) -> ClientDay | None:
-        """How the client is counted; None: it is known by a token, a key or the socket.
+        """Return the client as it is counted, or None if a token, a key or the socket names it.
 
         Raises RateLimited for an address that has sent as many as it may today.
         """
@@ -179,7 +219,9 @@ class Authorizations:
         )
 
     async def run(self) -> None:
-        """Carry on with what is unresolved, until cancelled: the next start goes on then."""
+        """Carry on with unresolved authorizations until cancelled; the next start goes on with
+        them.
+        """
         while True:
             try:
                 await self.resume()
@@ -226,7 +268,7 @@ class Authorizations:
         return after
 
     async def _credit(self, record: AuthorizationRecord) -> bool:
-        """Whether the deposit that the authorization made is final; it is resolved then."""
+        """Resolve the authorization once its deposit is final; return whether it is."""
         if record.state is not AuthorizationState.SENT:
             return False
         order = await self._orders.order(record.order_id)
@@ -246,7 +288,9 @@ class Authorizations:
 
 
 def _has_credited(order: Order, record: AuthorizationRecord) -> bool:
-    """Whether the deposit of a sent authorization is final; an upstream tells by the status."""
+    """Return whether the deposit of a sent authorization is final. With an upstream, its status
+    tells.
+    """
     if order.terms.upstream_id is not None:
         return order.status not in AWAITS_DEPOSIT
     return any(

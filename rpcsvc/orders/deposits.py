@@ -28,11 +28,14 @@ from rpcsvc.store.orders import OrderStore
 log = structlog.get_logger(__name__)
 
 TRIES = 3
-# So many deposits of an order are recorded in one pass.
+# Most deposits of one order recorded per pass.
 DEPOSITS_PER_PASS = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
+
+# A scan takes milliseconds; of a network that catches up, some minutes.
+_LAGGING_AFTER_MS: Final = 10 * 60_000
 
 
 def events_of(
@@ -98,10 +101,10 @@ class DepositWatcher:
     async def _ripe(
         self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]
     ) -> Shown:
-        """Those that may be confirmed now.
+        """Return the deposits that may be confirmed now.
 
-        What is confirmed past an order's time decides on it: not while another of its deposits may
-        be unseen, or is not on record.
+        A deposit confirmed past an order's time decides on the order: it waits while another
+        deposit of the order may be unseen, or is not on record.
         """
         return [
             (order_id, sighting)
@@ -126,7 +129,7 @@ class DepositWatcher:
     async def _by_order(
         self, sightings: Iterable[DepositSighting]
     ) -> tuple[Shown, list[DepositSighting]]:
-        """Each with the order that it is for, and those that are for none."""
+        """Pair each sighting with its order, and list the sightings that belong to none."""
         shown, strangers = [], []
         for sighting in sightings:
             network = sighting.key.network
@@ -139,9 +142,10 @@ class DepositWatcher:
         return shown, strangers
 
     async def _record(self, shown: Shown, *, confirming: bool) -> tuple[int, Shown]:
-        """Bring the orders up to what the chain shows; what is confirmed only if ``confirming``.
+        """Bring the orders up to what the chain shows; confirm deposits only if ``confirming``.
 
-        Returns how many events that took, and what was recorded: the rest is for the next pass.
+        Returns the number of events, and the sightings that were recorded: the rest is for the next
+        pass.
         """
         count, recorded = 0, []
         handled: Counter[str] = Counter()
@@ -160,9 +164,9 @@ class DepositWatcher:
     async def _record_one(
         self, order_id: str, sighting: DepositSighting, *, confirming: bool
     ) -> int:
-        """The same for one; how many events that took.
+        """Record one sighting; return the number of events.
 
-        Raises ImpossibleTransition when it can't be: then the engine shows it again.
+        Raises ImpossibleTransition when it can't be recorded: then the engine shows it again.
         """
         for remaining in reversed(range(TRIES)):
             order = await self._store.order(order_id)
@@ -185,15 +189,11 @@ class DepositWatcher:
 
 
 def _left(shown: Shown, done: Shown) -> dict[str, str]:
-    """The orders of which not all that was shown is done, each with the network."""
+    """Return the orders with sightings that are not fully recorded, each with the network."""
     keys = {sighting.key for _, sighting in done}
     return {
         order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
     }
-
-
-# A scan takes milliseconds; of a network that catches up, some minutes.
-_LAGGING_AFTER_MS: Final = 10 * 60_000
 
 
 class ScanProgress:
@@ -207,7 +207,9 @@ class ScanProgress:
 
     @property
     def complete_until(self) -> Mapping[str, int]:
-        """Until when all deposits are on record, by network, except those of ``lagging`` orders."""
+        """Return the time until which all deposits are on record, by network, except those of
+        ``lagging`` orders.
+        """
         return MappingProxyType(self._complete_until)
 
     @property
@@ -220,7 +222,7 @@ class ScanProgress:
 
         ``complete_until`` as in Observation; ``left`` maps order ids to networks.
         """
-        # A network without a complete scan may not have shown again what was left before.
+        # A network without a complete scan may not have shown the remaining deposits again.
         still = {order: at for order, at in self._lagging.items() if at not in complete_until}
         self._lagging = {**still, **left}
         self._complete_until.update(complete_until)

@@ -20,7 +20,7 @@ from rpcsvc.store.orders import OrderStore
 
 T = TypeVar("T")
 
-# How often an order is opened anew when others took what it was to reserve, or its key.
+# How often an order is opened again when others took its reservation, or its key.
 TRIES: Final = 5
 _BUSY: Final = (
     "Others are making orders with the same limits right now; nothing was changed. Try again."
@@ -56,7 +56,7 @@ class Idempotency:
         try:
             return await retried(lambda: self._once(claim, make))
         except asyncio.CancelledError:
-            # What was handed to the store is committed all the same; copies wait until it is.
+            # The store commits the statements that it was given all the same; copies wait for that.
             await self._store.settle()
             raise
         finally:
@@ -73,7 +73,7 @@ class Idempotency:
 
 
 async def retried(make: Callable[[], Awaitable[T]]) -> T:
-    """What ``make`` returns, which decides on what it reads: anew while others change that.
+    """Call ``make`` again while others change what it decides on; return its result.
 
     Raises Unavailable after some tries.
     """
@@ -84,7 +84,7 @@ async def retried(make: Callable[[], Awaitable[T]]) -> T:
 
 
 def require_same(operation: str, params: dict[str, Any], claim: Claim) -> None:
-    """Raise IdempotencyConflict unless the key of ``claim`` stands for this very call."""
+    """Raise IdempotencyConflict unless the key of ``claim`` was used for an equal call."""
     before = {"operation": operation, **params}
     now = {"operation": claim.operation, **claim.params}
     differing = sorted(

@@ -9,21 +9,23 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, day_of, ms_to_next_day
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
-from rpcsvc.domain.reservations import UPSTREAM, Holdings
-from rpcsvc.domain.unfunded import (
+from rpcsvc.domain.reservations import (
     ALL,
     BY_ADDRESS,
     TOTAL,
     UNFUNDED_REASON,
+    UPSTREAM,
     Admission,
     Client,
     ExceededBound,
+    Holdings,
     Reserved,
     UnfundedLimits,
     bounds_of,
@@ -36,9 +38,12 @@ from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
 from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.store.orders import OrderStore
 
-# So many reservations are looked at to say when there is room. Where it takes more, a caller who
-# comes back is told so again: one refusal costs no more, however many orders there are.
+# Most reservations read to say when there is room. Where it takes more, a caller who comes back is
+# told so again: one refusal costs no more, however many orders there are.
 SOONEST: Final = 500
+
+_WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}
+_SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
 
 
 class ClientLimits:
@@ -63,21 +68,21 @@ class ClientLimits:
         self._secret = secret
 
     def stored(self, client: Client) -> str:
-        """What is kept of a client with its unfunded orders."""
+        """Return what is kept of a client with its unfunded orders."""
         return client.stored(self._secret)
 
     async def reserved(self, client: Client, network: str) -> Reserved:
-        """What is reserved on a network, and by the client. Raises Unavailable."""
+        """Return the reservations on a network, of all and of the client. Raises Unavailable."""
         return await self._store.reserved(network, self.stored(client))
 
     async def require(
         self, client: Client, amount: Money, network: str, needed: int, reserved: Reserved
     ) -> Admission:
-        """The bounds to make an order within, none of which it breaks now.
+        """Return the bounds to make an order within, none of which it breaks now.
 
         ``needed``: payout units with their fee; on UPSTREAM the order's worth in USDC units. Raises
-        RateLimited when it would reserve more than its client may before a deposit,
-        AmountAboveMaximum for one that is more than the bound by itself, and Unavailable.
+        RateLimited when the order would reserve more than its client may before a deposit,
+        AmountAboveMaximum when it alone exceeds the bound, and Unavailable.
         """
         stored, wallet = self.stored(client), self._wallet(network, reserved)
         today = None if is_known(stored) else self._limits.address_orders_a_day
@@ -155,10 +160,6 @@ def _too_much(refusal: ExceededBound, asset: Asset, wait_ms: int) -> RateLimited
     )
 
 
-_WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}
-_SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
-
-
 def _whose(refusal: ExceededBound) -> str:
     return _WHOSE.get(refusal.scope, "you")
 
@@ -202,9 +203,10 @@ class Inventory(Protocol):
         ...
 
 
-class SimulatedInventory:
+class SimulatedInventory(Inventory):
     """No limit: a simulated wallet that runs dry is one of the faults to try out."""
 
+    @override
     async def require(
         self,
         client: Client,
@@ -214,18 +216,18 @@ class SimulatedInventory:
         needed: int,
         rate: Rate,
     ) -> None:
-        """Take every order."""
+        pass
 
-    async def room(self, client: Client, network: str) -> int | None:  # noqa: ARG002 - no limit
-        """No limit."""
+    @override
+    async def room(self, client: Client, network: str) -> int | None:
         return None
 
-    async def payable_for(self, order: Order) -> int | None:  # noqa: ARG002 - no limit
-        """No limit."""
+    @override
+    async def payable_for(self, order: Order) -> int | None:
         return None
 
 
-class WalletInventory:
+class WalletInventory(Inventory):
     """The wallets' holdings less what open orders may still take out of them.
 
     ``holdings`` gives those of a network; it raises errors.Unavailable while they are not known.
@@ -243,6 +245,7 @@ class WalletInventory:
         self._store = store
         self._clients = ClientLimits(store, limits, self._wallet, clock, secret)
 
+    @override
     async def require(
         self,
         client: Client,
@@ -252,7 +255,6 @@ class WalletInventory:
         needed: int,
         rate: Rate,
     ) -> Admission | None:
-        """As Inventory says."""
         network = network_of(payout_asset(direction), chain)
         reserved = await self._clients.reserved(client, network)
         free = self._holdings(network).free
@@ -262,14 +264,14 @@ class WalletInventory:
         admission = await self._clients.require(client, amount, network, needed, reserved)
         return admission._replace(units=((TOTAL, free), *admission.units))
 
+    @override
     async def room(self, client: Client, network: str) -> int | None:
-        """As Inventory says."""
         reserved = await self._clients.reserved(client, network)
         free = self._payable(network, reserved).free
         return min(free, self._clients.room(client, network, reserved))
 
+    @override
     async def payable_for(self, order: Order) -> int | None:
-        """As Inventory says."""
         network = order.terms.payout_network
         reserved = (await self._store.reserved(network)).total
         beside = reserved - await self._store.reserved_by(order.order_id, network)
@@ -277,12 +279,12 @@ class WalletInventory:
         return max(0, held.free + held.locked - beside)
 
     def _payable(self, network: str, reserved: Reserved) -> Holdings:
-        """What can be paid out on a network beside what open orders may still take."""
+        """Return what can be paid out on a network after open orders have taken their share."""
         held = self._holdings(network)
         return replace(held, free=max(0, held.free - reserved.total))
 
     def _wallet(self, network: str, reserved: Reserved) -> int:
-        """What the wallet holds beside what funded orders may still take, in units."""
+        """Return what the wallet holds, less what funded orders may still take, in units."""
         held = self._holdings(network)
         return max(0, held.free + held.locked - reserved.funded)
 

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from rpcsvc.domain.chains import Chain, network_of
 from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Money, format_units, mul_div_ceil
@@ -21,7 +23,7 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
-from rpcsvc.domain.unfunded import Admission, Client
+from rpcsvc.domain.reservations import Admission, Client
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -44,6 +46,7 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     QuoteRequest,
     Rate,
+    Venue,
     VenueQuote,
 )
 from rpcsvc.orders.ports.wallets import Fees, OrderingWallets
@@ -54,14 +57,14 @@ _JOINED = "This replica takes orders; another one settles them."
 
 
 class _Priced(NamedTuple):
-    """A quote, and what has to hold in the transaction that makes an order at it."""
+    """A quote, and the conditions for the transaction that makes an order at it."""
 
     quote: VenueQuote
     admission: Admission | None
     rates: RateBounds | None
 
 
-class LocalVenue:
+class LocalVenue(Venue):
     """Implements Venue on wallets and a rate source. ``wake`` starts a worker pass at once.
 
     ``inventory`` decides which orders the wallets can take on.
@@ -94,8 +97,8 @@ class LocalVenue:
 
     # --- prices ---
 
+    @override
     async def market(self, client: Client) -> Market | None:
-        """The rate and the limits; None while there is no fresh rate."""
         try:
             rate = self._rates.rate()
         except Unavailable:
@@ -164,16 +167,16 @@ class LocalVenue:
             details=shown,
         )
 
+    @override
     def listed_chains(self) -> Sequence[Chain]:
-        """The chains that the wallets serve."""
         return self.profile.chains.all()
 
+    @override
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
-        """Raise AmountBelowMinimum or AmountAboveMaximum, and Unavailable without a rate."""
         self._within_limits(direction, chain, amount, self._rates.rate())
 
+    @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
-        """A quote at the current rate."""
         return (await self._priced(request)).quote
 
     async def _priced(self, request: QuoteRequest) -> _Priced:
@@ -231,13 +234,14 @@ class LocalVenue:
 
     # --- orders ---
 
+    @override
     @asynccontextmanager
     async def opening(
         self,
         request: OrderRequest,
-        claim: Claim | None,  # noqa: ARG002 - port
+        claim: Claim | None,
     ) -> AsyncIterator[NewOrder]:
-        """A new order with its own deposit address; a failed one leaves no trace."""
+        # A failed order leaves no trace.
         self._wallets.require_ready()
         await self._require_payable(request)
         quote, admission, rates = await self._priced(request.priced)
@@ -258,27 +262,32 @@ class LocalVenue:
             network = network_of(asset, request.chain)
             await self._wallets.require_payable(network, address, field=field)
 
+    @override
     def watch(self, order_id: str) -> None:
-        """Nothing to do: the worker follows the chains."""
+        # The worker follows the chains.
+        pass
 
+    @override
     async def refresh(self, order_id: str) -> None:
-        """Nothing to do: the worker follows the chains."""
+        # The worker follows the chains.
+        pass
 
+    @override
     async def cancel(self, order: Order) -> Order:
-        """End an order that waits for its first deposit. One that expired meanwhile stays so."""
+        # An order that expired meanwhile stays so.
         await self.authorizations.require_none_under_way(order)
         try:
             return await self._processor.apply(order.order_id, Cancelled())
         except ImpossibleTransition:
             return _require_expired(await self._store.order(order.order_id) or order)
 
+    @override
     async def give_refund_address(
         self,
         order: Order,
         address: str,
-        ticket: Ticket,  # noqa: ARG002 - port
+        ticket: Ticket,
     ) -> bool:
-        """Set the refund address; False when one was named before."""
         try:
             await self._processor.apply(order.order_id, RefundAddressGiven(address))
         except ImpossibleTransition:
@@ -288,13 +297,13 @@ class LocalVenue:
 
     # --- the bridge ---
 
+    @override
     def least_deposit(self, direction: Direction, chain: Chain) -> int:
-        """The chain's minimum at the current rate, in deposit units."""
         rate = self._rates.rate()
         return usd_to_deposit_ceil(direction, chain.min_swap_usd, rate.usdc_per_xmr)
 
+    @override
     async def bridge_rates(self) -> ExchangeRates:
-        """The market's rate, and the same less the spread."""
         rate, policy = self._rates.rate(), self._policy
         ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
         seconds = self._wallets.estimated_seconds(Money(ONE_XMR, XMR), PERPS)
@@ -305,11 +314,10 @@ class LocalVenue:
             ExchangeRate(self.profile.engine, _dollars(own), eta),
         )
 
+    @override
     async def confirmations(self, order: Order) -> Confirmations:
-        """Those of the deposit that has the fewest, no more than are needed.
-
-        As many are needed as for all that has arrived; before that, for the amount of the order.
-        """
+        # Count the deposit that has the fewest, and no more than are needed: as many as for all
+        # that has arrived, or before that for the amount of the order.
         arrived = [deposit for deposit in order.deposits if deposit.is_active]
         units = sum(deposit.units for deposit in arrived) or order.terms.deposit_amount
         required = self._wallets.required_confirmations(order.terms.deposit_network, units)
@@ -318,23 +326,23 @@ class LocalVenue:
 
     # --- health ---
 
+    @override
     async def health(self) -> Mapping[str, Health]:
-        """Whether the wallets can settle, and whether there is a fresh rate."""
         found = {"engine": await self._wallets.health(), "rates": await self._rates_health()}
         return found if self._lease.is_held else {**found, "lease": Health(True, _JOINED)}
 
+    @override
     async def readiness(self) -> Mapping[str, Health]:
-        """Whether the wallets take orders, and whether there is a fresh rate."""
         return {"engine": self._takes_orders(), "rates": await self._rates_health()}
 
+    @override
     async def networks(self) -> Mapping[str, Health]:
-        """Whether each network is up, and its deposit scan up to date."""
         behind = self._scan.behind()
         states = self._wallets.states()
         return {name: Health(it.is_up and name not in behind) for name, it in states.items()}
 
+    @override
     async def progress(self) -> Mapping[str, Health]:
-        """Whether the deposit scans of all networks are up to date, as deadlines need."""
         return {"deposits": self._scan.health()}
 
     def _takes_orders(self) -> Health:
@@ -371,7 +379,10 @@ def _require_expired(order: Order) -> Order:
 def _eaten_by_fees(
     price: Price, direction: Direction, amount: Money, chain: Chain
 ) -> AmountBelowMinimum:
-    """Of such an amount nothing would be paid out. ``minimum`` is the least that brings a unit."""
+    """Return the error for an amount of which nothing would be paid out.
+
+    ``minimum`` is the least that brings a unit.
+    """
     minimum = format_units(price.least(direction), amount.asset)
     return AmountBelowMinimum(
         f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"

@@ -146,7 +146,7 @@ class Payouts:
                         name = transfer.transfer_id
                         raise Unavailable(f"{name} must wait: what it pays for has changed.")
 
-        limit.reschedule(None)  # what is being committed is waited for, however long it takes
+        limit.reschedule(None)  # a running commit is waited for, however long it takes
         await self._processor.record(signed, commit, require_payable)
 
     async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
@@ -173,9 +173,9 @@ class Payouts:
         return not missing
 
     def _is_too_late(self, order: Order, transfer: Transfer) -> bool:
-        """Whether the order is about to be refunded instead, in the next pass of the worker.
+        """Return whether the next pass of the worker refunds the order instead.
 
-        Its price is old; while payouts are paused its deadline waits, so this may be for long.
+        Its price is old. While payouts are paused its deadline waits, so this may last long.
         """
         is_due = order.on_deadline is OnDeadline.REFUND and order.deadline_at is not None
         late = is_due and (order.deadline_at or 0) <= self._clock.now_ms()
@@ -224,7 +224,7 @@ async def published_verdict(wallets: Wallets, lease: Lease, transfer: Transfer) 
 
 
 def _is_agreed(order: Order, transfer: Transfer) -> bool:
-    """Whether the order's own record names the recipient: the last check before signing.
+    """Return whether the order's own record names the recipient: the last check before signing.
 
     Nothing in the service can bring another about; a database that was tampered with could.
     """

@@ -15,9 +15,8 @@ from rpcsvc import ids
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import network_of
 from rpcsvc.domain.order import Terms, Timeouts
-from rpcsvc.domain.reservations import Counting
+from rpcsvc.domain.reservations import Counting, UnfundedLimits
 from rpcsvc.domain.twap import is_worth_cutting
-from rpcsvc.domain.unfunded import UnfundedLimits
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.venue import OrderRequest, VenueProfile, VenueQuote
 from rpcsvc.orders.processor import OrderProcessor
@@ -25,6 +24,17 @@ from rpcsvc.orders.published_rates import RateRule
 from rpcsvc.store.database import Tables
 from rpcsvc.store.leases import Lease
 from rpcsvc.store.orders import OrderStore
+
+# Makes the orders of an engine: its names, the clock of its orders, and how it counts reservations.
+MakeOrders: TypeAlias = "Callable[[VenueProfile, Clock, Counting], Orders]"
+log = structlog.get_logger(__name__)
+HOUR_MS: Final = 3_600_000
+_MINUTE_MS: Final = 60_000
+# Orders that are pruned in one transaction.
+STEP: Final = 200
+# The stored answers of an unpaid order, with its idempotency key: no more than this. Measured by
+# tools/unpaid_orders.py.
+UNPAID_BYTES: Final = 11_000
 
 
 class Policy(Struct, frozen=True):
@@ -43,8 +53,8 @@ class Policy(Struct, frozen=True):
     timeouts: Timeouts
     unfunded: UnfundedLimits
     rate_rule: RateRule
-    reservable: int = 0
-    lock_break_bps: int = 0
+    reservable: int
+    lock_break_bps: int
 
 
 class Orders(Struct, frozen=True):
@@ -64,10 +74,6 @@ class Orders(Struct, frozen=True):
     random: RandomBytes
     secret: bytes
     lease: Lease
-
-
-# Makes the orders of an engine: its names, the clock of its orders, and how it counts reservations.
-MakeOrders: TypeAlias = "Callable[[VenueProfile, Clock, Counting], Orders]"
 
 
 class OrderIds(NamedTuple):
@@ -130,17 +136,6 @@ class TermsMaker:
         )
 
 
-log = structlog.get_logger(__name__)
-
-HOUR_MS: Final = 3_600_000
-_MINUTE_MS: Final = 60_000
-# Orders that are pruned in one transaction.
-STEP: Final = 200
-# The stored answers of an unpaid order, with its idempotency key: no more than this. Measured by
-# tools/unpaid_orders.py.
-UNPAID_BYTES: Final = 11_000
-
-
 class Retention:
     """Deletes answers to idempotency keys, tickets, unpaid orders' answers, and the history
     of orders that are over, after their time.
@@ -181,7 +176,7 @@ class Retention:
         return 0
 
     async def _prune(self, now: int) -> None:
-        """One step of each; the next one follows at once while there is more."""
+        """Make one step of each deletion; the next one follows at once while there is more."""
         reduced = 0
         pruned = await self._store.prune_unpaid(now - self._unpaid_ms, self._most_unpaid, STEP)
         if self._history_ms is not None:

@@ -29,8 +29,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.reservations import Counting, counted
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission, Counting, counted
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.health import Health
@@ -64,7 +63,7 @@ _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
 
 
 class _AppliedEvent(Struct, frozen=True):
-    """What an event makes of an order, to be committed."""
+    """An order after an event, with what is to be committed."""
 
     before: Order
     after: Order
@@ -193,7 +192,7 @@ class OrderProcessor:
         self._notify(steps)
 
     async def _step(self, order_id: str, event: Event) -> _AppliedEvent:
-        """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
+        """Apply the event to the order. Raises OrderNotFound and ImpossibleTransition."""
         before = await self._store.order(order_id)
         if before is None:
             raise OrderNotFound(f"There is no order {order_id}.")
@@ -219,8 +218,8 @@ class OrderProcessor:
     ) -> list[_AppliedEvent]:
         """Commit the events, each on its order as it is now, all of them or none.
 
-        An order that another process changed meanwhile is read again: what was decided before may
-        not hold for it any more.
+        An order that another process changed meanwhile is read again: the earlier decision may no
+        longer hold.
         """
         for remaining in reversed(range(TRIES)):
             steps = [await self._step(order_id, event) for order_id, event in events.items()]
@@ -306,11 +305,11 @@ class KeyedLocks:
 
 
 class Quarantine:
-    """Orders of which a step broke, each until that step is done after all.
+    """Orders with a broken step, each until that step succeeds.
 
-    A constraint of the store or a hole in a rule is a bug, and the order's record may differ from
-    the chain: nothing more is signed for it, what is signed is carried to its end, and health names
-    it. A store that is down stops everything instead.
+    A violated constraint or a hole in a rule is a bug, and the order's record may differ from the
+    chain: nothing more is signed for it, signed transfers are carried to their end, and health
+    names it. A store that is down stops everything instead.
     """
 
     def __init__(self) -> None:
@@ -318,9 +317,9 @@ class Quarantine:
 
     @contextmanager
     def isolate(self, order_id: str, step: Hashable) -> Iterator[None]:
-        """Run the block for one order; what breaks in it quarantines that order.
+        """Run the block for one order; an exception in it quarantines that order.
 
-        ``step`` names what is tried: another step that succeeds does not mend it. Raises only
+        ``step`` names the attempt: another step that succeeds does not mend it. Raises only
         errors.ServiceError: the store can't serve anybody.
         """
         try:
@@ -337,11 +336,11 @@ class Quarantine:
         return order_id in self._broken
 
     def is_broken(self, order_id: str, step: Hashable) -> bool:
-        """Whether this very step of the order failed when it was last tried."""
+        """Return whether this step of the order failed when it was last tried."""
         return step in self._broken.get(order_id, ())
 
     def failing(self, step: Hashable) -> list[str]:
-        """The orders of which this step failed when it was last tried."""
+        """Return the orders whose step of this name failed when it was last tried."""
         return [order_id for order_id, steps in self._broken.items() if step in steps]
 
     def _mended(self, order_id: str, step: Hashable) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, SystemClock, steady_ms
 from rpcsvc.domain.money import USDC, format_units
@@ -45,7 +46,7 @@ class RateRule(NamedTuple):
         return RateBounds(rate - apart, rate + apart, self.max_age_ms)
 
 
-class PublishedRates:
+class PublishedRates(RateSource):
     """Publishes the rate of the process that settles, and refuses a rate that contradicts it.
 
     Implements RateSource (orders/ports/venue.py). A new settler publishes nothing while the fresh
@@ -74,8 +75,8 @@ class PublishedRates:
         self._own: int | None = None  # published last, and not contradicted
         self._next_at = 0
 
+    @override
     def rate(self) -> Rate:
-        """The current rate of the source. Raises errors.Unavailable."""
         return self._source.rate()
 
     async def publish(self) -> int:
@@ -88,9 +89,11 @@ class PublishedRates:
         return 0
 
     async def require(self, rate: int) -> RateBounds | None:
-        """What an order at this rate has to find in its transaction; None where one process is
-        alone. Raises Unavailable for a rate that the last row contradicts, and while this machine's
-        clock is far from the database's.
+        """Return the bounds that an order at this rate has to find in its transaction, or None
+        where one process is alone.
+
+        Raises Unavailable for a rate that the last row contradicts, and while this machine's clock
+        is far from the database's.
         """
         if self._lease.is_alone:
             return None

@@ -53,7 +53,7 @@ class QuotedTerms(NamedTuple):
     def require_for(
         self, direction: Direction, chain_id: int, amount: Money, *, pays_gas: bool = False
     ) -> None:
-        """Raise InvalidInput unless the quote was for this very swap."""
+        """Raise InvalidInput unless the quote was for this swap."""
         quoted = (self.direction, self.chain_id, self.amount, self.funding_gas > 0)
         if quoted != (direction, chain_id, amount.units, pays_gas):
             raise InvalidInput(
@@ -63,7 +63,7 @@ class QuotedTerms(NamedTuple):
             )
 
     def require_kept(self, quote: VenueQuote) -> None:
-        """Raise QuoteChanged unless these terms are as good as those of before, or better."""
+        """Raise QuoteChanged unless the quote is at least as good as these terms."""
         payout, deposit = quote.payout_asset, quote.deposit_asset
         now = quote_terms(quote, self.at)
         worse = [

@@ -7,32 +7,62 @@ another settles.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from rpcsvc.domain.reservations import Holdings
-from rpcsvc.domain.unfunded import Reserved
-from rpcsvc.orders.authorizations import Authorizations
+from rpcsvc.domain.reservations import Holdings, Reserved
+from rpcsvc.orders.authorizations import Authorizations, AuthorizationWallets
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Orders
-from rpcsvc.orders.ports.authorizations import AuthorizationWallets
-from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.venue import Rate, RateSource, SandboxControls, Venue
 from rpcsvc.orders.ports.wallets import NetworkState, OrderingWallets, Wallets
 from rpcsvc.orders.processor import KeyedLocks, Quarantine
 from rpcsvc.orders.published_rates import PublishedRates
-from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.worker import Step, Worker
+from rpcsvc.orders.scheduler.worker import Deadlines, ExpiredReservations, PriceLocks, Step, Worker
 from rpcsvc.orders.withdrawals import WithdrawalLimits, Withdrawals
 from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.leases import Watch
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.withdrawals import WithdrawalStore
+
+
+class Noted(Struct, frozen=True):
+    """The outcome of a note on a transaction.
+
+    ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record
+    as. ``refused``: why nothing was changed.
+    """
+
+    txid: str
+    note: str | None = None
+    moved: str | None = None
+    recorded: str | None = None
+    refused: str | None = None
+
+
+class Treasury(Protocol):
+    """The operator's view of an engine's wallets."""
+
+    async def view(self) -> dict[str, Any]:
+        """The wallets' holdings, and the amounts reserved, owed, swept and spent on fees."""
+        ...
+
+    async def plan(self) -> dict[str, Any]:
+        """The inventory of each network beside its target, and the moves that would reach it."""
+        ...
+
+    async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
+        """Annotate a transaction that was made by hand. Raises InvalidInput, Unavailable."""
+        ...
+
+    async def remove_annotation(self, network: str, txid: str) -> Noted:
+        """Remove an annotation. Raises InvalidInput."""
+        ...
 
 
 class LastAudit(NamedTuple):

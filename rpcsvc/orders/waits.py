@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.unfunded import Client
+from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.store.changes import HistoryEntry
 from rpcsvc.store.orders import OrderStore
@@ -91,10 +91,10 @@ class Waits:
     async def history(
         self, order_id: str, after: int, seconds: float, client: Client
     ) -> list[HistoryEntry]:
-        """The order's history after a version, oldest first; waits for the first of it.
+        """Return the order's history after a version, oldest first; wait for its first entry.
 
-        Empty after so many seconds, when it makes room for another wait, and when the service
-        stops. Raises RateLimited and Unavailable.
+        Empty after the time limit, when it makes room for another wait, and when the service stops.
+        Raises RateLimited and Unavailable.
         """
         if not seconds:
             return await self._store.history(order_id, after, MOST_EVENTS)
@@ -106,10 +106,11 @@ class Waits:
     async def follow(
         self, order_id: str, after: int, seconds: float, client: Client
     ) -> AsyncGenerator[list[HistoryEntry], None]:
-        """The order's history after a version, oldest first, each part as soon as it is there.
+        """Yield the order's history after a version, oldest first, each part as soon as it is
+        there.
 
-        An empty list after so many seconds without any. Ends when it makes room for another wait,
-        and when the service stops. Raises RateLimited and Unavailable.
+        Yields an empty list after the time limit without any. Ends when it makes room for another
+        wait, and when the service stops. Raises RateLimited and Unavailable.
         """
         with self._waiting("stream", order_id, after, client) as wait:
             loop = asyncio.get_running_loop()
@@ -133,10 +134,10 @@ class Waits:
     async def until(
         self, order_id: str, look: Callable[[], Awaitable[T | None]], seconds: float, client: Client
     ) -> T | None:
-        """What ``look`` finds, once a wake of the order lets it find something.
+        """Return what ``look`` finds, once a wake of the order lets it find something.
 
-        None after so many seconds, when it makes room for another wait, when the service stops,
-        and at once where the client has no place left.
+        None after the time limit, when it makes room for another wait, when the service stops, and
+        at once where the client has no place left.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         with ExitStack() as places:

@@ -74,7 +74,7 @@ class _Attempt(Struct, eq=False):
 
 
 class Deliverer:
-    """Sends what is due. Only the process that settles runs it."""
+    """Sends due messages. Only the process that settles runs it."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Deliverer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is due, until cancelled: then what is under way is sent again later."""
+        """Send due messages until cancelled: a message under way is then sent again later."""
         self._last_look = 0
         try:
             await self._store.hurry(self._clock.now_ms() + DAY_MS)
@@ -134,7 +134,7 @@ class Deliverer:
             log.warning("webhooks_not_read", reason=error.message)
 
     async def start_due(self) -> int:
-        """Begin to send what is due and has a place; returns how many messages."""
+        """Begin to send the due messages that have a place; return how many."""
         now = self._clock.now_ms()
         if now < self._last_look - DAY_MS // 24:  # the clock was set back
             await self._store.hurry(now + DAY_MS)

@@ -74,7 +74,7 @@ class WithdrawalRefused(Exception):
 
 
 class WithdrawalRequest(NamedTuple):
-    """What the operator asks for, as given but for the amount."""
+    """The operator's request, as given but for the amount."""
 
     withdrawal_id: str
     network: str
@@ -85,9 +85,10 @@ class WithdrawalRequest(NamedTuple):
 def read_allow_list(
     given: Sequence[str], chains: ChainRegistry, monero: Collection[MoneroNetwork]
 ) -> dict[str, tuple[str, ...]]:
-    """The addresses that withdrawals may pay, of ``inventory.withdraw_to``.
+    """Return the addresses that withdrawals may pay, from ``inventory.withdraw_to``.
 
-    Raises SettingsError for a network that is not in ``chains``, and for what is no address of it.
+    Raises SettingsError for a network that is not in ``chains``, and for an address that is not one
+    of its network.
     """
     networks = (MONERO_NETWORK, *(chain.name for chain in chains.all()))
     found, problems = dict[str, list[str]](), list[str]()
@@ -176,7 +177,7 @@ class Withdrawals:
     # --- making --------------------------------------------------------------------------------
 
     async def preview(self, request: WithdrawalRequest) -> Withdrawal:
-        """What ``make`` would commit or answer. Raises as ``make`` does."""
+        """Return what ``make`` would commit or answer. Raises as ``make`` does."""
         return (await self._known(request)) or (await self._checked(request))[0]
 
     async def make(self, request: WithdrawalRequest) -> Withdrawal:
@@ -317,7 +318,7 @@ class Withdrawals:
             await asyncio.sleep(self._engine.poll_ms / 1000)
 
     async def resume(self) -> None:
-        """Advance each open one once, those of different networks at the same time.
+        """Advance each open withdrawal once, different networks at the same time.
 
         Raises a group of failures once all have been tried.
         """
@@ -351,7 +352,7 @@ class Withdrawals:
         return item
 
     async def _sign_or_cancel(self, item: Withdrawal) -> None:
-        """Cancel one that expired, unless a payment of it is on record; else have it signed."""
+        """Cancel an expired withdrawal, unless its payment is on record; else have it signed."""
         now = self._clock.now_ms()
         if item.is_expired(now):
             waited = self.waits_for(item.withdrawal_id) or "the service was not up"
@@ -401,7 +402,7 @@ class Withdrawals:
             raise LookupError(f"{prepared.txid} pays other transfers than {item.withdrawal_id}")
         if not self._lease.has_time():
             raise Unavailable("The lease ends: nothing is signed.")
-        limit.reschedule(None)  # what is being committed is waited for, however long it takes
+        limit.reschedule(None)  # a running commit is waited for, however long it takes
         after = signed(item, prepared.txid, prepared.raw, self._clock.now_ms())
         await self._store.change(item, after, commit)
         self._notify(after)

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 from aiohttp import ClientSession
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.money import USDC, parse_amount
@@ -43,9 +44,11 @@ _RETRY_SECONDS: Final = 10
 
 # --- one price: sources and tickers --------------------------------------------------------------
 
+_GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})#(/[!-~]{0,100})")
+
 
 class PriceSource(Protocol):
-    """One place that a price is read from."""
+    """A place that a price is read from."""
 
     @property
     def name(self) -> str:
@@ -111,7 +114,7 @@ def _member(document: Any, pointer: str) -> Any:
 
 
 def _index(token: str) -> int:
-    """An array index as RFC 6901 has it. Raises IndexError for anything else."""
+    """Return an array index as RFC 6901 defines it. Raises IndexError for anything else."""
     if not _INDEX.fullmatch(token):
         raise IndexError(token)
     return int(token)
@@ -150,7 +153,6 @@ TICKERS: Final = {
         HttpSource("bitfinex", "https://api-pub.bitfinex.com/v2/ticker/tXMRUSD", "/6"),
     )
 }
-_GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})#(/[!-~]{0,100})")
 
 
 def ticker(text: str) -> HttpSource:
@@ -229,7 +231,7 @@ def spread_bps(prices: Sequence[int]) -> int | None:
     return (max(prices) - min(prices)) * 10_000 // sorted(prices)[(len(prices) - 1) // 2]
 
 
-class MedianRate:
+class MedianRate(RateSource):
     """Implements RateSource (orders/ports/); ``run`` keeps it fresh.
 
     ``steady`` gives ms of a clock that only runs forward.
@@ -257,8 +259,8 @@ class MedianRate:
         self._samples: dict[str, Sample] = {}
         self._failing: set[str] = set()
 
+    @override
     def rate(self) -> Rate:
-        """The price that the sources agree on. Raises errors.Unavailable."""
         return agree(self._samples, self._now(), self._rule)
 
     def spread_bps(self) -> int | None:
@@ -302,7 +304,7 @@ class MedianRate:
             log.warning("rate_source_failed", source=name, reason=reason)
 
 
-class FixedRate:
+class FixedRate(RateSource):
     """Implements RateSource (orders/ports/). ``usdc_per_xmr``: USDC units per whole XMR."""
 
     def __init__(self, usdc_per_xmr: int, clock: Clock) -> None:
@@ -311,8 +313,8 @@ class FixedRate:
         self._usdc_per_xmr = usdc_per_xmr
         self._clock = clock
 
+    @override
     def rate(self) -> Rate:
-        """The price, as of now."""
         return Rate(self._usdc_per_xmr, self._clock.now_ms(), "fixed")
 
 

@@ -12,8 +12,30 @@ from msgspec import Struct
 
 from rpcsvc.domain.authorizations import SignedAuthorization
 from rpcsvc.domain.usdc import Authorization
-from rpcsvc.store.database import Row, Statement, Tables, insert, update
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update
+
+_KEY: Final = ("network", "asset", "payer", "nonce")
+_COLUMNS: Final = (
+    *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
+    "is_gas_paid", "created_at", "state", "txid", "reason",
+)  # fmt: skip
+_TABLE: Final = "funding_authorizations"
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
+_IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
+IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
+_ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
+_RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
+_UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
+_SELECT_COUNT: Final = (
+    "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
+)
+_COUNT: Final = (
+    "INSERT INTO authorization_counts (day, client, authorizations) VALUES (:day, :client, 1)"
+    " ON CONFLICT (day, client) DO UPDATE"
+    " SET authorizations = authorization_counts.authorizations + 1"
+    " WHERE authorization_counts.authorizations < :most"
+)
+_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
 
 
 class AuthorizationKey(NamedTuple):
@@ -62,31 +84,6 @@ class ClientDay(NamedTuple):
     most: int
 
 
-_KEY: Final = ("network", "asset", "payer", "nonce")
-_COLUMNS: Final = (
-    *_KEY, "order_id", "recipient", "units", "valid_after", "valid_before", "signature",
-    "is_gas_paid", "created_at", "state", "txid", "reason",
-)  # fmt: skip
-_TABLE: Final = "funding_authorizations"
-_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM {_TABLE}"
-_IS_KEY: Final = " AND ".join(f"{name} = :{name}" for name in _KEY)
-IS_UNRESOLVED: Final = "state IN ('recorded', 'sent')"
-_ADD: Final = f"{insert(_TABLE, _COLUMNS)} ON CONFLICT DO NOTHING"
-_RESOLVE: Final = update(_TABLE, ("state", "txid", "reason"), f"{_IS_KEY} AND {IS_UNRESOLVED}")
-_UNCHANGED: Final = "SELECT 1 FROM orders WHERE order_id = :order_id AND version = :version"
-
-_SELECT_COUNT: Final = (
-    "SELECT authorizations FROM authorization_counts WHERE day = :day AND client = :client"
-)
-_COUNT: Final = (
-    "INSERT INTO authorization_counts (day, client, authorizations) VALUES (:day, :client, 1)"
-    " ON CONFLICT (day, client) DO UPDATE"
-    " SET authorizations = authorization_counts.authorizations + 1"
-    " WHERE authorization_counts.authorizations < :most"
-)
-_FORGET_COUNTS: Final = "DELETE FROM authorization_counts WHERE day < :day - 1"
-
-
 class AuthorizationStore:
     """Keeps authorizations. Everything may raise errors.Unavailable."""
 
@@ -99,7 +96,7 @@ class AuthorizationStore:
         return _record(row) if row else None
 
     async def unresolved(self) -> list[AuthorizationRecord]:
-        """Those that are RECORDED or SENT, oldest first."""
+        """Return the authorizations that are RECORDED or SENT, oldest first."""
         return [
             _record(row)
             for row in await self._db.fetch(f"{_SELECT} WHERE {IS_UNRESOLVED} ORDER BY seq")

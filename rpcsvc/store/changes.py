@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from rpcsvc.domain.events import Effect
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission, ReservationChange
 from rpcsvc.domain.webhooks import Webhook
 
 

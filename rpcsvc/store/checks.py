@@ -140,6 +140,33 @@ _RESERVED: Final = "SELECT order_id, kind, network, units FROM reservations"
 # Units by kind and network.
 Written = Mapping[tuple[str, str], int]
 
+WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
+_COUNT: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM"
+_THERE: Final = f"{_COUNT} orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+# Withdrawals from simulated wallets belong to the sandbox, too.
+_SIMULATED: Final = (
+    f"{_COUNT} (SELECT order_id, deadline_at FROM orders WHERE upstream_id IS NULL"
+    " UNION ALL SELECT withdrawal_id, CASE WHEN state IN ('settled', 'failed', 'cancelled')"
+    " THEN NULL ELSE created_at END FROM withdrawals) AS simulated"
+)
+_IS_OPEN: Final = "(deadline_at IS NOT NULL OR action_required IS NOT NULL)"
+# An order may be over and still owe a refund.
+_WAITING: Final = (
+    f"SELECT order_id, deposit_network AS network FROM orders WHERE {_IS_OPEN}"
+    f" UNION SELECT order_id, payout_network FROM orders WHERE {_IS_OPEN}"
+    " UNION SELECT order_id, network FROM transfers"
+    "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
+    " UNION SELECT withdrawal_id, network FROM withdrawals"
+    "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
+)
+_UNSERVED: Final = (
+    f"SELECT order_id, network FROM ({_WAITING}) AS waiting"
+    " WHERE network NOT IN :served ORDER BY network, order_id"
+)
+_STILL: Final = (
+    f"SELECT 1 FROM ({_WAITING}) AS waiting WHERE order_id = :order_id AND network = :network"
+)
+
 
 async def reservation_problems(database: Tables, now: int) -> list[str]:
     """Orders whose reservations differ from what the orders need at ``now`` (ms).
@@ -179,38 +206,11 @@ def _differences(order: Order, written: Written, now: int) -> Iterator[str]:
 
 # --- engines -----------------------------------------------------------------------------------
 
-WALLETS: Final = "SELECT id FROM evm_wallet UNION ALL SELECT id FROM monero_wallet"
-_COUNT: Final = "SELECT count(*) AS orders, min(order_id) AS one FROM"
-_THERE: Final = f"{_COUNT} orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
-# Withdrawals from simulated wallets belong to the sandbox, too.
-_SIMULATED: Final = (
-    f"{_COUNT} (SELECT order_id, deadline_at FROM orders WHERE upstream_id IS NULL"
-    " UNION ALL SELECT withdrawal_id, CASE WHEN state IN ('settled', 'failed', 'cancelled')"
-    " THEN NULL ELSE created_at END FROM withdrawals) AS simulated"
-)
-_IS_OPEN: Final = "(deadline_at IS NOT NULL OR action_required IS NOT NULL)"
-# An order may be over and still owe a refund.
-_WAITING: Final = (
-    f"SELECT order_id, deposit_network AS network FROM orders WHERE {_IS_OPEN}"
-    f" UNION SELECT order_id, payout_network FROM orders WHERE {_IS_OPEN}"
-    " UNION SELECT order_id, network FROM transfers"
-    "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
-    " UNION SELECT withdrawal_id, network FROM withdrawals"
-    "  WHERE state IN ('planned', 'prepared', 'published', 'unknown')"
-)
-_UNSERVED: Final = (
-    f"SELECT order_id, network FROM ({_WAITING}) AS waiting"
-    " WHERE network NOT IN :served ORDER BY network, order_id"
-)
-_STILL: Final = (
-    f"SELECT 1 FROM ({_WAITING}) AS waiting WHERE order_id = :order_id AND network = :network"
-)
-
 
 async def engine_conflict(database: Tables, engine: str) -> tuple[str, str] | None:
-    """The engine that the database belongs to and the reason, if it is not ``engine``; else None.
+    """Return the engine that owns the database and the reason, unless that is ``engine``.
 
-    Real wallets own a database for good: money may reach their addresses at any time. Another
+    Real wallets own a database permanently: money may reach their addresses at any time. Another
     engine owns it until its orders are over. ``onchain`` also refuses finished orders of the
     sandbox: its auditor would find payouts that real wallets never made. Raises errors.Unavailable.
     """

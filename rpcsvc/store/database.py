@@ -1,14 +1,20 @@
-"""The port ``Tables`` of stores and ledgers to a database, which each backend implements.
+"""The port ``Tables`` of stores and ledgers to a database, and rows as records.
 
-Queries are written in the subset of SQL that SQLite and PostgreSQL share: ``:name`` stands for a
-value, ``IN :name`` for a list of values, and rows give their columns by name.
+Each backend implements the port. Queries are written in the subset of SQL that SQLite and
+PostgreSQL share: ``:name`` stands for a value, ``IN :name`` for a list of values, and rows give
+their columns by name. A record's field is the column of its name; a value that is not of its
+field's type is refused: no text becomes a number, and no number a text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct, convert, to_builtins
+from msgspec.structs import fields
 
 from rpcsvc.health import Health
 
@@ -17,6 +23,11 @@ Row = Any
 Values = Mapping[str, Any]
 # Called with the number of writes that shared a commit, and the seconds that it took.
 CommitObserver = Callable[[int, float], None]
+
+T = TypeVar("T", bound=Struct)
+
+# Databases have no type for these.
+_BOOLEANS: Final = {0: False, 1: True}
 
 
 class Statement(NamedTuple):
@@ -98,7 +109,9 @@ class StaleWrite(Exception):
 
 # Writes that a store has made ready.
 Rows = Sequence[Statement]
-# Commits rows together with those of who is asked, in one transaction.
+
+
+# Commits rows together with the callee's own, in one transaction.
 Commit = Callable[[Rows], Awaitable[None]]
 
 
@@ -132,3 +145,38 @@ def upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
 def update(table: str, columns: Iterable[str], where: str) -> str:
     """SQL that updates these columns of the rows that ``where`` finds."""
     return f"UPDATE {table} SET {', '.join(f'{name} = :{name}' for name in columns)} WHERE {where}"
+
+
+def from_row(kind: type[T], row: Row, **known: Any) -> T:
+    """Return the record of a row.
+
+    ``known`` are fields that have another name than their column, or none. Columns that are no
+    field are ignored. Raises msgspec.ValidationError for a value of another type than its field.
+    """
+    values = fields_of(row)
+    values |= known
+    for name in _booleans_of(kind):
+        if name in values:
+            values[name] = _BOOLEANS.get(values[name], values[name])
+    return convert(values, kind)
+
+
+def to_row(item: Struct, **known: Any) -> dict[str, Any]:
+    """Return the columns of a record: enumerations by value. ``known`` are columns that are no
+    field, or have another form than theirs.
+    """
+    values: dict[str, Any] = to_builtins(item, builtin_types=(bytes,))
+    values |= known
+    return values
+
+
+def fields_of(row: Row) -> dict[str, Any]:
+    """Return a row as a dictionary: faster than reading many columns one by one."""
+    if type(row) is dict:
+        return row.copy()
+    return dict(zip(row.keys(), row, strict=True))
+
+
+@cache
+def _booleans_of(kind: type[Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.type is bool)

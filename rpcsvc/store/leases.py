@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import boot_ms
 from rpcsvc.errors import Unavailable
@@ -32,6 +33,26 @@ MARGIN_MS: Final = 1_000
 
 Pause = Callable[[float], Awaitable[None]]
 Watch = Callable[[], Awaitable[None]]
+
+_SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
+_HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
+_ADD: Final = (
+    "INSERT INTO leases (name, holder, token, expires_at) VALUES (:name, :holder, 0, 0)"
+    " ON CONFLICT DO NOTHING"
+)
+# A lease without an end comes from a copied SQLite database; nobody holds it.
+_TAKE: Final = (
+    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
+    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
+)
+_TAKE_FOR_GOOD: Final = (
+    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = NULL WHERE name = :name"
+)
+_RENEW: Final = (
+    "UPDATE leases SET expires_at = now_ms() + :lasts_ms WHERE name = :name AND token = :token"
+)
+_RELEASE: Final = "UPDATE leases SET expires_at = 0 WHERE name = :name AND token = :token"
+_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
 
 
 class LeaseLost(Unavailable):
@@ -52,26 +73,6 @@ class HeldLease(NamedTuple):
     token: int
 
 
-_SELECT: Final = "SELECT holder, token FROM leases WHERE name = :name"
-_HELD: Final = f"{_SELECT} AND expires_at > now_ms()"
-_ADD: Final = (
-    "INSERT INTO leases (name, holder, token, expires_at) VALUES (:name, :holder, 0, 0)"
-    " ON CONFLICT DO NOTHING"
-)
-# A lease without an end comes from a copied SQLite database; nobody holds it.
-_TAKE: Final = (
-    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = now_ms() + :lasts_ms"
-    " WHERE name = :name AND (expires_at IS NULL OR expires_at <= now_ms())"
-)
-_TAKE_FOR_GOOD: Final = (
-    "UPDATE leases SET holder = :holder, token = token + 1, expires_at = NULL WHERE name = :name"
-)
-_RENEW: Final = (
-    "UPDATE leases SET expires_at = now_ms() + :lasts_ms WHERE name = :name AND token = :token"
-)
-_RELEASE: Final = "UPDATE leases SET expires_at = 0 WHERE name = :name AND token = :token"
-
-
 class Leases:
     """Leases by name, as rows. Everything may raise errors.Unavailable."""
 
@@ -79,7 +80,7 @@ class Leases:
         self._db = database
 
     async def take(self, name: str, holder: str, lasts_ms: int | None) -> int | None:
-        """The token of the lease, taken now; None while somebody else holds it.
+        """Take the lease and return its token, or None while another process holds it.
 
         Without ``lasts_ms`` the lease never expires, and replaces any other: only for the holder of
         the database's owner lock.
@@ -159,11 +160,11 @@ class Lease:
         return None if self._ends_at is None else max(0, self._ends_at - self._now_ms())
 
     def extend(self, ends_at: int) -> None:
-        """It was renewed."""
+        """Note that the lease was renewed."""
         self._ends_at = ends_at
 
     def lose(self) -> None:
-        """Another process has taken it; final for this process."""
+        """Note that another process has taken the lease; final for this process."""
         if not self.lost.is_set():
             self.lost.set()
             log.critical("lease_lost", lease=self.name, fence=self.token)
@@ -269,10 +270,7 @@ class LeaseKeeper:
             lease.extend(asked_at + lasts_ms)
 
 
-_FENCE: Final = "SELECT token FROM leases WHERE name = :name AND token = :token"
-
-
-class Fenced:
+class Fenced(Tables):
     """A database under a lease: a write checks the lease's token in its own transaction.
 
     Taking the lease waits for a running commit; a later write finds another token and is rolled
@@ -285,22 +283,21 @@ class Fenced:
         values = {"name": lease.name, "token": lease.token}
         self._fence = Statement(_FENCE, values, first=True, finds=True)
 
+    @override
     def fetch(self, sql: str, **values: Any) -> Coroutine[Any, Any, list[Row]]:
-        """As Tables says."""
         return self._db.fetch(sql, **values)
 
+    @override
     def fetch_one(self, sql: str, **values: Any) -> Coroutine[Any, Any, Row | None]:
-        """As Tables says."""
         return self._db.fetch_one(sql, **values)
 
+    @override
     def fetch_together(self, queries: Sequence[Query]) -> Coroutine[Any, Any, list[list[Row]]]:
-        """As Tables says."""
         return self._db.fetch_together(queries)
 
+    @override
     async def write(self, statements: Sequence[Statement]) -> None:
-        """As Tables says. Raises LeaseLost if the lease was lost: nothing was written, and no later
-        write will be.
-        """
+        # After the lease was lost nothing is written, and no later write will be.
         if self._lease.lost.is_set():
             raise LeaseLost
         try:

@@ -18,101 +18,8 @@ from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.changes import RelayState
-from rpcsvc.store.database import Row, Statement, Tables
+from rpcsvc.store.database import Row, Statement, Tables, from_row
 from rpcsvc.store.orders import OrderStore
-from rpcsvc.store.rows import from_row
-
-
-class BookedTransfer(Struct, frozen=True):
-    """A payout or refund with what its order says about it.
-
-    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
-    JSON that proves the payment.
-    """
-
-    transfer_id: str
-    order_id: str
-    kind: str
-    state: TransferState
-    asset: str
-    network: str
-    address: str
-    units: int
-    txid: str | None
-    reason: str | None
-    since: int
-    order_status: OrderStatus
-    deadline_at: int | None
-    on_deadline: OnDeadline | None
-    action_required: str | None
-    receipt: str | None
-
-
-class Signed(Struct, frozen=True):
-    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
-
-    txid: str
-    made_at: int
-    wallet_state: str
-    block: int | None
-
-
-class IntegratorFees(Struct, frozen=True):
-    """The earnings of an integrator in one asset, by a number of settled payouts."""
-
-    integrator: str
-    asset: str
-    units: int
-    payouts: int
-
-
-class Doubt(Struct, frozen=True):
-    """A call to the upstream whose outcome is not known.
-
-    ``note``: what the operator noted when closing it, of one that came into doubt again.
-    """
-
-    order_id: str
-    upstream_id: str | None
-    reason: str | None
-    note: str | None
-    created_at: int
-
-
-class StoredTicket(Struct, frozen=True):
-    """A support ticket."""
-
-    ticket_id: str
-    created_at: int
-    category: str
-    order_id: str | None
-    wallet_address: str | None
-    message: str
-
-
-class UnsweptTotal(NamedTuple):
-    """USDC on deposit addresses of a network. ``arriving`` is not confirmed yet."""
-
-    units: int
-    addresses: int
-    arriving: int
-
-
-class Flow(NamedTuple):
-    """What deposits brought to a network, and what payouts and refunds took, in atomic units."""
-
-    received: int
-    sent: int
-
-
-class Owed(Struct, frozen=True):
-    """Refunds that are due. ``waiting`` units of ``waiting_orders`` lack an address."""
-
-    refunds: int = 0
-    units: int = 0
-    waiting: int = 0
-    waiting_orders: int = 0
-
 
 _SELECT: Final = """
     SELECT t.transfer_id, t.order_id, t.kind, t.state, t.asset, t.network, t.address, t.units,
@@ -193,6 +100,144 @@ _ANNOTATE: Final = (
     "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
     " VALUES (:network, :txid, :note, :at, :wei) ON CONFLICT DO NOTHING"
 )
+# Products of gas and price need not fit an integer of SQLite once they are added up.
+_FEES_BETWEEN: Final = (
+    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price, 0 AS besides"
+    " FROM monero_payments WHERE prepared_at >= :since AND prepared_at < :before"
+    " AND state IN ('published', 'settled')"
+    " UNION ALL SELECT network, gas_used AS units, gas_price AS price,"
+    " coalesce(l1_fee, 0) AS besides FROM evm_payments"
+    " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
+)
+_LATEST: Final = 2**63 - 1
+_WITHDRAWALS_OVER: Final = (
+    "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
+    " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"
+)
+_IS_TRANSACTION: Final = "network = :network AND txid = :txid"
+_PAYMENT_WITH: Final = (
+    "SELECT payment_id FROM monero_payments WHERE txid = :txid"
+    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = :txid"
+)
+_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = :address"
+_OWN_ADDRESS: Final = (
+    "SELECT 1 FROM monero_addresses WHERE address = :address"
+    " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
+    " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
+)
+_MADE_AT: Final = "SELECT created_at FROM orders WHERE seq >= :seq ORDER BY seq LIMIT 1"
+# CROSS JOIN has SQLite begin with the orders: it would read every deposit there ever was.
+_FLOWS: Final = """
+    SELECT network, sum(received) AS received, sum(sent) AS sent FROM (
+        SELECT d.network, d.units AS received, 0 AS sent
+        FROM orders o CROSS JOIN deposits d
+        WHERE o.seq >= :first AND d.order_id = o.order_id AND d.state = 'confirmed'
+        UNION ALL
+        SELECT t.network, 0 AS received, t.units AS sent
+        FROM orders o CROSS JOIN transfers t
+        WHERE o.seq >= :first AND t.order_id = o.order_id
+            AND t.state IN ('prepared', 'published', 'unknown', 'settled')
+    ) AS flows GROUP BY network ORDER BY network
+"""
+_ARRIVING: Final = (
+    "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
+    " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"
+)
+_HELD: Final = (
+    "SELECT network, sum(unswept) AS units, count(*) AS addresses FROM evm_holdings"
+    " WHERE unswept > 0 GROUP BY network"
+)
+
+
+class BookedTransfer(Struct, frozen=True):
+    """A payout or refund with what its order says about it.
+
+    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
+    JSON that proves the payment.
+    """
+
+    transfer_id: str
+    order_id: str
+    kind: str
+    state: TransferState
+    asset: str
+    network: str
+    address: str
+    units: int
+    txid: str | None
+    reason: str | None
+    since: int
+    order_status: OrderStatus
+    deadline_at: int | None
+    on_deadline: OnDeadline | None
+    action_required: str | None
+    receipt: str | None
+
+
+class Signed(Struct, frozen=True):
+    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
+
+    txid: str
+    made_at: int
+    wallet_state: str
+    block: int | None
+
+
+class IntegratorFees(Struct, frozen=True):
+    """The earnings of an integrator in one asset, by a number of settled payouts."""
+
+    integrator: str
+    asset: str
+    units: int
+    payouts: int
+
+
+class Doubt(Struct, frozen=True):
+    """A call to the upstream whose outcome is not known.
+
+    ``note``: what the operator noted when closing it, of one that came into doubt again.
+    """
+
+    order_id: str
+    upstream_id: str | None
+    reason: str | None
+    note: str | None
+    created_at: int
+
+
+class StoredTicket(Struct, frozen=True):
+    """A support ticket."""
+
+    ticket_id: str
+    created_at: int
+    category: str
+    order_id: str | None
+    wallet_address: str | None
+    message: str
+
+
+class UnsweptTotal(NamedTuple):
+    """USDC on deposit addresses of a network. ``arriving`` is not confirmed yet."""
+
+    units: int
+    addresses: int
+    arriving: int
+
+
+class Flow(NamedTuple):
+    """Units that deposits brought to a network, and that payouts and refunds took, atomic."""
+
+    received: int
+    sent: int
+
+
+class Owed(Struct, frozen=True):
+    """Refunds that are due. ``waiting`` units of ``waiting_orders`` lack an address."""
+
+    refunds: int = 0
+    units: int = 0
+    waiting: int = 0
+    waiting_orders: int = 0
 
 
 class OperatorBooks:
@@ -211,7 +256,7 @@ class OperatorBooks:
         return await self._booked(_IN_STATES, states=states, limit=limit)
 
     async def transfer(self, transfer_id: str) -> BookedTransfer | None:
-        """One transfer."""
+        """Return a transfer by its id."""
         return next(iter(await self._booked(_ONE, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:
@@ -439,55 +484,6 @@ class OperatorBooks:
             wei = row["gas_used"] * row["gas_price"] + (row["l1_fee"] or 0)
             found[row["network"]][row["purpose"]] += wei
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
-
-
-# Products of gas and price need not fit an integer of SQLite once they are added up.
-_FEES_BETWEEN: Final = (
-    f"SELECT '{MONERO_NETWORK}' AS network, fee AS units, 1 AS price, 0 AS besides"
-    " FROM monero_payments WHERE prepared_at >= :since AND prepared_at < :before"
-    " AND state IN ('published', 'settled')"
-    " UNION ALL SELECT network, gas_used AS units, gas_price AS price,"
-    " coalesce(l1_fee, 0) AS besides FROM evm_payments"
-    " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
-)
-_LATEST: Final = 2**63 - 1
-_WITHDRAWALS_OVER: Final = (
-    "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
-    " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"
-)
-_IS_TRANSACTION: Final = "network = :network AND txid = :txid"
-_PAYMENT_WITH: Final = (
-    "SELECT payment_id FROM monero_payments WHERE txid = :txid"
-    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = :txid"
-)
-_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = :address"
-_OWN_ADDRESS: Final = (
-    "SELECT 1 FROM monero_addresses WHERE address = :address"
-    " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
-    " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
-)
-_MADE_AT: Final = "SELECT created_at FROM orders WHERE seq >= :seq ORDER BY seq LIMIT 1"
-# CROSS JOIN has SQLite begin with the orders: it would read every deposit there ever was.
-_FLOWS: Final = """
-    SELECT network, sum(received) AS received, sum(sent) AS sent FROM (
-        SELECT d.network, d.units AS received, 0 AS sent
-        FROM orders o CROSS JOIN deposits d
-        WHERE o.seq >= :first AND d.order_id = o.order_id AND d.state = 'confirmed'
-        UNION ALL
-        SELECT t.network, 0 AS received, t.units AS sent
-        FROM orders o CROSS JOIN transfers t
-        WHERE o.seq >= :first AND t.order_id = o.order_id
-            AND t.state IN ('prepared', 'published', 'unknown', 'settled')
-    ) AS flows GROUP BY network ORDER BY network
-"""
-_ARRIVING: Final = (
-    "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
-    " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"
-)
-_HELD: Final = (
-    "SELECT network, sum(unswept) AS units, count(*) AS addresses FROM evm_holdings"
-    " WHERE unswept > 0 GROUP BY network"
-)
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:

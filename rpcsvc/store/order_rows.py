@@ -1,12 +1,15 @@
-"""Orders and their parts as rows: the columns, and the conversions both ways.
+"""The rows of orders and their parts, and those that are written with an order: idempotency keys,
+claims on upstream orders, and support tickets.
 
 Columns are matched by name in both directions: by position, two amounts could be swapped unnoticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+import orjson
 from msgspec.structs import asdict
 
 from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
@@ -16,14 +19,32 @@ from rpcsvc.domain.order import (
     DepositKey,
     Fill,
     Order,
+    Report,
     Terms,
     Timeouts,
     Transfer,
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Price
-from rpcsvc.store.database import Row, Values
-from rpcsvc.store.rows import fields_of, from_row, to_row
+from rpcsvc.store.changes import (
+    RelayRecord,
+    RelayState,
+    StoredResponse,
+    Ticket,
+    TicketCharge,
+    TicketsTaken,
+)
+from rpcsvc.store.database import (
+    Row,
+    Statement,
+    Tables,
+    Values,
+    fields_of,
+    from_row,
+    insert,
+    to_row,
+    update,
+)
 
 TERMS: Final = (
     "order_id", "session_id", "direction", "chain", "chain_id", "deposit_network",
@@ -51,8 +72,93 @@ TRANSFER: Final = (
 FILLED: Final = Fill.__struct_fields__
 FILL: Final = ("order_id", "chunk", *FILLED)
 
+_RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
+_SELECT_RESPONSE: Final = (
+    f"SELECT {_RESPONSE} FROM idempotency_keys"
+    " WHERE namespace = :namespace AND idempotency_key = :key"
+)
+_INSERT_RESPONSE: Final = (
+    f"INSERT INTO idempotency_keys ({_RESPONSE}, order_seq)"
+    " VALUES (:namespace, :key, :operation, :params, :body, :created_at,"
+    " (SELECT seq FROM orders WHERE order_id = :order_id))"
+)
+_OLDEST_KEY: Final = "SELECT seq, created_at FROM idempotency_keys ORDER BY seq LIMIT 1"
+# Keys are numbered as they come, so the old ones are those up to the first young one.
+_OLD_KEYS: Final = (
+    "SELECT count(*) AS keys, max(seq) AS last FROM idempotency_keys WHERE seq < coalesce("
+    "(SELECT seq FROM idempotency_keys WHERE created_at >= :before ORDER BY seq LIMIT 1),"
+    " (SELECT max(seq) + 1 FROM idempotency_keys))"
+)
+# Twice the keys that expire between two runs, so that a backlog shrinks.
+_FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
+_FORGET_KEYS: Final = "DELETE FROM idempotency_keys WHERE seq <= :last"
+# That many in one transaction: orders that are made meanwhile wait for no more.
+_KEYS_AT_ONCE: Final = 2_000
 
-# --- orders ------------------------------------------------------------------------------------
+_RELAY_COLUMNS: Final = tuple(
+    "idempotency_key" if name == "key" else name for name in RelayRecord.__struct_fields__
+)
+_OUTCOME: Final = tuple(name for name in _RELAY_COLUMNS if name != "order_id")
+# A claim that became an order stays so, and an order that was made is recorded whatever became of
+# its claim. Any other outcome counts only while nobody has made the call again since; and of those
+# who want to make it again, one may. The operator's note is not among the columns: a call that was
+# under way when the operator closed its claim must not change it (operator_books.py).
+_UPSERT_RELAY: Final = (
+    f"INSERT INTO relays ({', '.join(_RELAY_COLUMNS)}, written_at)"
+    f" VALUES ({', '.join(f':{name}' for name in _RELAY_COLUMNS)}, now_ms())"
+    " ON CONFLICT (order_id) DO UPDATE SET written_at = excluded.written_at,"
+    f" {', '.join(f'{name} = excluded.{name}' for name in _OUTCOME)}"
+    " WHERE relays.state <> 'created' AND CASE excluded.state WHEN 'created' THEN true"
+    " WHEN 'claimed' THEN relays.state = 'reconciling' AND relays.attempt = excluded.attempt - 1"
+    " ELSE relays.attempt = excluded.attempt END"
+)
+# It runs after the claim's row, which waits for another process that commits the key's answer.
+_IS_UNANSWERED: Final = (
+    "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM idempotency_keys"
+    " WHERE namespace = :namespace AND idempotency_key = :idempotency_key)"
+)
+# What a claim reserved. An order that another call has made of it keeps what it reserves.
+_END_RESERVATION: Final = (
+    "DELETE FROM reservations WHERE order_id = :order_id AND kind = 'unfunded' AND NOT EXISTS"
+    " (SELECT 1 FROM relays WHERE order_id = :order_id AND state IN ({open}))"
+)
+_END_OF_CLAIM: Final = _END_RESERVATION.format(open="'created'")
+_END_OF_ABANDONED: Final = _END_RESERVATION.format(open="'created', 'claimed'")
+_IS_ABANDONED: Final = "state = 'claimed' AND written_at <= now_ms() - :older_ms"
+_DOUBT_ABANDONED: Final = (
+    "UPDATE relays SET state = 'reconciling', reason = :reason"
+    f" WHERE order_id = :order_id AND {_IS_ABANDONED}"
+)
+_SELECT_RELAY: Final = f"SELECT {', '.join(_RELAY_COLUMNS)} FROM relays"
+_SELECT_OPEN: Final = (
+    "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+    " ORDER BY seq"
+)
+_REPORT: Final = Report.__struct_fields__
+# Until the upstream has been asked for the first time there is no report.
+SELECT_REPORT: Final = (
+    f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = :order_id AND evidence IS NOT NULL"
+)
+_UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
+
+_INSERT_TICKET: Final = insert("tickets", Ticket.__struct_fields__)
+_COUNT_TICKET: Final = (
+    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, :client, 1, :size)"
+    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
+    " bytes = ticket_counts.bytes + excluded.bytes WHERE ticket_counts.tickets < :most_tickets"
+)
+_COUNT_BYTES: Final = (
+    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, '', 1, :size)"
+    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
+    " bytes = ticket_counts.bytes + excluded.bytes"
+    " WHERE ticket_counts.bytes + excluded.bytes <= :most_bytes"
+)
+_FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day - 1"
+# Rows are numbered as they come: only the oldest thousand are looked at.
+_OLD_TICKETS: Final = (
+    "SELECT seq FROM (SELECT seq, created_at FROM tickets ORDER BY seq LIMIT 1000) AS oldest"
+    " WHERE created_at < :before"
+)
 
 
 def terms_values(terms: Terms) -> dict[str, Any]:
@@ -101,9 +207,6 @@ def order_from(row: Row) -> Order:
     return from_row(Order, values, terms=terms)
 
 
-# --- deposits, transfers, chunks ---------------------------------------------------------------
-
-
 def deposit_values(order_id: str, deposit: Deposit) -> Values:
     """Return the values of DEPOSIT."""
     return to_row(deposit, order_id=order_id, **deposit.key._asdict())
@@ -134,9 +237,6 @@ def fill_from(row: Row) -> Fill:
     return from_row(Fill, row)
 
 
-# --- effects --------------------------------------------------------------------------
-
-
 def effect_values(order_id: str, effect: Effect) -> Values:
     """The key of a row of ``effects``: order, kind, and the transfer or chunk that it is about."""
     if isinstance(effect, AdvanceTransfer):
@@ -155,3 +255,172 @@ def effect_from(kind: str, subject: str) -> Effect:
     if kind == "price_late_deposit":
         return PriceLateDeposit()
     raise ValueError(f"unknown effect {kind!r} in the store")
+
+
+class IdempotencyRows:
+    """The part of OrderStore for idempotency keys."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def response(self, namespace: str, key: str) -> StoredResponse | None:
+        """The stored answer under an idempotency key."""
+        row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
+        if row is None:
+            return None
+        params = orjson.loads(row["params"])
+        return from_row(StoredResponse, row, key=row["idempotency_key"], params=params)
+
+    async def forget_responses(self, before: int) -> int:
+        """Drop idempotency keys made before a time, at most two hours' worth from the oldest on, a
+        few thousand at once.
+
+        Returns how many. It runs once an hour, so expired keys go in time, but a clock that was set
+        weeks ahead deletes no key that a retry may still use.
+        """
+        oldest = await self._db.fetch_one(_OLDEST_KEY)
+        if oldest is None:
+            return 0
+        before = min(before, oldest["created_at"] + _FORGOTTEN_AT_ONCE_MS)
+        old = await self._db.fetch_one(_OLD_KEYS, before=before)
+        if old is None or not old["keys"]:
+            return 0
+        for last in (*range(oldest["seq"], old["last"], _KEYS_AT_ONCE), old["last"]):
+            await self._db.write([Statement(_FORGET_KEYS, {"last": last})])
+        return int(old["keys"])
+
+
+def response_statement(response: StoredResponse, order_id: str | None) -> Statement:
+    """Store an answer, and the order that it made, if any."""
+    return Statement(
+        _INSERT_RESPONSE,
+        {
+            **asdict(response),
+            "params": orjson.dumps(response.params).decode(),
+            "order_id": order_id,
+        },
+    )
+
+
+class RelayRows:
+    """The part of OrderStore for orders at an upstream."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+        """The claim on an upstream order under an idempotency key: the one whose outcome is not
+        known, or else the latest.
+        """
+        sql = (
+            f"{_SELECT_RELAY} WHERE namespace = :namespace AND idempotency_key = :key"
+            " ORDER BY state IN ('claimed', 'reconciling') DESC, seq DESC LIMIT 1"
+        )
+        row = await self._db.fetch_one(sql, namespace=namespace, key=key)
+        return _relay_from(row) if row else None
+
+    async def relays_in(self, state: RelayState) -> list[RelayRecord]:
+        """All claims in a state, oldest first."""
+        rows = await self._db.fetch(
+            f"{_SELECT_RELAY} WHERE state = :state ORDER BY seq", state=state.value
+        )
+        return [_relay_from(row) for row in rows]
+
+    async def doubt_abandoned(self, older_ms: int, reason: str) -> list[str]:
+        """Make RECONCILING the claims that have been CLAIMED for at least that long, by the
+        database's clock.
+
+        Returns the ids of their orders.
+        """
+        sql = f"SELECT order_id FROM relays WHERE {_IS_ABANDONED} ORDER BY seq"
+        found = [row["order_id"] for row in await self._db.fetch(sql, older_ms=older_ms)]
+        values = {"older_ms": older_ms, "reason": reason}
+        if found:
+            await self._db.write(
+                [Statement(_DOUBT_ABANDONED, {**values, "order_id": each}) for each in found]
+                + [Statement(_END_OF_ABANDONED, {"order_id": each}) for each in found]
+            )
+        return found
+
+    async def relays_since(self, at: int) -> list[int]:
+        """Creation times of the claims younger than ``at``."""
+        rows = await self._db.fetch("SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000")
+        return [row["created_at"] for row in rows if row["created_at"] > at]
+
+    async def open_relayed(self) -> list[str]:
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
+        return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
+
+
+def report_from(rows: Sequence[Row]) -> Report | None:
+    """The upstream's last report on an order; None before the first."""
+    return from_row(Report, rows[0]) if rows else None
+
+
+def relay_statements(record: RelayRecord) -> list[Statement]:
+    """Store a claim, and end what it reserves once it has no order.
+
+    The transaction fails if another process makes the call, or has answered its key.
+    """
+    params = None if record.params is None else orjson.dumps(record.params).decode()
+    values = to_row(record, idempotency_key=record.key, params=params)
+    stored = Statement(_UPSERT_RELAY, values, finds=record.state is RelayState.CLAIMED)
+    if record.state is RelayState.CLAIMED and record.key is not None:
+        return [stored, Statement(_IS_UNANSWERED, values, finds=True)]
+    if record.state in (RelayState.CLAIMED, RelayState.CREATED):
+        return [stored]
+    return [stored, Statement(_END_OF_CLAIM, {"order_id": record.order_id})]
+
+
+def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:
+    """Store the upstream's report on an order, with the raw answer that it was read from."""
+    return Statement(_UPDATE_REPORT, {**asdict(report), "evidence": evidence, "order_id": order_id})
+
+
+def _relay_from(row: Row) -> RelayRecord:
+    params = None if row["params"] is None else orjson.loads(row["params"])
+    return from_row(RelayRecord, row, key=row["idempotency_key"], params=params)
+
+
+class TicketRows:
+    """The part of OrderStore for tickets."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def tickets_taken(self, day: int, client: str) -> TicketsTaken:
+        """Tickets charged on a day of UTC."""
+        sql = (
+            "SELECT client, tickets, bytes FROM ticket_counts"
+            " WHERE day = :day AND client IN (:client, '')"
+        )
+        rows = {row["client"]: row for row in await self._db.fetch(sql, day=day, client=client)}
+        return TicketsTaken(
+            rows[client]["tickets"] if client in rows else 0, rows[""]["bytes"] if "" in rows else 0
+        )
+
+    async def forget_tickets(self, before: int) -> int:
+        """Drop tickets made before that time, the oldest first, a bounded number at once.
+
+        Returns how many.
+        """
+        found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
+        if found:
+            sql = "DELETE FROM tickets WHERE seq IN :found"
+            await self._db.write([Statement(sql, {"found": found})])
+        return len(found)
+
+
+def ticket_statement(ticket: Ticket) -> Statement:
+    """Store a ticket."""
+    return Statement(_INSERT_TICKET, asdict(ticket))
+
+
+def charge_statements(charge: TicketCharge) -> list[Statement]:
+    """Count a ticket, unless that exceeds a limit; counts of days before yesterday are deleted."""
+    values = charge._asdict()
+    return [
+        Statement(_FORGET_TICKET_COUNTS, values),
+        Statement(_COUNT_TICKET, values, finds=True),
+        Statement(_COUNT_BYTES, values, finds=True),
+    ]

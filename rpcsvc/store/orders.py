@@ -27,6 +27,7 @@ from rpcsvc.store.database import (
     Statement,
     StoreConflict,
     Tables,
+    from_row,
     insert,
     update,
     upsert,
@@ -37,9 +38,14 @@ from rpcsvc.store.order_rows import (
     FILL,
     FILLED,
     ORDER,
+    SELECT_REPORT,
     TERMS,
     TRANSFER,
+    IdempotencyRows,
+    RelayRows,
+    TicketRows,
     changing_values,
+    charge_statements,
     deposit_from,
     deposit_values,
     effect_from,
@@ -47,21 +53,14 @@ from rpcsvc.store.order_rows import (
     fill_from,
     fill_values,
     order_from,
-    terms_values,
-    transfer_from,
-    transfer_values,
-)
-from rpcsvc.store.records import (
-    SELECT_REPORT,
-    IdempotencyRows,
-    RelayRows,
-    TicketRows,
-    charge_statements,
     relay_statements,
     report_from,
     report_statement,
     response_statement,
+    terms_values,
     ticket_statement,
+    transfer_from,
+    transfer_values,
 )
 from rpcsvc.store.replicas import pooled_statements, rate_statements
 from rpcsvc.store.reservations import (
@@ -71,7 +70,6 @@ from rpcsvc.store.reservations import (
     reservation_statements,
     scanned_until,
 )
-from rpcsvc.store.rows import from_row
 from rpcsvc.store.webhooks import (
     PRUNE_WEBHOOK,
     OldWebhookRows,
@@ -218,7 +216,7 @@ _PRUNE: Final = (
     f"UPDATE orders SET unpaid_since = NULL WHERE {_IS_UNPAID}",
 )
 # An order that has changed since the query keeps its history. Its row goes first: it is locked from
-# then on, and the deletions go by what was written to it.
+# then on, and the deletions depend on its new values.
 _REDUCE: Final = (
     f"UPDATE orders SET history_from = version WHERE seq IN :seqs AND {_IS_OLD}",
     "DELETE FROM event_log WHERE order_seq IN :seqs"
@@ -280,7 +278,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return row["order_id"] if row is not None and row["deposit_network"] == network else None
 
     async def is_deposit_address(self, address: str) -> bool:
-        """Whether the address is an order's deposit address, on whatever network."""
+        """Return whether the address is an order's deposit address, on any network."""
         return await self._given(address) is not None
 
     async def _given(self, address: str) -> Row | None:
@@ -316,7 +314,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         return {row["order_id"]: row["version"] for row in rows}
 
     async def open_orders(self) -> list[str]:
-        """Ids of all orders that are not over, and of those that wait for a refund address."""
+        """Return the ids of all orders that are not over, or that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
         rows = await self._db.fetch(
             "SELECT order_id FROM orders"
@@ -345,7 +343,8 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
     async def locked_beyond(
         self, direction: Direction, rate: int, now: int, limit: int
     ) -> list[str]:
-        """Ids of orders that await money and whose price lock, not over at ``now``, breaks.
+        """Return the ids of orders that await money and whose price lock, not over at ``now``,
+        breaks.
 
         ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
         """
@@ -366,7 +365,7 @@ class OrderStore(RelayRows, IdempotencyRows, TicketRows, ReservationRows, OldWeb
         ]
 
     async def hurry(self, transfer_id: str) -> bool:
-        """Have whoever settles run a transfer now; whether it was pending."""
+        """Have the settling replica run a transfer now; return whether it was pending."""
         values = effect_values(order_of(transfer_id), AdvanceTransfer(transfer_id))
         try:
             await self._db.write([Statement(_SET_HURRIED, {**values, "hurried": 1}, finds=True)])

@@ -7,24 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from rpcsvc.clock import DAY_MS
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.store.changes import PooledOrder, RateBounds
-from rpcsvc.store.database import Row, StaleWrite, Statement, Tables
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, StaleWrite, Statement, Tables, from_row, to_row
 
-
-class RateRow(NamedTuple):
-    """A published rate: when, how long ago, and the token of the lease it was published under."""
-
-    usdc_per_xmr: int
-    at: int
-    age_ms: int
-    token: int
-
-
-KEPT_MS: Final = 7 * 86_400_000
-
+KEPT_MS: Final = 7 * DAY_MS
 _LAST: Final = "seq = (SELECT max(seq) FROM rates)"
 _IS_FRESH: Final = "published_at > now_ms() - :max_age_ms"
 _PUBLISH_RATE: Final = (
@@ -44,6 +33,38 @@ _SELECT_RECENT: Final = (
     f"{_ROW} WHERE seq IN (SELECT max(seq) FROM rates WHERE published_at > now_ms() - :span_ms"
     " GROUP BY published_at / :step_ms) ORDER BY seq"
 )
+_STATE: Final = (
+    "is_up", "height", "fee", "free", "locked", "seconds_to_unlock", "shortage", "refusal",
+)  # fmt: skip
+_PUBLISH_STATE: Final = (
+    f"INSERT INTO wallet_states (network, published_at, {', '.join(_STATE)})"
+    f" VALUES (:network, now_ms(), {', '.join(f':{name}' for name in _STATE)})"
+    " ON CONFLICT (network) DO UPDATE SET published_at = excluded.published_at, "
+    + ", ".join(f"{name} = excluded.{name}" for name in _STATE)
+)
+_SELECT_STATES: Final = (
+    f"SELECT network, {', '.join(_STATE)}, published_at, now_ms() - published_at AS age_ms"
+    " FROM wallet_states"
+)
+_EMPTY_POOL: Final = "DELETE FROM address_pool"
+_ADD_ADDRESS: Final = "INSERT INTO address_pool (address, asset) VALUES (:address, :asset)"
+_SELECT_ADDRESSES: Final = "SELECT address FROM address_pool WHERE asset = :asset"
+_TAKE_ADDRESS: Final = "DELETE FROM address_pool WHERE address = :address"
+# It runs after the rows of reservations: the sum has the new order in it.
+_CAN_PAY: Final = (
+    "SELECT network FROM wallet_states WHERE network = :network AND published_at >= :since"
+    " AND published_at > now_ms() - :max_age_ms AND refusal IS NULL AND free >= coalesce("
+    "(SELECT units FROM reservation_sums WHERE scope = 'total' AND network = :network), 0)"
+)
+
+
+class RateRow(NamedTuple):
+    """A published rate: when, how long ago, and the token of the lease it was published under."""
+
+    usdc_per_xmr: int
+    at: int
+    age_ms: int
+    token: int
 
 
 class RateRows:
@@ -109,31 +130,6 @@ class PublishedState(Struct, frozen=True):
     state: WalletState
     published_at: int
     age_ms: int
-
-
-_STATE: Final = (
-    "is_up", "height", "fee", "free", "locked", "seconds_to_unlock", "shortage", "refusal",
-)  # fmt: skip
-_PUBLISH_STATE: Final = (
-    f"INSERT INTO wallet_states (network, published_at, {', '.join(_STATE)})"
-    f" VALUES (:network, now_ms(), {', '.join(f':{name}' for name in _STATE)})"
-    " ON CONFLICT (network) DO UPDATE SET published_at = excluded.published_at, "
-    + ", ".join(f"{name} = excluded.{name}" for name in _STATE)
-)
-_SELECT_STATES: Final = (
-    f"SELECT network, {', '.join(_STATE)}, published_at, now_ms() - published_at AS age_ms"
-    " FROM wallet_states"
-)
-_EMPTY_POOL: Final = "DELETE FROM address_pool"
-_ADD_ADDRESS: Final = "INSERT INTO address_pool (address, asset) VALUES (:address, :asset)"
-_SELECT_ADDRESSES: Final = "SELECT address FROM address_pool WHERE asset = :asset"
-_TAKE_ADDRESS: Final = "DELETE FROM address_pool WHERE address = :address"
-# It runs after the rows of reservations: the sum has the new order in it.
-_CAN_PAY: Final = (
-    "SELECT network FROM wallet_states WHERE network = :network AND published_at >= :since"
-    " AND published_at > now_ms() - :max_age_ms AND refusal IS NULL AND free >= coalesce("
-    "(SELECT units FROM reservation_sums WHERE scope = 'total' AND network = :network), 0)"
-)
 
 
 class SharedWallets:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import TOTAL, Admission, Reservation, ReservationChange, Reserved
 from rpcsvc.store.database import Statement, Tables, upsert
 
 _FUNDED: Final = upsert(

@@ -10,12 +10,21 @@ from typing import Any, Final
 
 from rpcsvc.domain.money import ASSETS
 from rpcsvc.domain.order import FINAL_TRANSFERS
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import TOTAL
+from rpcsvc.domain.reservations import TOTAL, ReservationChange
 from rpcsvc.domain.withdrawals import Withdrawal
-from rpcsvc.store.database import Commit, Row, Rows, StaleWrite, Statement, Tables, insert, update
+from rpcsvc.store.database import (
+    Commit,
+    Row,
+    Rows,
+    StaleWrite,
+    Statement,
+    Tables,
+    from_row,
+    insert,
+    to_row,
+    update,
+)
 from rpcsvc.store.reservations import reservation_statements, within_statement
-from rpcsvc.store.rows import from_row, to_row
 
 _TABLE: Final = "withdrawals"
 _PROGRESS: Final = ("state", "txid", "raw", "reason", "receipt", "changed_at")
@@ -44,7 +53,7 @@ class WithdrawalStore:
         self._db = database
 
     async def find(self, withdrawal_id: str) -> Withdrawal | None:
-        """One withdrawal as last committed."""
+        """Return a withdrawal as last committed."""
         row = await self._db.fetch_one(f"{_SELECT} WHERE withdrawal_id = :name", name=withdrawal_id)
         return _withdrawal(row) if row else None
 

@@ -18,7 +18,7 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.errors import InvalidInput, Unavailable
-from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
@@ -93,9 +93,9 @@ class Annotations:
         return Noted(txid=txid)
 
     async def _may_still_pay(self, network: str, txid: str) -> list[TransferEntry]:
-        """The open XMR transfers that a transaction may have paid.
+        """Return the open XMR transfers that a transaction may have paid.
 
-        Annotated, it would not keep the service from paying them. What an EVM transaction paid is
+        An annotation would not keep the service from paying them. What an EVM transaction paid is
         on the chain, and the audit sees it.
         """
         books = await self._audited()

@@ -54,7 +54,7 @@ PARTS: Final = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
         ("commit: writer's thread", r"GroupConnection|_connection_worker_thread"),
-        ("checkpoints", r"sqlite/checkpoints"),
+        ("checkpoints", r"^(_move|_pass|restart) .*sqlite/database"),
         ("log line", r"structlog|rpcsvc/logs|^_log .*operations/dispatch"),
         ("attestation", r"attest"),
         ("response signature", r"response_signer|rpcsvc/verify|^BatchSigner"),
@@ -66,7 +66,10 @@ PARTS: Final = tuple(
         ("JSON-RPC", r"rpcsvc/http/jsonrpc|jsonrpcserver/|returns/|oslash/"),
         ("inputs", r"operations/inputs|domain/addresses"),
         ("idempotency", r"orders/idempotency"),
-        ("reads", r"sqlite/reader|_hold_snapshot|is_deposit_address|status_view"),
+        (
+            "reads",
+            r"^(fetch|fetch_one|compiled|_hold_snapshot) |is_deposit_address|status_view",
+        ),
         ("group commit", r"store/group_commit|sqlite/database|aiosqlite/"),
         ("rows", r"rpcsvc/store/"),
         ("answers", r"operations/(views|envelope|ordering|swap|service)"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 from unittest.mock import patch
 
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.engine import SimulatedAuthorizations
 from tests.contract import bff
 from tests.contract.bff import ORDER, SESSION
 from tests.contract.checkout import (

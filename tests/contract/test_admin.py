@@ -151,8 +151,7 @@ OPENING = {
         "rpcsvc/cli/recovery/restore.py",  # while it is stopped, under its lock
     },
     "aiosqlite.connect(": {
-        "rpcsvc/store/backends/sqlite/database.py",  # the writer
-        "rpcsvc/store/backends/sqlite/checkpoints.py",  # the write-ahead log
+        "rpcsvc/store/backends/sqlite/database.py",  # the writer, and who moves the write-ahead log
     },
     "sqlite3.connect(": {
         "rpcsvc/store/backends/copying.py",  # db copy, while it is stopped

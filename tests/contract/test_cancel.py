@@ -60,7 +60,7 @@ async def test_cancel_twice_answers_the_same(served: Served) -> None:
     assert first.body["data"] == second.body["data"]
 
 
-async def test_cancel_at_once_makes_one_transition(served: Served) -> None:
+async def test_concurrent_cancels_make_one_transition(served: Served) -> None:
     owned = await ordered(served)
     answers = await asyncio.gather(*(cancel(served, owned) for _ in range(8)))
     assert all(answer["ok"] for answer in answers)

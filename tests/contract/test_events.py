@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from rpcsvc.domain.events import Event
-from rpcsvc.domain.unfunded import SOCKET
+from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.operations.events import TYPE_OF
 from rpcsvc.orders.waits import Waits
 from tests.contract.following import (
@@ -68,7 +68,7 @@ async def test_events_are_waited_for_and_come_at_once(served: Served) -> None:
     assert count_waiting(served.up.service.waits) == 0
 
 
-async def test_events_of_no_order_are_not_waited_for(served: Served) -> None:
+async def test_wait_for_an_unknown_order_is_refused(served: Served) -> None:
     async with asyncio.timeout(10):
         for answer in (
             await events(served, UNKNOWN_ORDER, waitSec=25),

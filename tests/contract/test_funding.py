@@ -25,10 +25,10 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import RateLimited, Unavailable
 from rpcsvc.operations.webhooks import event_body
 from rpcsvc.orders import authorizations
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.orders.waits import Waits
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.settlement.sandbox.engine import SimulatedAuthorizations
 from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationStore
 from tests.contract.following import count_waiting
 from tests.contract.paying import (
@@ -102,7 +102,7 @@ async def test_documented_x402_client_signs_usdc_of_each_chain_alone(served: Ser
                     await client.create_payment_payload(required)
 
 
-async def test_an_address_sends_so_many_payments_a_day(tmp_path: Path) -> None:
+async def test_address_has_a_daily_limit_of_payments(tmp_path: Path) -> None:
     environ = {"RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8", "AGENT_RPC_TOKEN": "t" * 32}
     limit = {"orders__address_authorizations_a_day": 1}
     by = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
@@ -177,7 +177,7 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     assert served.count("funding_authorizations") == 0
 
 
-async def test_payment_is_of_what_is_still_due(served: Served) -> None:
+async def test_payment_covers_the_remaining_due_amount(served: Served) -> None:
     order_id = await new_order(served)
     early = header(await signed(await offered(served, order_id)))
     await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
@@ -231,7 +231,7 @@ async def _cancelled(served: Served) -> str:
     return order_id
 
 
-async def test_copies_at_once_are_one_debit(served: Served) -> None:
+async def test_concurrent_copies_of_a_payment_are_one_debit(served: Served) -> None:
     order_id = await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     answers = await asyncio.gather(*(fund(served, order_id, **payment) for _ in range(8)))
@@ -365,7 +365,7 @@ async def test_lost_reply_is_looked_up_and_credited_once(served: Served) -> None
     assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
-async def test_engine_that_is_down_takes_no_payment(served: Served) -> None:
+async def test_engine_down_takes_no_payment(served: Served) -> None:
     order_id = await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     await served.rpc("sandbox.fault", {"fault": "engine_down"})

@@ -86,7 +86,7 @@ async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Wal
     assert over_rpc.body["result"]["error"] == error
 
 
-async def test_capabilities_state_what_can_be_paid_for_now(served: Served, hold: Wallet) -> None:
+async def test_capabilities_state_the_payable_amount(served: Served, hold: Wallet) -> None:
     hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
     answer = await served.http("GET", "/agent/capabilities")
     row = next(r for r in answer.body["data"]["limits"] if r["direction"] == "x2u")
@@ -99,7 +99,7 @@ async def test_capabilities_state_no_limit_of_simulated_wallets(tmp_path: Path) 
     assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {None}
 
 
-async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: Wallet) -> None:
+async def test_unknown_wallet_quotes_nothing(served: Served, hold: Wallet) -> None:
     hold(None)
     assert (await served.post("/agent/swap/quote", QUOTE)).status == 503
     answer = await served.http("GET", "/agent/capabilities")

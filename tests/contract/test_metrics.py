@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.domain.reservations import Holdings
-from rpcsvc.domain.unfunded import Reserved
+from rpcsvc.domain.reservations import Holdings, Reserved
 from rpcsvc.http.metrics import FAMILIES, Histogram
 from rpcsvc.http.scrape import PaidFees
 from rpcsvc.orders.ports.venue import Rate
@@ -143,7 +142,7 @@ async def test_metrics_show_waits_by_kind_and_the_lease(served: Served) -> None:
     await once
 
 
-async def test_metrics_show_what_real_wallets_know(served: Served) -> None:
+async def test_metrics_show_readings_of_real_wallets(served: Served) -> None:
     """The metrics of the engine onchain, and a lease that ends."""
     monero = NetworkState(2_500, 12, node_height=900, scanned_height=897)
     states = {"monero": monero, "base": UNKNOWN}
@@ -202,7 +201,7 @@ async def test_metrics_show_lag_rate_age_and_the_pause(served: Served) -> None:
     assert value(series, "rpcsvc_payouts_paused") == 1
 
 
-async def test_metrics_show_what_is_reserved_and_what_is_owed(tmp_path: Path) -> None:
+async def test_metrics_show_reserved_and_owed_amounts(tmp_path: Path) -> None:
     """The reservation is a stand-in: wallets of the sandbox have no limit."""
 
     async def reserved(_network: str) -> Reserved:

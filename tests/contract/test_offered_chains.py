@@ -63,7 +63,7 @@ async def refresh(served: Served) -> None:
     await engine.watch.ask(Urgency.ROUTINE)
 
 
-async def test_capabilities_and_chains_are_those_of_both(sidecar: Served) -> None:
+async def test_offered_chains_are_configured_and_listed_upstream(sidecar: Served) -> None:
     reported = (await rpc(sidecar, "capabilities"))["data"]["chains"]
     assert [chain["name"] for chain in reported] == ["arbitrum", "base"]
     answer = await call(sidecar, "GET", "/chains")

@@ -59,7 +59,7 @@ async def test_digest_refuses_worse_terms_only(
     assert (await execute(served, held)).status == 200
 
 
-async def test_digest_is_of_one_swap(served: Served) -> None:
+async def test_digest_is_bound_to_its_swap(served: Served) -> None:
     digest = await quoted(served)
     for change in ({"amount": "0.9"}, {"chain": "base"}):
         refused = await execute(served, {**SWAP, **change, "quoteDigest": digest})
@@ -98,7 +98,7 @@ async def test_a_refused_digest_claims_no_key(served: Served) -> None:
 
 
 @given(terms)
-def test_digest_reads_what_was_written(quote: QuotedTerms) -> None:
+def test_digest_round_trip(quote: QuotedTerms) -> None:
     assert read_digest(write_digest(quote)) == quote
 
 

@@ -188,7 +188,7 @@ async def test_order_that_must_not_be_paid_is_hidden_and_frees_its_key(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.change = change
-        with logs_of("rpcsvc.orders.upstream.relay") as lines:
+        with logs_of("rpcsvc.settlement.upstream.relay") as lines:
             answer = await create(served, "mine-0123456789a")
         assert (answer["error"]["code"], answer["error"]["retryable"]) == ("unavailable", True)
         assert "depositAddress" not in str(answer)

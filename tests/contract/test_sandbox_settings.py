@@ -1,14 +1,14 @@
-"""A change of the sandbox's settings is kept when an earlier read of them ends after it."""
+"""The sandbox's settings: those of its operator, and those that a developer changes."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.sandbox.chain import Setting
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
-from tests.contract.serving import SWAP, Served
+from rpcsvc.settlement.sandbox.ledger import SandboxLedger, Setting
+from tests.contract.serving import SWAP, Served, serving
 
 
 async def test_a_read_that_began_before_a_change_does_not_undo_it(
@@ -34,3 +34,11 @@ async def test_a_read_that_began_before_a_change_does_not_undo_it(
     may_answer.set()
     assert [answer.status for answer in await asyncio.gather(advance, fault)] == [200, 200]
     assert (await served.post("/agent/swap/create", SWAP)).status == 503
+
+
+async def test_sandbox_starts_with_payouts_that_cost_nothing(tmp_path: Path) -> None:
+    async with serving(
+        tmp_path, sandbox__xmr_payout_fee="0", sandbox__usdc_payout_fee="0"
+    ) as served:
+        order = await served.post("/agent/swap/create", SWAP)
+    assert (order.status, order.body["data"]["quote"]["fees"]["network"]) == (200, "0")

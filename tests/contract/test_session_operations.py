@@ -79,7 +79,7 @@ async def test_check_agrees_with_the_funding_instructions(served: Served) -> Non
             assert answer["data"]["paymentCheck"]["amountDue"] == funding["amount"]
 
 
-async def test_check_says_what_differs(served: Served) -> None:
+async def test_check_tells_each_difference(served: Served) -> None:
     swap = {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO}
     data = await ordered(served, **swap)
     call = "0xa9059cbb" + EVM[2:].lower().rjust(64, "0") + f"{150 * 10**6:064x}"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
-from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.settlement.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id
@@ -147,7 +147,7 @@ async def test_refusal_of_the_upstream_is_quoted(sidecar: Served) -> None:
     assert sidecar.count("orders") == 0
 
 
-async def test_an_upstream_that_is_down_is_unavailable(tmp_path: Path) -> None:
+async def test_upstream_down_is_unavailable(tmp_path: Path) -> None:
     async with serving(tmp_path / "central") as central:
         url = central.url
     environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": url}

@@ -25,8 +25,8 @@ from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.sandbox import wiring
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.settlement.upstream.failures import NoAnswer
 from rpcsvc.settlement.upstream.transport import (
+    NoAnswer,
     RawReply,
     UpstreamAnswer,
     UpstreamCall,

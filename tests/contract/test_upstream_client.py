@@ -13,18 +13,20 @@ from msgspec.structs import replace
 from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing
-from rpcsvc.settlement.upstream.failures import (
+from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Urgency
+from rpcsvc.settlement.upstream.transport import (
     BreakerOpen,
     BudgetSpent,
+    ClientOptions,
     NeverSent,
     NoAnswer,
+    UpstreamAnswer,
     UpstreamBroken,
+    UpstreamCall,
     UpstreamError,
     UpstreamOutcomeUnknown,
     UpstreamRefused,
 )
-from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Urgency
-from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, UpstreamCall
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.logs import logs_of

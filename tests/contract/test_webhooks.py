@@ -327,7 +327,7 @@ async def test_without_signing_a_webhook_needs_a_secret(tmp_path: Path) -> None:
         await made(served, {"url": PUBLIC, "secret": SECRET})
 
 
-async def test_a_rotated_key_signs_what_is_sent_then(
+async def test_rotated_key_signs_later_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with beside(tmp_path, monkeypatch) as (served, receiver):

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from rpcsvc.__main__ import main
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
-from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from rpcsvc.store.authorizations import AuthorizationStore
 from rpcsvc.store.backends.sqlite.database import GroupConnection, SqliteDatabase

@@ -13,7 +13,7 @@ from rpcsvc.__main__ import main
 VARIABLE: Final = "PATCHED_CONSTANTS"
 # An upstream is polled often.
 POLLING: Final = {
-    "rpcsvc.orders.upstream.follower.ASK_EVERY_MS": 100,
+    "rpcsvc.settlement.upstream.follower.ASK_EVERY_MS": 100,
     "rpcsvc.settlement.upstream.wiring.POLL_MS": 100,
 }
 # The lease is short, and renewed often.

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rpcsvc.domain.money import USDC, format_units
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import BPS, Direction
-from rpcsvc.domain.unfunded import ADDRESS, Client
+from rpcsvc.domain.reservations import ADDRESS, Client
 from tests.sandbox import EVM, MONERO, Sandbox, give_wallets, sandbox
 
 XMR = 10**12

@@ -33,7 +33,7 @@ async def test_order_with_many_deposits_yields_to_the_next_order(
         assert await deposits_of(box, good) == 1
 
 
-async def test_every_one_of_many_deposits_is_recorded_and_counts(tmp_path: Path) -> None:
+async def test_many_deposits_are_all_recorded_and_counted(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
         swamped = await box.order("u2x")
         for _ in range(MANY):

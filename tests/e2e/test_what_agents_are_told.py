@@ -46,7 +46,7 @@ async def test_of_several_problems_each_says_what_its_field_may_be(box: Sandbox)
     assert "allowed" not in answer["error"].get("details", {})
 
 
-async def test_money_that_is_not_worth_sending_back_is_said_to_be_held(box: Sandbox) -> None:
+async def test_answer_tells_of_money_held_as_dust(box: Sandbox) -> None:
     order = await box.order("x2u")
     await order.fund("0.00005")
     await box.settle()

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.store.backends.sqlite.database import BoundRows, GroupConnection
+from rpcsvc.store.backends.sqlite.database import BoundRows, GroupConnection, compiled
 from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.database import CommitObserver, Query, Row, Statement
 from rpcsvc.store.group_commit import GroupCommit, StatementRows
 

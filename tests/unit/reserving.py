@@ -10,8 +10,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import counted, funded_reservations_of, reservations_of
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission, counted, funded_reservations_of, reservations_of
 from rpcsvc.store.changes import Change, HistoryEntry
 from rpcsvc.store.checks import BOOKS
 from rpcsvc.store.database import Tables

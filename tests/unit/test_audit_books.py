@@ -65,7 +65,7 @@ class Meanwhile:
         self._reader.close()
 
 
-def test_books_are_of_one_moment_whatever_is_written_meanwhile(
+def test_books_show_one_moment_during_writes(
     tmp_path: Path, service: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[Meanwhile] = []

@@ -268,14 +268,14 @@ def test_a_time_locked_deposit_may_stay_seen() -> None:
     assert report.pending
 
 
-def test_a_confirmed_deposit_that_is_nowhere_is_a_difference() -> None:
+def test_confirmed_deposit_on_no_chain_is_a_difference() -> None:
     world = World()
     world.keep(world.deposit(world.order(X2U), XMR))
     world.arrivals.clear()
     assert kinds(audited(world)) == {"deposit_not_on_chain"}
 
 
-def test_a_deposit_that_is_gone_after_it_was_paid_out_is_lost() -> None:
+def test_deposit_gone_after_its_payout_is_lost() -> None:
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), XMR))
     gone = replace(order.deposits[0], state=DepositState.REMOVED)
@@ -328,7 +328,7 @@ def test_paid_out_deposit_back_in_the_pool_is_a_difference(
     assert kinds(audited(world)) == {"deposit_unmined"}
 
 
-def test_a_settled_payout_that_is_nowhere_is_a_difference() -> None:
+def test_settled_payout_on_no_chain_is_a_difference() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
     world.departures.clear()
@@ -562,7 +562,7 @@ def test_void_sweep_that_is_mined_after_all_is_pending() -> None:
     assert kinds(audited(world)) == {"sweep"}
 
 
-def test_sweep_by_another_key_copy_is_what_its_address_lost() -> None:
+def test_sweep_by_another_key_copy_explains_the_address_loss() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
     world.sweep(order)

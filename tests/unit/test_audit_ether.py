@@ -57,7 +57,7 @@ def test_each_wei_beyond_fees_and_transfers_is_reported(
     assert [(item.kind, item.gap) for item in found] == [(kind, planted) for kind in kinds]
 
 
-def test_a_missing_wei_says_what_to_do() -> None:
+def test_missing_wei_tells_what_to_do() -> None:
     world = lived(("fill", 7))
     (found,) = audited(world, balance=WEI - 8).differences
     assert replace(found, hint="") == Difference(
@@ -144,7 +144,7 @@ def head(number: int) -> Block:
     return Block(number, "0x", "0x", 0, None)
 
 
-async def test_what_is_deep_is_asked_once_and_what_is_young_again() -> None:
+async def test_deep_transactions_are_asked_once_young_ones_again() -> None:
     node = Node(receipt("deep", 90), receipt("young", 91), receipt("later", 101))
     receipts = EvmReceipts(NETWORK, node)
     for _ in range(2):

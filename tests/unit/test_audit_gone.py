@@ -39,7 +39,7 @@ def without_deposit(direction: Direction, units: int, state: DepositState) -> Wo
 
 @pytest.mark.parametrize(("direction", "network", "units"), WAYS)
 @pytest.mark.parametrize("state", [DepositState.CONFIRMED, DepositState.REMOVED])
-def test_deposit_that_is_gone_ends_with_the_operators_word(
+def test_operator_closes_a_deposit_that_is_gone(
     direction: Direction, network: str, units: int, state: DepositState
 ) -> None:
     world = without_deposit(direction, units, state)
@@ -55,7 +55,7 @@ def test_deposit_that_is_gone_ends_with_the_operators_word(
     assert f"{txid} is explained, and {network} does not show it" in after.notes
 
 
-def test_deposit_that_is_back_counts_though_it_was_written_off() -> None:
+def test_returned_deposit_counts_after_a_write_off() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
     world.annotations.append(Annotation(MONERO, order.deposits[0].txid, "the loss is ours"))
@@ -90,7 +90,7 @@ def paid(direction: Direction) -> tuple[World, OrderEntry]:
     return world, world.keep(world.pay_out(world.deposit(world.order(direction), units)))
 
 
-def test_xmr_payout_that_is_gone_ends_with_the_command_it_names() -> None:
+def test_xmr_payout_gone_is_closed_by_the_named_command() -> None:
     world, order = paid(U2X)
     name = order.transfers[0].transfer_id
     world.departures.clear()

@@ -107,7 +107,7 @@ async def test_a_restart_during_its_own_pause_does_not_pause_once_more(tmp_path:
     assert "other" in (switch.reason() or "")
 
 
-async def test_payouts_go_on_when_the_operator_wants_it_so(tmp_path: Path) -> None:
+async def test_payouts_go_on_if_pausing_on_differences_is_off(tmp_path: Path) -> None:
     auditor = ScriptedAuditor()
     auditor.found = (STOLEN,)
     await loop_over(auditor, tmp_path, pauses=False).once()
@@ -311,7 +311,7 @@ async def test_what_is_found_twice_is_a_difference(
     assert evm.accepted == accepted
 
 
-async def test_audit_says_what_it_does(tmp_path: Path) -> None:
+async def test_audit_reports_its_steps(tmp_path: Path) -> None:
     said: list[str] = []
     await auditor_of(tmp_path, Monero(0), Evm(), said.append).audit()
     assert said == [

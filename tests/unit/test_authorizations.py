@@ -159,7 +159,7 @@ def test_broken_wrapper_is_nobodys_signature(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("left", [LEAST_SECONDS, 300, MOST_SECONDS])
-def test_authorization_of_what_is_due_will_do(left: int) -> None:
+def test_authorization_of_the_due_amount_is_accepted(left: int) -> None:
     assert reason(replace(GOOD, valid_before=NOW + left)) is None
     assert reason(replace(GOOD, valid_after=NOW - 1, to=TO.lower())) is None
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.authorizations import Authorizations
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Authorizations, Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState
 from rpcsvc.store.leases import MARGIN_MS, SETTLER, Lease

@@ -61,7 +61,7 @@ class Book:
 
 
 @pytest.mark.parametrize("state", [DepositState.SEEN, DepositState.CONFIRMED])
-def test_what_is_on_record_as_the_chain_shows_it_is_no_event(state: DepositState) -> None:
+def test_recorded_deposit_makes_no_event(state: DepositState) -> None:
     sighting = replace(Book(0).shown[0], state=state)
     order = open_order(terms())
     for event in events_of(order, sighting):

@@ -150,7 +150,7 @@ async def test_stop_starts_nothing_and_waits_for_no_hanging_wallet() -> None:
     await driver.effects.drain()
 
 
-async def test_to_stop_lets_what_is_under_way_end() -> None:
+async def test_stop_lets_running_effects_end() -> None:
     driver = RunnerDriver(stop_seconds=60)
     driver.due("xmr", XMR)
     await driver.beat()

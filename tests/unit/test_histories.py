@@ -24,7 +24,7 @@ def valid_histories(draw: st.DrawFn) -> list[SeenOrder]:
 
 
 @given(valid_histories())
-def test_history_of_one_correct_service_has_no_violation(history: list[SeenOrder]) -> None:
+def test_history_of_a_correct_service_has_no_violation(history: list[SeenOrder]) -> None:
     assert violations(history) == []
 
 

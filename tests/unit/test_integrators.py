@@ -28,7 +28,7 @@ def test_a_percent_is_read_to_the_hundredth(percent: str, bps: int) -> None:
         f"acme:0.555:{HASH}", f"acme:.5:{HASH}", f"acme:0.5:{HASH}:", f" acme:0.5:{HASH}",
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+def test_malformed_integrator_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(ValueError, match="<percent>"):
         parse_integrator(text)
 

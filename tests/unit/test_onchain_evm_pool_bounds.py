@@ -11,8 +11,7 @@ from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import _AWAITING, _IS_AWAITING
 from rpcsvc.settlement.onchain.evm.records import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments, read_pending
-from rpcsvc.store.backends.sqlite.database import SqliteDatabase
-from rpcsvc.store.backends.sqlite.reader import compiled
+from rpcsvc.store.backends.sqlite.database import SqliteDatabase, compiled
 from rpcsvc.store.database import StoreConflict
 from tests.rows import all_rows, statement
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of

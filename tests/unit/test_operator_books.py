@@ -154,7 +154,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
     assert reserved(orders, box.clock.now)["monero"] >= reserved_units + 10**10
 
 
-async def test_what_is_due_is_what_orders_have_not_sent_yet(tmp_path: Path) -> None:
+async def test_due_sums_count_transfers_not_sent_yet(tmp_path: Path) -> None:
     """At each step of payouts in both directions, and of one that becomes a refund."""
     seen: set[tuple[str, str]] = set()
     async with sandbox(tmp_path) as box:

@@ -24,7 +24,7 @@ from rpcsvc.operations.inputs import key_pattern
 
 ROOT = Path(__file__).parents[2]
 # They read the program's own SQL, and nothing else.
-OF_OWN_TEXT = {"rpcsvc.store.backends.postgresql.schema", "rpcsvc.store.backends.sqlite.reader"}
+OF_OWN_TEXT = {"rpcsvc.store.backends.postgresql.schema", "rpcsvc.store.backends.sqlite.database"}
 CALLS = {"match", "search", "fullmatch", "split", "findall", "finditer", "sub", "subn"}
 WHOLE, BEGINNING, PARTS = "fullmatch", "match", "finditer"
 REPEATS = {ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT}

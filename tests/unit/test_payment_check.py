@@ -63,7 +63,7 @@ def problems(payment: ProposedPayment, due: ExpectedPayment = DUE, now: int = NO
         replace(read_calldata(calldata(DEPOSIT, DUE.units)), chain_id=42161, token=TOKEN),
     ],
 )
-def test_check_finds_nothing_in_what_is_due(payment: ProposedPayment) -> None:
+def test_check_accepts_the_due_payment(payment: ProposedPayment) -> None:
     assert problems(payment) == set()
 
 
@@ -83,7 +83,7 @@ def test_check_finds_nothing_in_what_is_due(payment: ProposedPayment) -> None:
         ({"data": "0x"}, Problem.WRONG_CALL),
     ],
 )
-def test_check_names_what_differs(changes: dict[str, Any], found: Problem) -> None:
+def test_check_names_each_difference(changes: dict[str, Any], found: Problem) -> None:
     assert problems(read_transaction(transaction(**changes))) == {found}
 
 
@@ -127,7 +127,7 @@ def test_check_needs_the_contract_of_calldata() -> None:
     assert problems(described) == set()
 
 
-def test_check_refuses_what_takes_no_payment_any_more() -> None:
+def test_check_refuses_an_order_that_takes_no_payment() -> None:
     due = replace(DUE, is_payable=False)
     assert problems(read_transaction(transaction()), due) == {Problem.NOT_PAYABLE}
 
@@ -176,7 +176,7 @@ RAW = "02f8b1" + KEY * 3
     [RAW, f"0x{RAW}", f"ethereum:{TOKEN}?data=0x{RAW}", {"tx": RAW}, {RAW: 1}, [{"a": [RAW]}],
      b64encode(bytes.fromhex(RAW)).decode(), f"address={KEY}", "xprv" + "9" * 107],
 )  # fmt: skip
-def test_check_takes_for_secret_what_may_be_signed(value: Any) -> None:
+def test_check_treats_possible_signatures_as_secret(value: Any) -> None:
     with pytest.raises(InvalidInput) as refusal:
         require_no_secret(value, "address")
     assert refusal.value.received is None

@@ -197,7 +197,7 @@ async def test_transfer_cancelled_during_signing_leaves_nothing_to_do(
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down", "quarantine"])
-async def test_what_changed_while_it_was_signed_is_not_recorded(
+async def test_companion_changed_while_signing_is_not_recorded(
     driver: PayoutDriver, why: str
 ) -> None:
     """A reorganisation may come at any moment."""

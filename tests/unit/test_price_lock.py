@@ -75,7 +75,7 @@ def test_after_the_lock_an_unfair_rate_is_treated_as_late() -> None:
     assert paid(recovered) == locked().price.at(FAIR).output(X2U, XMR_UNIT)
 
 
-def test_dust_inside_the_lock_does_not_hold_it_for_the_rest() -> None:
+def test_dust_does_not_hold_the_lock_for_later_deposits() -> None:
     dust, rest = XMR_UNIT // 100, XMR_UNIT
     order = seen(open_order(locked()), 1, dust, NOW)
     order = seen(order, 2, rest, LOCK_END + 1, FAIR)
@@ -95,7 +95,7 @@ def test_overpayment_after_the_lock_does_not_get_the_locked_rate() -> None:
     assert order.unspent == (), "the first is confirmed later and refunded"
 
 
-def test_late_dust_does_not_reprice_what_came_in_the_lock() -> None:
+def test_late_dust_does_not_reprice_deposits_in_the_lock() -> None:
     order = seen(open_order(locked()), 1, XMR_UNIT - 10, NOW)
     order = seen(order, 2, 10, EXPIRES + 1)
     order = confirmed(order, 1, EXPIRES + 2).order
@@ -178,7 +178,7 @@ def test_deposit_in_the_pool_before_the_break_is_in_time() -> None:
 
 
 @pytest.mark.parametrize("now", [LOCK_END, LOCK_END + 1])
-def test_a_lock_that_is_over_can_not_break(now: int) -> None:
+def test_ended_lock_does_not_break(now: int) -> None:
     with pytest.raises(ImpossibleTransition, match="is over"):
         transition(open_order(locked()), ev.LockBroken(UNFAIR), now)
 

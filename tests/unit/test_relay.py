@@ -13,30 +13,28 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-import rpcsvc.orders.upstream.relay as relay_module
+import rpcsvc.settlement.upstream.relay as relay_module
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import UPSTREAM
-from rpcsvc.domain.unfunded import Admission, Reservation
+from rpcsvc.domain.reservations import UPSTREAM, Admission, Reservation
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.upstream import (
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settings_onchain import chains_toml
+from rpcsvc.settlement.upstream.follower import LONGEST_PAUSE_MS, Follower
+from rpcsvc.settlement.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.requests import (
     Created,
     CreationUnknown,
     UpstreamRequest,
     UpstreamResting,
     UpstreamStatus,
 )
-from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
-from rpcsvc.orders.upstream.relay import Asking, Relay
-from rpcsvc.settings_onchain import chains_toml
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, SqliteDatabase
-from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, UNAVAILABLE, SqliteDatabase
 from rpcsvc.store.changes import Change, RelayRecord, RelayState, StoredResponse
 from rpcsvc.store.database import StaleWrite, Statement
 from rpcsvc.store.operator_books import OperatorBooks
@@ -575,7 +573,7 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
     assert (await world.ask_for(60_000))["lost"] >= 40
 
 
-async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World) -> None:
+async def test_resting_upstream_is_asked_for_no_order(world: World) -> None:
     await world.follow("lost", "well")
     resting = UpstreamResting("the breaker is open", 60_000)
     world.upstream.unreadable = {"lost": resting, "well": resting}

@@ -16,8 +16,7 @@ from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import counted, reservations_of
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission, counted, reservations_of
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.checks import reservation_problems
 from rpcsvc.store.database import StoreConflict

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.backends.sqlite import checkpoints
+from rpcsvc.store.backends.sqlite import database as sqlite
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, SqliteDatabase
 from tests.rows import statement
 
@@ -38,8 +38,8 @@ async def write_and_move(database: SqliteDatabase, name: str) -> None:
 
 @pytest.fixture(autouse=True)
 def each_row_starts_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "ROWS_BETWEEN", 1)
-    monkeypatch.setattr(checkpoints, "LONG_LOG_FRAMES", 0)
+    monkeypatch.setattr(sqlite, "ROWS_BETWEEN", 1)
+    monkeypatch.setattr(sqlite, "LONG_LOG_FRAMES", 0)
 
 
 async def test_whoever_reads_beside_the_service_keeps_no_write_waiting(tmp_path: Path) -> None:

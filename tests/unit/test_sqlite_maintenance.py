@@ -136,7 +136,7 @@ def test_a_row_without_its_order_is_found(books: Path) -> None:
     assert any("of deposits refers to nothing in orders" in line for line in problems)
 
 
-def test_file_that_is_no_database_is_a_problem_not_an_exception(tmp_path: Path) -> None:
+def test_check_reports_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert check_database(tmp_path) == [f"there is no database at {tmp_path / DATABASE_NAME}"]
     (tmp_path / DATABASE_NAME).write_bytes(b"this is no database" * 100)
     assert check_database(tmp_path) == ["the file can't be read: file is not a database"]

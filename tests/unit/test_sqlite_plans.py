@@ -15,10 +15,11 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.payment_ledger import _SELECT_SWEEP, _UNSWEPT
 from rpcsvc.settlement.onchain.unrecorded import _UNATTRIBUTED
+from rpcsvc.store.backends.sqlite.database import compiled
 from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.checks import _THERE
 from rpcsvc.store.operator_books import _FLOWS, _MADE_AT
+from rpcsvc.store.order_rows import _SELECT_OPEN
 from rpcsvc.store.orders import (
     _REDUCE,
     _SELECT_GIVEN,
@@ -28,7 +29,6 @@ from rpcsvc.store.orders import (
     _SELECT_SESSION_BEFORE,
     _SELECT_VIEW,
 )
-from rpcsvc.store.records import _SELECT_OPEN
 
 PLANS = [
     (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),

@@ -174,7 +174,7 @@ def stored(data_dir: Path, table: str) -> dict[str, Any]:
         return {name: value for name, value in zip(names, row, strict=True) if name != "seq"}
 
 
-def test_no_number_that_is_kept_stands_for_another() -> None:
+def test_stored_numbers_stay_distinct() -> None:
     for values in (
         (TERMS, TERMS.price, TERMS.timeouts),
         (DEPOSIT, DEPOSIT.key),

@@ -216,7 +216,7 @@ def test_failed_refund_is_not_resent_while_its_deposit_is_gone() -> None:
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_sum_of_which_fees_leave_nothing_is_refunded(direction: Direction) -> None:
+def test_sum_that_fees_consume_is_refunded(direction: Direction) -> None:
     agreed = terms(direction)
     all_of_it = agreed.price.output(direction, agreed.min_deposit)
     dear = replace(agreed.price, payout_fee=agreed.price.payout_fee + all_of_it)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Struct, ValidationError
 
 from rpcsvc.domain.order import TransferState
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import from_row, to_row
 
 
 class Record(Struct, frozen=True):
@@ -59,5 +59,5 @@ def test_row_is_left_as_it_was() -> None:
     assert row == to_row(RECORD)
 
 
-def test_to_row_prefers_what_is_known() -> None:
+def test_to_row_prefers_known_columns() -> None:
     assert to_row(RECORD, units=1, seq=2) | {"units": RECORD.units} == to_row(RECORD) | {"seq": 2}

@@ -87,7 +87,7 @@ async def exchange(path: str, answer: Any, asked: list[dict[str, str]]) -> Async
 
 
 @pytest.mark.parametrize("name", TICKERS)
-async def test_each_ticker_is_read_as_it_answers(name: str) -> None:
+async def test_each_ticker_reads_its_recorded_answer(name: str) -> None:
     query, answer, units = ANSWERS[name]
     parts, asked = urlsplit(TICKERS[name].url), list[dict[str, str]]()
     assert parts.scheme == "https"

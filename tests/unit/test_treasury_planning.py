@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.treasury.planning import Plan, Position, plan_moves
+from rpcsvc.treasury.wallets import Plan, Position, plan_moves
 
 RATE = 165_000_000
 DAY = 86_400_000

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.domain.unfunded import (
+from rpcsvc.domain.reservations import (
     ADDRESS,
     ALL,
     BY_ADDRESS,

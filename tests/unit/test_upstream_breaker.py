@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.failures import BreakerOpen
 from rpcsvc.settlement.upstream.limits import Breaker, BreakerState, CallPermit
+from rpcsvc.settlement.upstream.transport import BreakerOpen
 
 T0 = 1_000_000
 
@@ -35,7 +35,7 @@ def refusal(b: Breaker, now: int, *, may_probe: bool = True) -> BreakerOpen:
     return caught.value
 
 
-def test_it_opens_after_so_many_failures_in_a_row() -> None:
+def test_breaker_opens_after_failures_in_a_row() -> None:
     b = breaker()
     fail(b, T0, 2)
     assert b.state(T0) is BreakerState.CLOSED
@@ -46,7 +46,7 @@ def test_it_opens_after_so_many_failures_in_a_row() -> None:
     assert refusal(b, T0 + 400).retry_after_ms == 600
 
 
-def test_a_success_starts_the_count_anew() -> None:
+def test_breaker_success_resets_the_count() -> None:
     b = breaker()
     for _ in range(5):
         fail(b, T0, 2)
@@ -55,7 +55,7 @@ def test_a_success_starts_the_count_anew() -> None:
     assert b.state(T0) is BreakerState.CLOSED
 
 
-def test_when_its_time_is_over_one_call_may_try_and_no_second() -> None:
+def test_half_open_breaker_admits_one_call() -> None:
     b = opened()
     assert b.state(T0 + 999) is BreakerState.OPEN
     assert b.state(T0 + 1_000) is BreakerState.HALF_OPEN
@@ -85,7 +85,7 @@ def test_failed_probe_doubles_the_open_time_up_to_a_limit() -> None:
     assert waits == [1_000, 2_000, 3_000, 3_000]
 
 
-def test_after_a_recovery_it_opens_for_the_short_time_again() -> None:
+def test_breaker_opens_for_the_first_time_span_after_recovery() -> None:
     b = opened()
     b.admit(T0 + 1_000).failed("still none", T0 + 1_000)
     b.admit(T0 + 3_000).succeeded()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.failures import BudgetSpent
 from rpcsvc.settlement.upstream.limits import WINDOW_MS, Budget, Demand, Urgency, shared
+from rpcsvc.settlement.upstream.transport import BudgetSpent
 from tests.unit.virtual_time import VirtualTime
 
 WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION
@@ -265,7 +265,7 @@ def test_shared_budget_leaves_each_side_a_quarter(limit: int, orders_first: bool
     simulate(scenario)
 
 
-def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
+def test_limit_too_small_to_share_serves_both_budgets() -> None:
     async def scenario(time: VirtualTime) -> None:
         orders, prices = shares(time, 1)
         await use(orders)
@@ -277,7 +277,7 @@ def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
     simulate(scenario)
 
 
-def test_idle_price_calls_leave_budget_to_those_of_orders() -> None:
+def test_idle_price_calls_leave_budget_to_orders() -> None:
     async def scenario(time: VirtualTime) -> None:
         _, prices = shares(time, 20)
         assert await use_up(prices, ROUTINE) == 12

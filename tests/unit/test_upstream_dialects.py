@@ -21,13 +21,13 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC, XMR, Money
 from rpcsvc.domain.order import OrderStatus, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.upstream import UpstreamRequest as Asked
 from rpcsvc.settings_onchain import chains_toml
-from rpcsvc.settlement.upstream import answers, failures
+from rpcsvc.settlement.upstream import answers, transport
 from rpcsvc.settlement.upstream.answers import UNKNOWN, PayableNetworks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
 from rpcsvc.settlement.upstream.limits import Breaker, Budget
+from rpcsvc.settlement.upstream.requests import UpstreamRequest as Asked
 from rpcsvc.settlement.upstream.transport import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.wiring import BFF, V1
 from rpcsvc.store.changes import Ticket
@@ -262,7 +262,7 @@ def test_a_field_that_is_missing_or_null_is_named(name: str, path: Path) -> None
         if spelled(path) in shape.nullable:
             read(name, answer)
         else:
-            with pytest.raises(failures.UpstreamBroken) as caught:
+            with pytest.raises(transport.UpstreamBroken) as caught:
                 read(name, answer)
             assert caught.value.field == spelled(path)
             assert not caught.value.may_have_acted
@@ -279,7 +279,7 @@ def test_a_field_of_the_wrong_type_is_named(name: str, path: Path) -> None:
         same = type(wrong) is type(right) or (type(wrong) in numbers and type(right) in numbers)
         if same:
             continue
-        with pytest.raises(failures.UpstreamBroken) as caught:
+        with pytest.raises(transport.UpstreamBroken) as caught:
             read(name, changed(SHAPES[name].sample, path, wrong))
         assert (caught.value.field or "").startswith(spelled(path))
 
@@ -304,7 +304,7 @@ def test_any_field_value_is_read_or_named_as_wrong(where: tuple[str, Path], valu
     name, path = where
     try:
         read(name, changed(SHAPES[name].sample, path, value))
-    except failures.UpstreamBroken as error:
+    except transport.UpstreamBroken as error:
         assert error.field is not None
 
 
@@ -318,14 +318,14 @@ def test_any_field_value_is_read_or_named_as_wrong(where: tuple[str, Path], valu
     ],
 )
 def test_value_beyond_our_range_is_named(name: str, field: str, value: Any) -> None:
-    with pytest.raises(failures.UpstreamBroken) as caught:
+    with pytest.raises(transport.UpstreamBroken) as caught:
         read(name, changed(SHAPES[name].sample, (field,), value))
     assert caught.value.field == field
 
 
 @given(st.sampled_from(sorted(SHAPES)), JSON)
 def test_whatever_an_answer_is_it_is_read_or_broken(name: str, value: Any) -> None:
-    with pytest.raises(failures.UpstreamBroken):
+    with pytest.raises(transport.UpstreamBroken):
         read(name, value)
 
 
@@ -349,7 +349,7 @@ def test_whatever_an_answer_is_it_is_read_or_broken(name: str, value: Any) -> No
     ],
 )
 def test_an_amount_is_digits_and_nothing_else(amount: str) -> None:
-    with pytest.raises(failures.UpstreamBroken) as caught:
+    with pytest.raises(transport.UpstreamBroken) as caught:
         read("order", {**ORDER, "expectedOutput": amount})
 
     assert caught.value.field == "expectedOutput"
@@ -384,7 +384,7 @@ def test_an_amount_is_digits_and_nothing_else(amount: str) -> None:
     ],
 )
 def test_answer_to_another_question_is_refused(name: str, field: str, value: Any) -> None:
-    with pytest.raises(failures.UpstreamBroken) as caught:
+    with pytest.raises(transport.UpstreamBroken) as caught:
         read(name, {**SHAPES[name].sample, field: value})
 
     assert (caught.value.field or "").startswith(field)
@@ -423,7 +423,7 @@ def test_deposit_address_of_wrong_form_or_network_is_refused(chain_id: int, addr
         lambda: answers.order(body, request, MAINNET_ONLY),
         lambda: answers.status(UpstreamAnswer({**STATUS, **answer}, b""), ORDER_ID, MAINNET_ONLY),
     ):
-        with pytest.raises(failures.UpstreamBroken) as caught:
+        with pytest.raises(transport.UpstreamBroken) as caught:
             reader()
         assert caught.value.field == "depositAddress"
         assert address.strip() not in caught.value.reason
@@ -477,7 +477,7 @@ def test_values_are_exact() -> None:
 def test_what_is_kept_of_an_answer_is_bounded() -> None:
     assert (
         len(answers.UpstreamTicket.read(UpstreamAnswer(TICKET, b"x" * 100_000)).raw)
-        == failures.RAW_LIMIT
+        == transport.RAW_LIMIT
     )
 
 
@@ -683,7 +683,7 @@ async def test_every_call_is_sent_as_its_dialect_has_it(dialect: Dialect, row: R
     async with does.running() as server:
         asked = UpstreamRequest(server, dialect)
         if target is None:
-            with pytest.raises(failures.NeverSent, match="has no call"):
+            with pytest.raises(transport.NeverSent, match="has no call"):
                 await asked.call(row.use, row.answer)
             return
         found = await asked.call(row.use, row.answer)
@@ -703,7 +703,7 @@ async def test_an_id_that_no_upstream_gives_is_not_sent(dialect: Dialect, order_
             lambda u: u.order(order_id),
             lambda u: u.bridge_order(order_id),
         ):
-            with pytest.raises(failures.NotAnId):
+            with pytest.raises(transport.NotAnId):
                 await UpstreamRequest(server, dialect).call(use, {})
 
         assert not server.seen
@@ -714,14 +714,14 @@ async def test_order_with_a_bad_deposit_address_is_recorded_and_hidden(
     dialect: Dialect,
 ) -> None:
     async with does.running() as server:
-        with pytest.raises(failures.UpstreamOutcomeUnknown) as caught:
+        with pytest.raises(transport.UpstreamOutcomeUnknown) as caught:
             await UpstreamRequest(server, dialect).call(
                 lambda u: u.create_order(X2U, key="k"), {**ORDER, "depositAddress": flipped(MONERO)}
             )
 
     assert caught.value.upstream_id == ORDER_ID
     assert json.loads(caught.value.raw)["orderId"] == ORDER_ID
-    assert isinstance(caught.value.__cause__, failures.UpstreamBroken)
+    assert isinstance(caught.value.__cause__, transport.UpstreamBroken)
     assert caught.value.__cause__.field == "depositAddress"
 
 
@@ -764,7 +764,7 @@ async def refusal(dialect: Dialect, status: int, body: Any) -> errors.ServiceErr
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:
-            with pytest.raises(failures.UpstreamRefused) as caught:
+            with pytest.raises(transport.UpstreamRefused) as caught:
                 await upstream.quote(X2U)
             return upstream.service_error(caught.value)
 
@@ -879,16 +879,16 @@ async def test_known_v1_text_gets_our_wording(
 @pytest.mark.parametrize(
     "error",
     [
-        failures.NeverSent("no connection to 10.0.0.7"),
-        failures.BudgetSpent("no room", retry_after_ms=12_345),
-        failures.BreakerOpen("down"),
-        failures.NoAnswer("HTTP 500"),
-        failures.UpstreamBroken("depositAddress is bad", field="depositAddress"),
-        failures.UpstreamOutcomeUnknown("sent", safe_to_repeat=False),
+        transport.NeverSent("no connection to 10.0.0.7"),
+        transport.BudgetSpent("no room", retry_after_ms=12_345),
+        transport.BreakerOpen("down"),
+        transport.NoAnswer("HTTP 500"),
+        transport.UpstreamBroken("depositAddress is bad", field="depositAddress"),
+        transport.UpstreamOutcomeUnknown("sent", safe_to_repeat=False),
     ],
 )
 async def test_other_failures_are_unavailable_and_leak_no_internals(
-    error: failures.UpstreamError,
+    error: transport.UpstreamError,
 ) -> None:
     async with does.running() as server:
 
@@ -906,7 +906,7 @@ async def test_impossible_order_id_is_an_order_not_found() -> None:
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:
-            with pytest.raises(failures.NotAnId) as caught:
+            with pytest.raises(transport.NotAnId) as caught:
                 await upstream.bridge_order("../health")
             return upstream.service_error(caught.value)
 
@@ -914,14 +914,14 @@ async def test_impossible_order_id_is_an_order_not_found() -> None:
 
 
 def test_only_an_unknown_outcome_may_have_acted() -> None:
-    kinds: set[type[failures.UpstreamError]] = {
-        failures.NeverSent,
-        failures.BudgetSpent,
-        failures.BreakerOpen,
-        failures.UpstreamRefused,
-        failures.NoAnswer,
-        failures.UpstreamBroken,
+    kinds: set[type[transport.UpstreamError]] = {
+        transport.NeverSent,
+        transport.BudgetSpent,
+        transport.BreakerOpen,
+        transport.UpstreamRefused,
+        transport.NoAnswer,
+        transport.UpstreamBroken,
     }
 
     assert {kind for kind in kinds if kind.may_have_acted} == set()
-    assert failures.UpstreamOutcomeUnknown.may_have_acted
+    assert transport.UpstreamOutcomeUnknown.may_have_acted

@@ -10,9 +10,9 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.upstream.answers import Capabilities
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.failures import NeverSent
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.offered import NetworkCheck
+from rpcsvc.settlement.upstream.transport import NeverSent
 
 
 class UpstreamStub:

@@ -15,9 +15,9 @@ from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.settlement.upstream.answers import Capabilities, UpstreamChain, UpstreamChains
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
-from rpcsvc.settlement.upstream.failures import NeverSent
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains, Pace
+from rpcsvc.settlement.upstream.transport import NeverSent
 from tests.unit.chain_tables import TOML
 from tests.unit.virtual_time import VirtualTime
 
@@ -107,7 +107,7 @@ def test_what_is_not_on_offer_is_still_found_and_named_by_nobody() -> None:
 @pytest.mark.parametrize(
     ("least", "shown"), [("25", 25), ("24.01", 25), ("0", 0), ("1e308", 10**12)]
 )
-def test_the_minimum_that_is_shown_is_the_upstreams(least: str, shown: int) -> None:
+def test_shown_minimum_comes_from_the_upstream(least: str, shown: int) -> None:
     chains = OfferedChains(configured())
     chains.offer(listed(ARBITRUM, least=least))
     assert [chain.min_swap_usd for chain in chains.all()] == [shown]
@@ -203,7 +203,7 @@ async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: bool) -> None:
+async def test_foreign_network_is_asked_for_until_it_is_ours(*, at_start: bool) -> None:
     time = VirtualTime()
     stub = UpstreamStubWithNetwork(time, [ARBITRUM])
     stub.where = "sandbox" if at_start else "mainnet"

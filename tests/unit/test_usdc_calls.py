@@ -51,7 +51,7 @@ def test_the_recipient_and_the_amount_of_each_call_are_read(name: str) -> None:
 
 
 @given(addresses, addresses, words)
-def test_what_transfers_pay_is_what_was_encoded(owner: str, to: str, units: int) -> None:
+def test_decoded_transfer_equals_the_encoded_one(owner: str, to: str, units: int) -> None:
     assert read_paying_call(usdc.transfer(to, units)) == (to, units)
     assert read_paying_call(usdc.transfer_from(owner, to, units)) == (to, units)
 
@@ -59,7 +59,7 @@ def test_what_transfers_pay_is_what_was_encoded(owner: str, to: str, units: int)
 @given(authorizations, signatures, st.binary(max_size=200))
 @example(AUTHORIZATION, SIGNATURE, b"")
 @example(AUTHORIZATION, SIGNATURE, b"\0" * 64)
-def test_what_authorizations_pay_is_what_was_encoded(
+def test_decoded_authorization_equals_the_encoded_one(
     item: Authorization, signature: Signature, packed: bytes
 ) -> None:
     paid = (item.to, item.units)

@@ -41,7 +41,7 @@ def test_withdraw_to_gives_addresses_by_network() -> None:
         (f"arbitrum={CHAINS.resolve('arbitrum').usdc_contract}", "arbitrum: "),
     ],
 )
-def test_withdraw_to_of_no_address_is_refused_at_the_start(text: str, problem: str) -> None:
+def test_withdraw_to_without_an_address_is_refused_at_start(text: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"inventory.withdraw_to: {problem}"):
         read(text)
 

@@ -177,7 +177,7 @@ def service(database: SqliteDatabase) -> Service:
 # --- creation ----------------------------------------------------------------------------------
 
 
-async def test_withdrawal_of_one_id_is_made_once(service: Service) -> None:
+async def test_withdrawals_with_the_same_id_are_made_once(service: Service) -> None:
     first = await service.made.make(asked())
     service.clock.now += 1_000
     assert await service.made.make(asked()) == first

@@ -53,7 +53,7 @@ def test_withdrawal_keeps_its_terms_and_bytes_whatever_comes(asked: list[Transfe
 
 @pytest.mark.parametrize("end", sorted(FINAL_TRANSFERS))
 @pytest.mark.parametrize("state", TransferState)
-def test_withdrawal_that_is_over_stays_so(end: TransferState, state: TransferState) -> None:
+def test_ended_withdrawal_does_not_change(end: TransferState, state: TransferState) -> None:
     with pytest.raises(ImpossibleStep, match="wd_test is"):
         stepped(replace(PLANNED, state=end), state, NOW)
 

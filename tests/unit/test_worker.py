@@ -16,10 +16,8 @@ from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.processor import Quarantine
-from rpcsvc.orders.scheduler import deadlines as deadlines_module
 from rpcsvc.orders.scheduler import worker as worker_module
-from rpcsvc.orders.scheduler.deadlines import Deadlines
-from rpcsvc.orders.scheduler.worker import LONG_PASS_MS, Worker
+from rpcsvc.orders.scheduler.worker import LONG_PASS_MS, Deadlines, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.orders import terms
@@ -213,7 +211,7 @@ async def test_order_with_a_postponed_deadline_leaves_quarantine(
     assert "apply" not in parts.done
 
 
-async def test_quarantined_order_stays_so_while_payouts_are_paused() -> None:
+async def test_order_stays_quarantined_while_payouts_are_paused() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=2**62)
     with parts.quarantine.isolate("ord_1", DeadlinePassed):
@@ -248,7 +246,7 @@ class Broken(Parts):
 async def test_failing_deadlines_block_none_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 2)
+    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 2)
     parts = Broken(4)
     worker = worker_of(parts)
     for _ in range(3):
@@ -259,7 +257,7 @@ async def test_failing_deadlines_block_none_behind_them(
 async def test_orders_with_unrecorded_deposits_block_none_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 1)
+    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 1)
     parts = Broken(4)
     waiting = [f"ord_{number}" for number in range(4)]
     parts.progress.advance({}, dict.fromkeys(waiting, "monero"))

@@ -24,9 +24,9 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
 from rpcsvc.ids import system_random
-from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.settlement import Noted
 from rpcsvc.settings import Settings
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring

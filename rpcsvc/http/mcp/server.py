@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
-from rpcsvc.domain.unfunded import Client
+from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
     ForbiddenOrigin,
     InternalError,

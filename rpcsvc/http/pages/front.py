@@ -9,7 +9,7 @@ from rpcsvc import __version__
 from rpcsvc.domain.chains import MONERO_NETWORK
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.unfunded import Client
+from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.http.documents import links

@@ -1,6 +1,6 @@
 """The venue port: who prices orders, opens them and answers for them; rates; and the sandbox.
 
-LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (orders/upstream/venue.py) on
+LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (settlement/upstream/venue.py) on
 another service. An engine that has neither implements ``Venue`` itself. Amounts are atomic units,
 times are ms since the epoch.
 """
@@ -21,7 +21,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import Asset, Money
 from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
-from rpcsvc.domain.unfunded import SOCKET, Admission, Client
+from rpcsvc.domain.reservations import SOCKET, Admission, Client
 from rpcsvc.domain.webhooks import Webhook
 from rpcsvc.errors import InvalidInput, UnsupportedChain
 from rpcsvc.health import Health
@@ -29,6 +29,11 @@ from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.store.changes import PooledOrder, RateBounds, RelayRecord, Ticket
+
+# USDC per XMR, from 0.01 to 1000000, with no more decimals than USDC has.
+RATE_PATTERN: Final = (
+    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
+)
 
 
 class Rate(Struct, frozen=True):
@@ -329,12 +334,6 @@ class Venue(Protocol):
     async def progress(self) -> Mapping[str, Health]:
         """Checks of existing orders; a failed one does not stop new orders."""
         ...
-
-
-# USDC per XMR, from 0.01 to 1000000, with no more decimals than USDC has.
-RATE_PATTERN: Final = (
-    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
-)
 
 
 class FaultKind(StrEnum):

@@ -106,8 +106,8 @@ class EffectRunner:
     async def find(self) -> int:
         """Schedule what other replicas have committed, once a second; returns 0: not work yet.
 
-        An effect that ended since it was read runs once more, and finds nothing left to do. What an
-        operator hurried at another replica runs now.
+        An effect that ended since it was read runs once more, and finds nothing left to do. A
+        transfer that an operator hurried at another replica runs now.
         """
         now = steady_ms()
         if now >= self._find_at:
@@ -256,7 +256,7 @@ class EffectRunner:
         if order is None:
             raise LookupError(f"chunk of {order_id}, which is not in the store")
         if not twap.is_filling(order) or effect.index != len(order.fills):
-            # Void, and dropped; if the order begins anew at this moment, the chunk is due indeed.
+            # Void, and dropped; if the order begins again at this moment, the chunk is due indeed.
             rate = self._rates.rate().usdc_per_xmr
             return await self._apply_once(order_id, ChunkFilled(effect.index, rate), effect)
         due = twap.due_at(order)
@@ -297,9 +297,9 @@ class EffectRunner:
         return Then.DONE
 
     def _pause_ms(self, pending: PendingEffect) -> int:
-        """How long to wait for the next try: the engine's poll interval, doubled every 8 tries.
+        """Return the pause before the next try: the engine's poll interval, doubled every 8 tries.
 
-        So what is usual, waiting for blocks, is looked at often; a minute is the longest.
+        The usual wait, for blocks, is checked often; a minute is the longest.
         """
         tries = self._attempts.get(pending, 0)
         self._attempts[pending] = tries + 1
@@ -335,9 +335,10 @@ class WalletQueue:
 async def retry_transfer(
     transfer_id: str, hurry: Callable[[str], Awaitable[bool]], processor: OrderProcessor
 ) -> bool:
-    """Whether the transfer, or its order's refund to the agreed address, goes on now.
+    """Move a transfer to the front of its schedule; return whether it, or its order's refund to the
+    agreed address, goes on now.
 
-    It moves to the front of its schedule; nothing is signed by it. Raises errors.Unavailable.
+    Nothing is signed here. Raises errors.Unavailable.
     """
     if await hurry(transfer_id):
         return True

@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
-from rpcsvc.store.database import Statement, Tables, insert
-from rpcsvc.store.rows import from_row
+from rpcsvc.store.database import Statement, Tables, from_row, insert
 
 log = structlog.get_logger(__name__)
 

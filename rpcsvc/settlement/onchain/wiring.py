@@ -21,8 +21,8 @@ from rpcsvc.domain.reservations import counted
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.engine_context import EngineContext
 from rpcsvc.errors import ServiceError
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.policy import MakeOrders
-from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames, OrderingWallets
 from rpcsvc.orders.settlement import Settlement, replica, settling_service

@@ -1,6 +1,6 @@
 """The sandbox engine: a deterministic pair of simulated chains inside the store.
 
-chain.py     simulated chains, records, and the port of the store
-engine.py    the settlement engine and rate source over them
-controls.py  what a developer may provoke: funding, faults, time, rates
+ledger.py    simulated chains and their rows
+engine.py    the settlement engine, its rate source and its signed authorizations
+controls.py  the faults, times and rates that a developer may provoke, and funding
 """

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import OffsetClock, iso8601
 from rpcsvc.domain.addresses import evm_address_from_seed
@@ -18,10 +19,17 @@ from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
-from rpcsvc.settlement.sandbox.chain import Fault, Setting, Tx, TxKind, TxState, on_current
+from rpcsvc.orders.ports.venue import FaultKind, SandboxControls, SimulatedDeposit
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.settlement.sandbox.ledger import (
+    Fault,
+    SandboxLedger,
+    Setting,
+    Tx,
+    TxKind,
+    TxState,
+    on_current,
+)
 
 # The start of the year 2100: RFC 3339 has four digits for the year.
 _LATEST_MS: Final = 4_102_444_800_000
@@ -37,7 +45,7 @@ _SWITCHES = {
 }
 
 
-class SimulatedChains:
+class SimulatedChains(SandboxControls):
     """Implements SandboxControls on the ledger of the simulated chains."""
 
     def __init__(
@@ -57,12 +65,8 @@ class SimulatedChains:
             FaultKind.RESTORE_DEPOSIT: self._restore,
         }
 
+    @override
     async def fund(self, order: Order, units: int | None) -> SimulatedDeposit:
-        """Send ``units``, or else what is still due, from a simulated user to the deposit address.
-
-        Raises InvalidInput when nothing is due, and AmountAboveMaximum when the wallet could not
-        hold it.
-        """
         async with self._engine.moving:
             tx = await on_current(lambda: self._send(order, units))
         return SimulatedDeposit(tx.txid, tx.network, tx.recipient, tx.units)
@@ -76,7 +80,7 @@ class SimulatedChains:
         return tx
 
     def _deposit(self, order: Order, units: int, number: int) -> Tx:
-        """The next deposit. Of two at once only one gets its txid; the other is made anew."""
+        """Make the next deposit. Of two at once only one gets its txid; the other is made again."""
         terms = order.terms
         sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
         return Tx(
@@ -90,16 +94,16 @@ class SimulatedChains:
             broadcast_at=self._clock.now_ms(),
         )
 
+    @override
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
-        """Provoke a fault of one order's deposit, or of its next payout or refund."""
         if kind in self._deposit_faults:
             async with self._engine.moving:
                 await on_current(lambda: self._deposit_faults[kind](order))
         else:
             await self._ledger.add_fault(order.order_id, Fault(kind.value))
 
+    @override
     async def fault(self, kind: FaultKind, *, seconds: int | None, rate: str | None) -> None:
-        """Provoke a fault of the whole sandbox."""
         if kind is FaultKind.ADVANCE_CLOCK:
             wanted = _required("seconds", seconds)
             async with self._engine.moving:  # else one of two at once would be lost
@@ -137,7 +141,7 @@ class SimulatedChains:
         await self._ledger.unmine(above, self._clock.now_ms())
 
     async def _drop(self, order: Order) -> None:
-        """The order's last deposit is gone for good, as if its inputs were spent elsewhere."""
+        """Remove the order's last deposit permanently, as if its inputs were spent elsewhere."""
         tx = await self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
         if tx.state is TxState.MINED:
             await self._reorganise(order)
@@ -177,7 +181,7 @@ class SimulatedChains:
 
 
 def _due(order: Order, sent: Sequence[Tx]) -> int:
-    """What is due beside what is on its way: sent, and not yet seen by the order."""
+    """Return what is due, less what is on its way: sent, and not yet seen by the order."""
     seen = {item.key.txid for item in order.deposits if item.is_active}
     unseen = sum(tx.units for tx in sent if tx.state is not TxState.DROPPED and tx.txid not in seen)
     if order.due_units <= unseen or order.status not in AWAITS_DEPOSIT:
@@ -188,7 +192,7 @@ def _due(order: Order, sent: Sequence[Tx]) -> int:
 
 
 def _rate(text: str) -> int:
-    """USDC units per XMR. Raises InvalidInput for what an XMR can't cost in any test."""
+    """Return USDC units per XMR. Raises InvalidInput for a price out of any test's range."""
     units = parse_amount(text, USDC, field="rate").units
     if not _LOWEST_RATE <= units <= _HIGHEST_RATE:
         low, high = (format_units(u, USDC) for u in (_LOWEST_RATE, _HIGHEST_RATE))

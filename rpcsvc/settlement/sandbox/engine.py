@@ -1,4 +1,4 @@
-"""The sandbox engine and its rate source: no network, no keys, real rules.
+"""The sandbox engine, its rate source and its signed authorizations: no network, real rules.
 
 It behaves as real chains do where that matters to money: signing reserves nothing, two signatures
 of one payment are two transactions, publishing may fail or leave its outcome unknown, and blocks
@@ -12,20 +12,29 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
-from rpcsvc.clock import OffsetClock
+from rpcsvc.clock import Clock, OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.authorizations import (
+    NOT_SIGNED,
+    AuthorizationRefused,
+    Reason,
+    Refusal,
+    is_signed_by_key,
+)
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money
-from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Order, Transfer, TransferKind
 from rpcsvc.domain.reservations import Holdings
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.venue import Rate
+from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
+from rpcsvc.orders.ports.venue import Rate, RateSource
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
@@ -37,11 +46,14 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     TransferRejected,
     Verdict,
+    Wallets,
 )
-from rpcsvc.settlement.sandbox.chain import (
+from rpcsvc.settings import SandboxSettings
+from rpcsvc.settlement.sandbox.ledger import (
     MONERO,
     Fault,
     Mined,
+    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
@@ -50,15 +62,28 @@ from rpcsvc.settlement.sandbox.chain import (
     block_hash,
     on_current,
 )
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
+from rpcsvc.store.authorizations import AuthorizationRecord
 
 BPS = 10_000
 
+# The simulated USDC pays every address but this one.
+BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
+STAGENET = "monero-stagenet"
+
+_FAILS = {
+    TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
+    TransferKind.REFUND: Fault.REFUND_FAILS,
+}
+
+# As Circle's test tokens call themselves.
+_NAME = "USDC"
+_VERSION = "2"
+
 
 def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
-    """USDC units per XMR at ``now`` (ms): ``base`` moved by one of ``path``, in 1/10,000.
+    """Return USDC units per XMR at ``now`` (ms): ``base`` moved by one of ``path``, in 1/10,000.
 
-    The path begins anew whenever it ends; each of its elements holds for ``step_ms``. An empty
+    The path begins again whenever it ends; each of its elements holds for ``step_ms``. An empty
     path is a price that stands still.
     """
     if not path:
@@ -66,31 +91,11 @@ def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
     return base * (BPS + path[now // step_ms % len(path)]) // BPS
 
 
-# The simulated USDC pays every address but this one.
-BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
-STAGENET = "monero-stagenet"
-
-
 class SandboxReplyLost(Exception):
     """The simulated node gave no answer: the transfer may have been taken, or not."""
 
 
-class SandboxOptions(Struct, frozen=True):
-    """Timing and amounts. Fees and inventories are atomic units by asset symbol.
-
-    ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (price_at).
-    """
-
-    block_ms: Mapping[str, int]
-    confirmations: Mapping[str, int]
-    fees: Mapping[str, int]
-    inventory: Mapping[str, int]
-    usdc_per_xmr: int
-    rate_path: Sequence[int] = ()
-    rate_step_ms: int = 10_000
-
-
-class SandboxEngine:
+class SandboxEngine(Wallets, RateSource):
     """Implements Wallets and RateSource."""
 
     poll_ms = 200
@@ -103,7 +108,7 @@ class SandboxEngine:
         chains: ChainRegistry,
         clock: OffsetClock,
         random: RandomBytes,
-        options: SandboxOptions,
+        options: SandboxSettings,
     ) -> None:
         self._ledger = ledger
         self._registry = chains
@@ -111,14 +116,15 @@ class SandboxEngine:
         self._clock = clock
         self._random = random
         self._options = options
+        self._fees, self._price = options.fees, options.price
         self.settings: dict[Setting, int] = {}
         # Else a pass that read the settings before a change would undo it after.
         self._changing = asyncio.Lock()
-        # Held by whoever reads the chains to change them: mining here, faults in controls.py.
+        # Held while the chains are read to be changed: mining here, faults in controls.py.
         self.moving = asyncio.Lock()
 
+    @override
     async def start(self) -> None:
-        """Make the chains at the first start, and take up the settings of earlier runs."""
         await self.refresh()
         known = {chain.network for chain in await self._ledger.chains()}
         missing = [c for c in self._initial_chains() if c.network not in known]
@@ -132,7 +138,7 @@ class SandboxEngine:
         return 0
 
     async def change(self, setting: Setting, value: int, was: int | None = None) -> None:
-        """Change a setting for good. Raises errors of ``put_setting`` when it is not ``was``."""
+        """Change a setting permanently. Raises errors of ``put_setting`` when it is not ``was``."""
         async with self._changing:
             await self._ledger.put_setting(setting, value, was)
             self._apply({**self.settings, setting: value})
@@ -141,36 +147,39 @@ class SandboxEngine:
         self.settings = settings
         self._clock.offset_ms = settings.get(Setting.CLOCK_OFFSET_MS, 0)
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable while the ``engine_down`` fault is on."""
         if self.settings.get(Setting.ENGINE_DOWN):
             raise Unavailable("The sandbox engine is down (fault engine_down). Try again later.")
 
+    @override
     def states(self) -> dict[str, NetworkState]:
-        """All networks are up, or down by the ``engine_down`` fault."""
         state = NetworkState(is_up=not self.settings.get(Setting.ENGINE_DOWN))
         return dict.fromkeys(self.networks, state)
 
+    @override
     async def health(self) -> Health:
-        """Down only by fault."""
         down = bool(self.settings.get(Setting.ENGINE_DOWN))
         return Health(not down, "fault engine_down is on" if down else None)
 
+    @override
     def deposit_address(self, asset: Asset) -> str:
-        """A fresh address, valid in form: a Monero stagenet subaddress or an EVM address."""
         if asset is XMR:
             return stagenet_subaddress(self._random(64))
         return evm_address_from_seed(self._random(32))
 
+    @override
     def pooled(self, _address: str, _network: str) -> None:
-        """None: an address is made where its order is."""
+        # An address is made where its order is.
+        pass
 
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
-        """The simulated network fees."""
-        return Fees(self._options.fees[payout.symbol], self._options.fees[deposit.symbol])
+    @override
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
+        return Fees(self._fees[payout.symbol], self._fees[deposit.symbol])
 
+    @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """Raise errors.InvalidDestination for BLACKLISTED: one address to try that out with."""
+        # One address to try this out with.
         if address.lower() == BLACKLISTED:
             raise InvalidDestination(
                 f"The token on {network} refuses to pay this address: it is on its issuer's"
@@ -185,27 +194,28 @@ class SandboxEngine:
             return NetworkNames(STAGENET, 0, None)
         return NetworkNames.of_usdc(self._registry.resolve(chain), is_test=True)
 
-    def estimated_seconds(self, deposit: Money, chain: str) -> int:  # noqa: ARG002 - port
-        """Confirmations of the deposit and of the payout, at the simulated block times."""
+    @override
+    def estimated_seconds(self, deposit: Money, chain: str) -> int:
+        # Confirmations of the deposit and of the payout.
         blocks = self._options.confirmations
         total = sum(blocks[a.symbol] * self._options.block_ms[a.symbol] for a in (XMR, USDC))
         return -(-(total + 2 * self.poll_ms) // 1000)
 
     # --- rates ---
 
+    @override
     def rate(self) -> Rate:
-        """The sandbox's own price, always fresh. Raises errors.Unavailable by fault."""
         if self.settings.get(Setting.RATES_DOWN):
             raise Unavailable("There is no fresh rate (fault rates_down). Try again later.")
         options, now = self._options, self._clock.now_ms()
-        base = self.settings.get(Setting.USDC_PER_XMR, options.usdc_per_xmr)
-        price = price_at(base, options.rate_path, options.rate_step_ms, now)
+        base = self.settings.get(Setting.USDC_PER_XMR, self._price)
+        price = price_at(base, options.rate_path_bps, options.rate_step_seconds * 1000, now)
         return Rate(price, now, "sandbox")
 
     # --- deposits ---
 
+    @override
     async def observe(self) -> Observation:
-        """Mine what is due, then show every deposit that is not finished with."""
         if not await self._ledger.watched():
             return self._observation((), self._clock.now_ms())
         async with self.moving:
@@ -223,8 +233,9 @@ class SandboxEngine:
         """All there is: these chains hide nothing."""
         return Observation(shown, dict.fromkeys(self.networks, now))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Stop watching deposits that are confirmed or gone; a reorganisation starts it again."""
+        # A reorganisation starts the watch of a deposit again.
         final = [
             tx
             for s in sightings
@@ -234,7 +245,7 @@ class SandboxEngine:
             await self._ledger.unwatch(final)
 
     async def _final(self, sighting: DepositSighting) -> Tx | None:
-        """The deposit's transaction, if the chain still says what was committed of it."""
+        """Return the deposit's transaction, if the chain still shows it as committed."""
         chain, now = await self._chain(sighting.key.network), self._clock.now_ms()
         tx = await self._ledger.transaction(sighting.key.network, sighting.key.txid)
         if tx is None:
@@ -269,33 +280,36 @@ class SandboxEngine:
     def _confirmed(self, chain: SimulatedChain, tx: Tx, now: int) -> bool:
         return _depth(chain, tx, now) >= self.required_confirmations(tx.network, tx.units)
 
+    @override
     async def confirmations(self, key: DepositKey) -> int:
-        """How many blocks deep a deposit is now."""
         chain, now = await self._chain(key.network), self._clock.now_ms()
         tx = await self._ledger.transaction(key.network, key.txid)
         return _depth(chain, tx, now) if tx else 0
 
-    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - any amount
-        """How many blocks deep a transaction must be."""
+    @override
+    def required_confirmations(self, network: str, units: int) -> int:
         return self._options.confirmations[asset_of(network).symbol]
 
     # --- transfers ---
 
+    @override
     def is_paused(self) -> bool:
-        """Never: nothing real leaves from here."""
+        # Nothing real leaves from here.
         return False
 
-    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
-        """Each transfer is a transaction of its own."""
+    @override
+    def transfers_per_payment(self, network: str) -> int:
+        # Each transfer is a transaction of its own.
         return 1
 
+    @override
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer],  # noqa: ARG002 - never any
+        companions: Sequence[Transfer],
         record: Record,
     ) -> None:
-        """Sign and record. A nonce makes each signature another transaction, as on a chain."""
+        # A nonce makes each signature another transaction, as on a chain.
         self.require_ready()
         if await self._available(transfer.network) < transfer.units + transfer.fee:
             raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
@@ -312,8 +326,9 @@ class SandboxEngine:
         txid = hashlib.sha256(raw).hexdigest()
         await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)), None)
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Put the signed bytes into the pool; the same bytes again change nothing."""
+        # The same bytes again change nothing.
         self.require_ready()
         order_id = order_of(transfer.transfer_id)
         tx = _decode(transfer, self._clock.now_ms())
@@ -329,8 +344,8 @@ class SandboxEngine:
         await self._ledger.broadcast(tx)
         return Verdict(Outcome.PENDING)
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the simulated chain says of the transfer's transaction id."""
         self.require_ready()
         # Read before the transaction: of one that a reorganisation takes meanwhile, no later depth.
         chain, now = await self._chain(transfer.network), self._clock.now_ms()
@@ -379,12 +394,6 @@ class SandboxEngine:
         return [_initial_chain(network, now, self._options) for network in sorted(self.networks)]
 
 
-_FAILS = {
-    TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
-    TransferKind.REFUND: Fault.REFUND_FAILS,
-}
-
-
 def _depth(chain: SimulatedChain, tx: Tx, now: int) -> int:
     if tx.state is not TxState.MINED or tx.block_height is None:
         return 0
@@ -392,11 +401,11 @@ def _depth(chain: SimulatedChain, tx: Tx, now: int) -> int:
 
 
 def asset_of(network: str) -> Asset:
-    """What a simulated network carries."""
+    """Return the asset of a simulated network."""
     return XMR if network == MONERO else USDC
 
 
-def _initial_chain(network: str, now: int, options: SandboxOptions) -> SimulatedChain:
+def _initial_chain(network: str, now: int, options: SandboxSettings) -> SimulatedChain:
     symbol = asset_of(network).symbol
     inventory = options.inventory[symbol]
     return SimulatedChain(
@@ -405,7 +414,7 @@ def _initial_chain(network: str, now: int, options: SandboxOptions) -> Simulated
 
 
 def _decode(transfer: Transfer, now: int) -> Tx:
-    """The transaction that the signed bytes say, whatever else the transfer says."""
+    """Return the transaction in the signed bytes, whatever the transfer itself says."""
     body = json.loads(bytes.fromhex(transfer.raw or ""))
     return Tx(
         network=body["network"],
@@ -417,3 +426,109 @@ def _decode(transfer: Transfer, now: int) -> Tx:
         fee=body["fee"],
         broadcast_at=now,
     )
+
+
+class SimulatedAuthorizations(AuthorizationWallets):
+    """Carries out signed authorizations: real signatures, simulated money.
+
+    A simulated payer holds any amount. What the pool has taken counts as carried out.
+    """
+
+    def __init__(self, ledger: SandboxLedger, engine: SandboxEngine, clock: Clock) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._clock = clock
+
+    @override
+    def contract(self, network: str) -> str:
+        return self._domain(network).contract
+
+    @override
+    async def token(self, order: Order) -> Domain:
+        return self._domain(order.terms.deposit_network)
+
+    def _domain(self, network: str) -> Domain:
+        names = self._engine.names(USDC, network)
+        return Domain(_NAME, _VERSION, names.chain_id, names.token or "")
+
+    @override
+    def fee(self, network: str) -> int:
+        return self._engine.fees(USDC, XMR, network).refund
+
+    @override
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        # There are no contracts on the simulated chains: a key has signed.
+        self._engine.require_ready()
+        if not is_signed_by_key(self._domain(record.key.network), record.signed):
+            raise AuthorizationRefused(NOT_SIGNED)
+        async with self._engine.moving:
+            room = await self._engine.room(record.key.network)
+        if record.signed.authorization.units > room:
+            raise AuthorizationRefused(
+                Refusal(Reason.SIMULATION, "The sandbox's wallet can't hold so much.")
+            )
+
+    @override
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        self._engine.require_ready()
+        async with self._engine.moving:
+            txid = _txid(record)
+            tx = await self._ledger.transaction(record.key.network, txid)
+            if tx is None:
+                return await self._send(record, txid)
+        if tx.state is TxState.REVERTED:
+            return _reverted()
+        if tx.state is TxState.DROPPED:
+            return self._unused(record) or Carried(Outcome.PENDING)
+        return Carried(Outcome.SETTLED, txid)
+
+    async def _send(self, record: AuthorizationRecord, txid: str) -> Carried:
+        unused = self._unused(record)
+        if unused is not None:
+            return unused
+        given, now = record.signed.authorization, self._clock.now_ms()
+        tx = Tx(
+            network=record.key.network,
+            txid=txid,
+            kind=TxKind.DEPOSIT,
+            recipient=given.to,
+            sender=record.key.payer,
+            units=given.units,
+            fee=0,
+            broadcast_at=now,
+        )
+        if await self._strikes(record, Fault.FUNDING_FAILS):
+            await self._ledger.broadcast(_never_mined(tx))
+            return _reverted()
+        await self._ledger.broadcast(tx)
+        if await self._strikes(record, Fault.FUNDING_UNKNOWN):
+            raise SandboxReplyLost("fault funding_unknown")
+        return Carried(Outcome.SETTLED, txid)
+
+    def _unused(self, record: AuthorizationRecord) -> Carried | None:
+        """Return the failure of an authorization whose window closed unused, or None."""
+        if self._clock.now_ms() < record.signed.authorization.valid_before * 1_000:
+            return None
+        return Carried(Outcome.FAILED, reason="The authorization ran out before it was used.")
+
+    async def _strikes(self, record: AuthorizationRecord, fault: Fault) -> bool:
+        if not await self._ledger.has_fault(record.order_id, fault):
+            return False
+        await self._ledger.clear_fault(record.order_id, fault)
+        return True
+
+
+def _txid(record: AuthorizationRecord) -> str:
+    """Return an id that is the same for the same authorization: the pool takes it once."""
+    return hashlib.sha256("/".join(record.key).encode()).hexdigest()
+
+
+def _never_mined(tx: Tx) -> Tx:
+    return Tx(
+        tx.network, tx.txid, tx.kind, tx.recipient, tx.sender, tx.units, tx.fee, tx.broadcast_at,
+        state=TxState.REVERTED, watched=False,
+    )  # fmt: skip
+
+
+def _reverted() -> Carried:
+    return Carried(Outcome.FAILED, reason="The network reverted the transaction.")

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.reservations import counted, uncounted
 from rpcsvc.engine_context import EngineContext
@@ -18,10 +17,9 @@ from rpcsvc.orders.policy import MakeOrders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.settlement import Settlement, replica, settling_service
 from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
-from rpcsvc.settings import SandboxSettings, Settings
-from rpcsvc.settlement.sandbox.authorizations import SimulatedAuthorizations
+from rpcsvc.settings import Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
-from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SimulatedAuthorizations
 from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 
 
@@ -30,8 +28,7 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
     """Settle on simulated chains, with a clock that can be moved and a developer's controls."""
     settings, tables = context.settings, context.tables
     clock, ledger = OffsetClock(context.clock), SandboxLedger(tables)
-    options = _options(settings.sandbox)
-    engine = SandboxEngine(ledger, context.chains, clock, context.random, options)
+    engine = SandboxEngine(ledger, context.chains, clock, context.random, settings.sandbox)
     profile = VenueProfile(
         engine="sandbox",
         network="sandbox",
@@ -58,27 +55,8 @@ async def connect(context: EngineContext, make_orders: MakeOrders) -> AsyncItera
 
 def check(settings: Settings, chains: ChainRegistry) -> None:
     """Raise SettingsError for addresses that withdrawals can't pay."""
-    _options(settings.sandbox)
     _withdraw_to(settings, chains)
 
 
 def _withdraw_to(settings: Settings, chains: ChainRegistry) -> dict[str, tuple[str, ...]]:
     return read_allow_list(settings.inventory.withdraw_to, chains, frozenset(MoneroNetwork))
-
-
-def _options(sandbox: SandboxSettings) -> SandboxOptions:
-    def units(xmr: str, usdc: str) -> dict[str, int]:
-        return {
-            asset.symbol: parse_amount(text, asset).units
-            for asset, text in ((XMR, xmr), (USDC, usdc))
-        }
-
-    return SandboxOptions(
-        block_ms={"XMR": sandbox.xmr_block_ms, "USDC": sandbox.usdc_block_ms},
-        confirmations={"XMR": sandbox.xmr_confirmations, "USDC": sandbox.usdc_confirmations},
-        fees=units(sandbox.xmr_payout_fee, sandbox.usdc_payout_fee),
-        inventory=units(sandbox.xmr_float, sandbox.usdc_float),
-        usdc_per_xmr=parse_amount(sandbox.usdc_per_xmr, USDC).units,
-        rate_path=sandbox.rate_path_bps,
-        rate_step_ms=sandbox.rate_step_seconds * 1000,
-    )

@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import override
 
 from rpcsvc.domain.addresses import (
     MoneroNetwork,
@@ -44,9 +45,8 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import InvalidDestination
-from rpcsvc.orders.ports.upstream import UpstreamRequest
-from rpcsvc.settlement.upstream.failures import UpstreamBroken
-from rpcsvc.settlement.upstream.transport import UpstreamAnswer
+from rpcsvc.settlement.upstream.requests import UpstreamRequest
+from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamBroken
 
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000
@@ -55,6 +55,20 @@ _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?", re.ASC
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
+_WHITESPACE: Final = " \t\r\n"
+_WANTED: Final = {
+    "model_type": "an object",
+    "tuple_type": "an array",
+    "bool_type": "true or false",
+}
+_TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
+    (bool, "a boolean"),
+    ((int, float), "a number"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+)
 
 
 class PayableNetworks(Struct, frozen=True):
@@ -99,7 +113,6 @@ _BRIDGE: Final[dict[str, BridgeStatus]] = {
     "complete": BridgeStatus.COMPLETED,
     "success": BridgeStatus.COMPLETED,
 }
-_WHITESPACE: Final = " \t\r\n"
 
 
 def order_status(text: str) -> OrderReading:
@@ -229,7 +242,7 @@ class Part(BaseModel):
 
 
 class ParsedAnswer(Part):
-    """An answer. ``raw`` is what is kept of it for audit: its bytes, bounded."""
+    """An answer. ``raw`` holds its bytes for audit, bounded."""
 
     _raw: bytes = PrivateAttr(default=b"")
 
@@ -238,8 +251,8 @@ class ParsedAnswer(Part):
         """The answer's bytes, bounded."""
         return self._raw
 
+    @override
     def model_post_init(self, context: bytes, /) -> None:
-        """Keep the bytes that ``read`` was given."""
         self._raw = context
 
     @classmethod
@@ -561,24 +574,8 @@ def _problem(error: ErrorDetails) -> str:
             return f"must be {wanted}, not {_type(error['input'])}"
 
 
-_WANTED: Final = {
-    "model_type": "an object",
-    "tuple_type": "an array",
-    "bool_type": "true or false",
-}
-
-
 def _type(value: object) -> str:
     for kinds, name in _TYPES:
         if isinstance(value, kinds):
             return name
     return "null"
-
-
-_TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
-    (bool, "a boolean"),
-    ((int, float), "a number"),
-    (str, "a string"),
-    (list, "an array"),
-    (dict, "an object"),
-)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+import orjson
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rpcsvc.client import x402
+from rpcsvc.client.errors import Unverified
+from rpcsvc.domain.authorizations import OFFER_SECONDS, SignedAuthorization
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import USDC, XMR, as_decimal, format_units, reported_limits
+from rpcsvc.domain.order import Terms
 from rpcsvc.domain.pricing import ONE_USDC, Direction
+from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -25,25 +32,143 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.orders.ports.upstream import UpstreamRequest
+from rpcsvc.orders.authorizations import Carried
+from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
 from rpcsvc.settlement.upstream import answers
-from rpcsvc.settlement.upstream.answers import PayableNetworks
+from rpcsvc.settlement.upstream.answers import ParsedAnswer, Part, PayableNetworks, Text
 from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
-from rpcsvc.settlement.upstream.failures import (
+from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.requests import UpstreamRequest
+from rpcsvc.settlement.upstream.transport import (
     NeverSent,
     NotAnId,
     RemoteError,
+    UpstreamAnswer,
+    UpstreamBroken,
+    UpstreamCall,
     UpstreamError,
     UpstreamRefused,
     is_about_unfunded,
 )
-from rpcsvc.settlement.upstream.funding import FundingAnswer, read_funding
-from rpcsvc.settlement.upstream.limits import Demand, Urgency
-from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamCall
 from rpcsvc.store.changes import Ticket
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
+
+# The name and version of USDC, which authorizations are signed for.
+_USUAL: Final = ("USD Coin", "2")
+
+T = TypeVar("T")
+
+_NOT_NOW: Final = "The service that settles this can't be used now. Try again later."
+_NO_MORE_UNFUNDED: Final = (
+    "The service that settles this reserves no more now for orders without a deposit. Fund or"
+    " cancel an order, or try again later."
+)
+
+_INPUT_ERRORS: Final[dict[str, tuple[type[InputError], str]]] = {
+    "amount_below_minimum": (AmountBelowMinimum, "amount"),
+    "amount_above_maximum": (AmountAboveMaximum, "amount"),
+    "unsupported_chain": (UnsupportedChain, "chain"),
+    "unsupported_token": (UnsupportedToken, "token"),
+    "invalid_destination": (InvalidDestination, "to"),
+}
+_WORDS: Final = {
+    "amount_below_minimum": "The amount is under the least that is swapped. Send a larger one.",
+    "amount_above_maximum": "The amount is over the most that is swapped. Send a smaller one.",
+    "unsupported_chain": "That chain is not supported. Name another one.",
+    "unsupported_token": "That token is not supported. Name another one.",
+    "invalid_destination": "The destination address is refused. Check it against its source.",
+    "order_not_found": "There is no such order. Check its id.",
+    "verification_failed": "verify is not the order's destination address.",
+    "order_not_cancellable": "A deposit was seen, or the order is over. Ask for its status.",
+}
+# What a refusal may be to a caller, who can mend it. Others are between this service and its
+# upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
+CALLER_CODES: Final = frozenset(_WORDS)
+_OWN_FIELDS: Final = ("field", "received", "allowed")
+
+
+class _Extra(Part):
+    name: Text
+    version: Text
+
+
+class _Settlement(Part):
+    transaction: Text
+
+
+class _Paid(Part):
+    payment_response: _Settlement | None
+
+
+class FundingAnswer(ParsedAnswer):
+    """A payment that was taken; without ``payment_response`` its outcome is not known yet."""
+
+    data: _Paid
+
+    @property
+    def carried(self) -> Carried:
+        """The outcome of the payment."""
+        response = self.data.payment_response
+        if response is None:
+            return Carried(Outcome.PENDING)
+        return Carried(Outcome.SETTLED, response.transaction)
+
+
+def read_funding(answer: UpstreamAnswer) -> FundingAnswer:
+    """An answer to a payment. Raises UpstreamBroken."""
+    return FundingAnswer.read(answer)
+
+
+def offered_domain(header: str, terms: Terms, names: NetworkNames, due: int) -> Domain:
+    """The EIP-712 domain to sign for, by the header PAYMENT-REQUIRED. Raises UpstreamBroken.
+
+    An offer is taken only if it pays what is due to this order's own address, in its asset and on
+    its network: an offer of anything else is passed on to nobody.
+    """
+    token = names.token or ""
+    bill = x402.Bill(names.chain_id, token, terms.deposit_address, due)
+    try:
+        offer = x402.offer_of(orjson.loads(base64.b64decode(header, validate=True)), bill)
+        extra = _Extra.model_validate(offer["extra"])
+    except (ValueError, Unverified) as error:
+        raise UpstreamBroken(
+            "The upstream's answer is not as agreed: PAYMENT-REQUIRED has no offer that pays what"
+            " is due to the order's own address.",
+            field="PAYMENT-REQUIRED",
+        ) from error
+    return Domain(extra.name, extra.version, names.chain_id, token)
+
+
+def payment_header(
+    terms: Terms, signed: SignedAuthorization, names: NetworkNames, domain: Domain | None
+) -> str:
+    """The header PAYMENT-SIGNATURE of an authorization for the order of these terms.
+
+    Without ``domain``, after a restart, the usual name is sent: what was passed on before is found
+    by its nonce, and name and version are for the signer alone.
+    """
+    given = signed.authorization
+    name, version = (domain.name, domain.version) if domain else _USUAL
+    offer = {
+        "scheme": "exact",
+        "network": f"eip155:{names.chain_id}",
+        "amount": str(given.units),
+        "asset": names.token,
+        "payTo": terms.deposit_address,
+        "maxTimeoutSeconds": OFFER_SECONDS,
+        "extra": {"name": name, "version": version, "assetTransferMethod": "eip3009"},
+    }
+    message = {
+        "from": given.source,
+        "to": given.to,
+        "value": given.units,
+        "validAfter": given.valid_after,
+        "validBefore": given.valid_before,
+        "nonce": f"0x{given.nonce.hex()}",
+    }
+    payment = x402.payment(offer, {"message": message}, signed.signature)
+    return base64.b64encode(orjson.dumps(payment)).decode()
 
 
 class Dialect(Struct, frozen=True):
@@ -248,13 +373,6 @@ class Upstream:
         )
 
 
-_NOT_NOW: Final = "The service that settles this can't be used now. Try again later."
-_NO_MORE_UNFUNDED: Final = (
-    "The service that settles this reserves no more now for orders without a deposit. Fund or"
-    " cancel an order, or try again later."
-)
-
-
 def _quote_body(request: UpstreamRequest) -> dict[str, Any]:
     """The quote request of spec 2.4, in which chain id 0 is Monero."""
     chain = request.chain
@@ -291,29 +409,6 @@ def _order_body(request: UpstreamRequest, *, cuts_usdc: bool) -> dict[str, Any]:
 def _usd(units: int) -> int | float:
     """USDC units as a number of dollars; a float of so few digits is written digit for digit."""
     return float(format_units(units, USDC)) if units % ONE_USDC else units // ONE_USDC
-
-
-_INPUT_ERRORS: Final[dict[str, tuple[type[InputError], str]]] = {
-    "amount_below_minimum": (AmountBelowMinimum, "amount"),
-    "amount_above_maximum": (AmountAboveMaximum, "amount"),
-    "unsupported_chain": (UnsupportedChain, "chain"),
-    "unsupported_token": (UnsupportedToken, "token"),
-    "invalid_destination": (InvalidDestination, "to"),
-}
-_WORDS: Final = {
-    "amount_below_minimum": "The amount is under the least that is swapped. Send a larger one.",
-    "amount_above_maximum": "The amount is over the most that is swapped. Send a smaller one.",
-    "unsupported_chain": "That chain is not supported. Name another one.",
-    "unsupported_token": "That token is not supported. Name another one.",
-    "invalid_destination": "The destination address is refused. Check it against its source.",
-    "order_not_found": "There is no such order. Check its id.",
-    "verification_failed": "verify is not the order's destination address.",
-    "order_not_cancellable": "A deposit was seen, or the order is over. Ask for its status.",
-}
-# What a refusal may be to a caller, who can mend it. Others are between this service and its
-# upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
-CALLER_CODES: Final = frozenset(_WORDS)
-_OWN_FIELDS: Final = ("field", "received", "allowed")
 
 
 def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceError:

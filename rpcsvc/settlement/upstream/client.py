@@ -19,22 +19,27 @@ from msgspec import Struct
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.health import Health
-from rpcsvc.settlement.upstream.failures import (
-    NeverSent,
-    NoAnswer,
-    UpstreamBroken,
-    UpstreamError,
-    UpstreamOutcomeUnknown,
-    UpstreamRefused,
-)
 from rpcsvc.settlement.upstream.limits import Breaker, Budget, CallPermit, Demand, Slot
 from rpcsvc.settlement.upstream.transport import (
     ClientOptions,
+    NeverSent,
+    NoAnswer,
     ReadError,
     UpstreamAnswer,
+    UpstreamBroken,
     UpstreamCall,
+    UpstreamError,
+    UpstreamOutcomeUnknown,
+    UpstreamRefused,
     UpstreamTransport,
 )
+
+T = TypeVar("T")
+Parse = Callable[[UpstreamAnswer], T]
+log = structlog.get_logger(__name__)
+_ID: Final = re.compile(r'"orderId"\s*:\s*"([A-Za-z0-9_][A-Za-z0-9._:-]{0,127})"', re.ASCII)
+_IDEMPOTENCY_KEY: Final = re.compile(r"[ -~]{1,255}", re.ASCII)
+_KEY_CODES: Final = frozenset({None, "unauthorized"})
 
 
 class Timing(Struct, frozen=True):
@@ -52,14 +57,6 @@ def system_timing() -> Timing:
         await asyncio.sleep(ms / 1000)
 
     return Timing(steady_ms, sleep_ms, SystemRandom().random)
-
-
-T = TypeVar("T")
-Parse = Callable[[UpstreamAnswer], T]
-log = structlog.get_logger(__name__)
-_ID: Final = re.compile(r'"orderId"\s*:\s*"([A-Za-z0-9_][A-Za-z0-9._:-]{0,127})"', re.ASCII)
-_IDEMPOTENCY_KEY: Final = re.compile(r"[ -~]{1,255}", re.ASCII)
-_KEY_CODES: Final = frozenset({None, "unauthorized"})
 
 
 class UpstreamClient:
@@ -264,7 +261,7 @@ class UpstreamClient:
 
 
 def _parsed(answer: UpstreamAnswer, parse: Parse[T]) -> T:
-    """The answer as its type; an UpstreamBroken that comes of it keeps the bytes."""
+    """Return the answer as its type; an UpstreamBroken from it keeps the bytes."""
     try:
         return parse(answer)
     except UpstreamBroken as error:

@@ -1,4 +1,4 @@
-"""The upstream port over HTTP: quotes, orders and their status, in the order layer's types."""
+"""One upstream: quotes, orders and their status, in the order layer's types."""
 
 from __future__ import annotations
 
@@ -26,8 +26,16 @@ from rpcsvc.errors import (
     UnsupportedToken,
 )
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.authorizations import Carried
-from rpcsvc.orders.ports.upstream import (
+from rpcsvc.orders.authorizations import Carried
+from rpcsvc.orders.ports.venue import ExchangeRate, ExchangeRates
+from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
+from rpcsvc.settlement.upstream import answers
+from rpcsvc.settlement.upstream.answers import UNKNOWN
+from rpcsvc.settlement.upstream.calls import Upstream, offered_domain, payment_header
+from rpcsvc.settlement.upstream.client import UpstreamClient
+from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
+from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
+from rpcsvc.settlement.upstream.requests import (
     Created,
     CreationUnknown,
     Offer,
@@ -35,13 +43,7 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamResting,
     UpstreamStatus,
 )
-from rpcsvc.orders.ports.venue import ExchangeRate, ExchangeRates
-from rpcsvc.orders.ports.wallets import NetworkNames, Outcome
-from rpcsvc.settlement.upstream import answers, funding
-from rpcsvc.settlement.upstream.answers import UNKNOWN
-from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.failures import (
+from rpcsvc.settlement.upstream.transport import (
     BreakerOpen,
     BudgetSpent,
     PaymentWanted,
@@ -50,8 +52,6 @@ from rpcsvc.settlement.upstream.failures import (
     UpstreamOutcomeUnknown,
     UpstreamRefused,
 )
-from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
-from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.store.changes import Ticket
 
 log = structlog.get_logger(__name__)
@@ -61,9 +61,20 @@ _REST_MS = 5_000
 # The answers to a signed payment by which it took nothing: malformed, refused, or not to be paid.
 _TAKES_NOTHING = frozenset({400, 402, 409})
 
+_BRIDGE_STATUS = {
+    BridgeStatus.AWAITING_DEPOSIT: OrderStatus.AWAITING_DEPOSIT,
+    BridgeStatus.PENDING_CONFIRMATIONS: OrderStatus.DEPOSIT_DETECTED,
+    BridgeStatus.PROCESSING: OrderStatus.EXECUTING_SWAP,
+    BridgeStatus.COMPLETED: OrderStatus.COMPLETED,
+    BridgeStatus.FAILED: OrderStatus.FAILED,
+    BridgeStatus.EXPIRED: OrderStatus.EXPIRED,
+}
+# Spec 3.4.
+_TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
+
 
 class UpstreamEngine:
-    """Implements UpstreamPort over one upstream."""
+    """An upstream service. Raises errors.ServiceError when nothing was done there."""
 
     def __init__(
         self,
@@ -94,7 +105,7 @@ class UpstreamEngine:
         return self._upstream.dialect.refund_addresses
 
     def remember(self, ages_ms: list[int]) -> None:
-        """Orders were created so long ago by an earlier process: they count for the limit."""
+        """Count orders of an earlier process, by their age, for the limit of creations."""
         self._creations.remember(ages_ms)
 
     async def quote(self, request: UpstreamRequest) -> Offer:
@@ -173,14 +184,17 @@ class UpstreamEngine:
         return ExchangeRates(market, ExchangeRate("upstream", own.rate, own.eta))
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
-        """Open a ticket about an order there. Raises errors.ServiceError."""
+        """Open a ticket about an order there, with the owner's refund address."""
         try:
             await self._upstream.create_ticket(upstream_id, ticket)
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
     async def cancel(self, terms: Terms) -> UpstreamStatus | None:
-        """End the order there; how it stands then. Raises errors.ServiceError."""
+        """End the order there; return how it stands then, as ``status`` reports it.
+
+        Raises OrderNotCancellable, also where the upstream has no cancellation. May be repeated.
+        """
         if "cancel_order" not in self._upstream.dialect.paths:
             raise _no_cancellation()
         try:
@@ -268,7 +282,7 @@ class UpstreamEngine:
     def _domain(self, wanted: PaymentWanted, terms: Terms, due: int) -> Domain:
         names = self.names(USDC, terms.chain)
         try:
-            return funding.offered_domain(wanted.required, terms, names, due)
+            return offered_domain(wanted.required, terms, names, due)
         except UpstreamBroken as error:
             log.warning("upstream_offer_refused", order_id=terms.order_id, reason=error.reason)
             raise OrderNotFundable(
@@ -283,7 +297,7 @@ class UpstreamEngine:
 
         FAILED only where the upstream says that it took nothing; PENDING while that is not known.
         """
-        header = funding.payment_header(terms, signed, self.names(USDC, terms.chain), domain)
+        header = payment_header(terms, signed, self.names(USDC, terms.chain), domain)
         try:
             answer = await self._upstream.fund_order(terms.upstream_id or "", header)
         except UpstreamError as error:
@@ -323,18 +337,8 @@ class UpstreamEngine:
         return NetworkNames.of_usdc(self.chains.resolve(chain), is_test=not is_main)
 
 
-_BRIDGE_STATUS = {
-    BridgeStatus.AWAITING_DEPOSIT: OrderStatus.AWAITING_DEPOSIT,
-    BridgeStatus.PENDING_CONFIRMATIONS: OrderStatus.DEPOSIT_DETECTED,
-    BridgeStatus.PROCESSING: OrderStatus.EXECUTING_SWAP,
-    BridgeStatus.COMPLETED: OrderStatus.COMPLETED,
-    BridgeStatus.FAILED: OrderStatus.FAILED,
-    BridgeStatus.EXPIRED: OrderStatus.EXPIRED,
-}
-
-
 def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | None:
-    # What is paid from or to another address says nothing about this order's money.
+    # A payment from or to another address says nothing about this order's money.
     if not same_address(found.to_address, terms.to_address):
         raise _another("toAddress")
     if not same_address(found.deposit_address, terms.deposit_address):
@@ -376,16 +380,16 @@ def _log_unknown(upstream_id: str, status: str) -> None:
 
 
 def _tradable(tokens: object, chain: Chain) -> list[str]:
-    """Of the tokens that the upstream names, those that are swapped here on the chain."""
+    """Return the tokens named by the upstream that are swapped here on the chain."""
     ours = {XMR.symbol.lower(), chain.usdc_contract.lower()}
     named = tokens if isinstance(tokens, list) else []
     return [token for token in named if isinstance(token, str) and token.lower() in ours]
 
 
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:
-    """The twap object of spec 2.4, as it was on the wire but for what is left of the time.
+    """Return the twap object of spec 2.4 as it was on the wire, but for the remaining time.
 
-    None, too, while its status is none of ``_TWAP_STATUSES``.
+    None while its status is none of ``_TWAP_STATUSES``.
     """
     if twap is None or twap.status not in _TWAP_STATUSES:
         return None
@@ -402,10 +406,6 @@ def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:
             "estimatedTimeRemainingMs": _number(_whole_intervals(twap)),
         }
     ).decode()
-
-
-# Spec 3.4.
-_TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
 
 
 def _whole_intervals(twap: answers.UpstreamTwap) -> Decimal:

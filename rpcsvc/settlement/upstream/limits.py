@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from rpcsvc.health import Health
-from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
+from rpcsvc.settlement.upstream.transport import BreakerOpen, BudgetSpent
 
 NowMs = Callable[[], int]
 SleepMs = Callable[[int], Awaitable[None]]

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
@@ -25,8 +26,8 @@ from rpcsvc.health import Health
 from rpcsvc.settlement.upstream.answers import UpstreamChain
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
-from rpcsvc.settlement.upstream.failures import UpstreamError
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.transport import UpstreamError
 
 log = structlog.get_logger(__name__)
 # Whose addresses a service on a network gives; a sandbox's are of stagenet.
@@ -34,6 +35,11 @@ _MONERO_OF: Final = {
     "sandbox": MoneroNetwork.STAGENET,
     **{each.value: each for each in MoneroNetwork},
 }
+
+# A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
+_LOOK_AGAIN_MS: Final = 1_000
+_MOST_SHOWN: Final = 20
+_MOST_DOLLARS: Final = Decimal(10**12)
 
 
 class NetworkCheck:
@@ -83,7 +89,9 @@ class NetworkCheck:
             )
 
     async def require_same_now(self) -> None:
-        """The same, from a fresh answer of the upstream: called before each order."""
+        """Raise errors.Unavailable unless a fresh answer names our network. Called before each
+        order.
+        """
         if not await self.ask(Demand(Urgency.CREATION)):
             raise Unavailable(
                 "The service that settles orders does not report its network now. Try again later.",
@@ -111,12 +119,6 @@ class NetworkCheck:
         )
 
 
-# A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
-_LOOK_AGAIN_MS: Final = 1_000
-_MOST_SHOWN: Final = 20
-_MOST_DOLLARS: Final = Decimal(10**12)
-
-
 class OfferedChains(ChainRegistry):
     """The configured chains that are on offer; all of them until the upstream has sent its list.
 
@@ -128,15 +130,12 @@ class OfferedChains(ChainRegistry):
         super().__init__(configured.all())
         self._on_offer = configured
 
+    @override
     def all(self) -> tuple[Chain, ...]:
-        """The chains on offer, in the order of the configuration."""
         return self._on_offer.all()
 
+    @override
     def resolve(self, value: object, *, field: str = "chain") -> Chain:
-        """The configured chain that a caller names.
-
-        Raises InvalidInput, and UnsupportedChain that lists those on offer.
-        """
         try:
             return super().resolve(value, field=field)
         except UnsupportedChain:
@@ -171,11 +170,11 @@ class OfferedChains(ChainRegistry):
 
 
 class Pace(Struct, frozen=True):
-    """When the list is asked for, in ms.
+    """The pauses between requests for the list, in ms.
 
-    ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: how
-    long after a call the next one is made, while nothing is known, after a failure, and else.
-    ``least``: how soon the next one is made when somebody has a reason to ask.
+    ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: the
+    pause while nothing is known, after a failure, and otherwise. ``least``: the shortest pause when
+    somebody has a reason to ask.
     """
 
     start: int = 5_000

@@ -1,5 +1,20 @@
 """One HTTP exchange with an upstream: bounded, strict, and classified by what it proves.
 
+    UpstreamError
+    +-- NeverSent                nothing left this service
+    |   +-- BudgetSpent              the published limit leaves no room now
+    |   +-- BreakerOpen              the upstream was found down a moment ago
+    |   +-- NotAnId                  no upstream can have given that id
+    +-- UpstreamRefused          it understood and said no: nothing was done
+    |   +-- PaymentWanted            it asks for a payment of x402, and says for which
+    +-- NoAnswer                 a read got no usable answer; it changed nothing
+    +-- UpstreamBroken           an answer that can't be understood; it names the field
+    +-- UpstreamOutcomeUnknown   a creating call was sent, and may have been carried out
+
+``may_have_acted`` decides over money: only UpstreamOutcomeUnknown says yes, and then the call must
+not be repeated without its idempotency key. Reasons are fit for logs and for the operator: bounded,
+without keys or whole addresses.
+
 Every call has its own connection: the upstream may be closing a kept one at that moment, and then
 nobody could tell whether the call had arrived. A few calls a minute can afford it. Redirects are
 not followed, nor are proxies or netrc files of the environment used, so that the API key goes to
@@ -16,7 +31,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 from aiohttp import (
@@ -31,10 +46,11 @@ from aiohttp import (
     ServerDisconnectedError,
     TCPConnector,
 )
-from msgspec import Struct
+from msgspec import Struct, field
 from yarl import URL
 
 from rpcsvc import strict_json
+from rpcsvc.domain.reservations import TICKETS_REASON, UNFUNDED_REASON
 from rpcsvc.errors import InvalidJson
 from rpcsvc.http_client import (
     HttpRequest,
@@ -46,19 +62,149 @@ from rpcsvc.http_client import (
 )
 from rpcsvc.logs import MASK, shorten_addresses
 from rpcsvc.redacted import Redacted
-from rpcsvc.settlement.upstream.failures import (
-    RAW_LIMIT,
-    NeverSent,
-    NoAnswer,
-    PaymentWanted,
-    RemoteError,
-    UpstreamBroken,
-    UpstreamError,
-    UpstreamRefused,
-    is_about_calls,
-)
+
+# Bytes of an answer kept for audit. A good answer is some 2 KB.
+RAW_LIMIT: Final = 65_536
 
 _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
+
+_LONGEST_REASON: Final = 300
+_LONGEST_PAUSE_MS: Final = 600_000
+_JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
+# A proxy may answer these for a call that it has passed on.
+_NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
+
+
+def is_about_unfunded(details: Mapping[str, Any]) -> bool:
+    """Whether another rpcsvc refuses because of orders without a deposit."""
+    return details.get("reason") == UNFUNDED_REASON
+
+
+def is_about_calls(details: Mapping[str, Any]) -> bool:
+    """Whether HTTP 429 is about the number of calls, and not about what another rpcsvc counts
+    beside them.
+    """
+    return details.get("reason") not in (UNFUNDED_REASON, TICKETS_REASON)
+
+
+class UpstreamError(Exception):
+    """A call to the upstream that did not give what was asked.
+
+    ``reason`` is for the operator. ``retry_after_ms`` is how long the upstream asked to be left
+    alone, if it did. ``retryable``: the same read may succeed later. ``raw``: the answer, bounded.
+    """
+
+    may_have_acted: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        retry_after_ms: int | None = None,
+        retryable: bool = True,
+        raw: bytes = b"",
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_ms = retry_after_ms
+        self.retryable = retryable
+        self.raw = raw[:RAW_LIMIT]
+
+
+class NeverSent(UpstreamError):
+    """No byte of the call left this service: nothing can have happened."""
+
+
+class BudgetSpent(NeverSent):
+    """The published limit leaves no room soon enough; ``retry_after_ms`` says when it does."""
+
+
+class BreakerOpen(NeverSent):
+    """The upstream failed repeatedly and is left alone until ``retry_after_ms`` have passed."""
+
+
+class NotAnId(NeverSent):
+    """An id of a form that no upstream gives; it would not be safe in a path."""
+
+
+class UpstreamRefused(UpstreamError):
+    """The upstream understood the call and refused it, in its own error form: nothing was done.
+
+    ``message`` and ``details`` are the upstream's words: bounded, and not yet fit for a caller.
+    ``code`` is None where the dialect has no codes.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        remote: RemoteError,
+        *,
+        retry_after_ms: int | None = None,
+        raw: bytes = b"",
+    ) -> None:
+        named = f" ({remote.code})" if remote.code else ""
+        super().__init__(
+            f"The upstream refused with HTTP {status}{named}: {remote.message}",
+            retry_after_ms=retry_after_ms,
+            retryable=status == 429,
+            raw=raw,
+        )
+        self.status = status
+        self.code = remote.code
+        self.message = remote.message
+        self.details = remote.details
+
+
+class PaymentWanted(UpstreamRefused):
+    """HTTP 402: no payment came, or it was refused. ``required`` is the header PAYMENT-REQUIRED."""
+
+    required: str = ""
+
+
+class NoAnswer(UpstreamError):
+    """A time-out, a lost connection, or HTTP 5xx. For a read, that is all there is to it."""
+
+
+class UpstreamBroken(UpstreamError):
+    """An answer that can't be understood or trusted; ``field`` is the wrong part, if it is one."""
+
+    def __init__(
+        self, reason: str, *, field: str | None = None, retryable: bool = False, raw: bytes = b""
+    ) -> None:
+        super().__init__(reason, retryable=retryable, raw=raw)
+        self.field = field
+
+
+class UpstreamOutcomeUnknown(UpstreamError):
+    """Something that creates was sent and may have been done.
+
+    ``upstream_id`` is the new order's id, where the answer shows one although it is otherwise
+    unusable. ``safe_to_repeat``: it carried an idempotency key that the upstream honours, so that
+    the same call with the same key can't create a second one.
+    """
+
+    may_have_acted = True
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        safe_to_repeat: bool,
+        upstream_id: str | None = None,
+        retry_after_ms: int | None = None,
+        raw: bytes = b"",
+    ) -> None:
+        super().__init__(reason, retry_after_ms=retry_after_ms, retryable=safe_to_repeat, raw=raw)
+        self.safe_to_repeat = safe_to_repeat
+        self.upstream_id = upstream_id
+
+
+class RemoteError(Struct, frozen=True):
+    """An upstream's error as its dialect words it. ``code`` is None where there are no codes."""
+
+    code: str | None
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ClientOptions(Redacted, frozen=True):
@@ -87,6 +233,9 @@ class ClientOptions(Redacted, frozen=True):
     attempts: int = 4
     backoff_ms: int = 250
     longest_backoff_ms: int = 8_000
+
+
+ReadError = Callable[[Any], RemoteError | None]
 
 
 def base_url(options: ClientOptions) -> str:
@@ -122,14 +271,6 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-ReadError = Callable[[Any], RemoteError | None]
-_LONGEST_REASON: Final = 300
-_LONGEST_PAUSE_MS: Final = 600_000
-_JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
-# A proxy may answer these for a call that it has passed on.
-_NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 
 class UpstreamCall(Redacted, frozen=True):

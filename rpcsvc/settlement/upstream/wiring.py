@@ -26,19 +26,14 @@ from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import MakeOrders, Orders
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.orders.processor import Quarantine
-from rpcsvc.orders.scheduler.deadlines import Deadlines, ExpiredReservations
-from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.scheduler.worker import Deadlines, ExpiredReservations, Worker
 from rpcsvc.orders.settlement import Settlement, authorization_funding
-from rpcsvc.orders.upstream.authorizations import POLL_MS, RelayedAuthorizations
-from rpcsvc.orders.upstream.follower import Follower
-from rpcsvc.orders.upstream.relay import Relay
-from rpcsvc.orders.upstream.venue import UpstreamVenue
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream.answers import PayableNetworks
 from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient, system_timing
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
-from rpcsvc.settlement.upstream.failures import RemoteError, UpstreamRefused
+from rpcsvc.settlement.upstream.follower import Follower
 from rpcsvc.settlement.upstream.limits import (
     CALLS_PER_MINUTE,
     CREATIONS_PER_MINUTE,
@@ -47,11 +42,27 @@ from rpcsvc.settlement.upstream.limits import (
     shared,
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
-from rpcsvc.settlement.upstream.transport import ClientOptions, base_url
+from rpcsvc.settlement.upstream.relay import POLL_MS, Relay, RelayedAuthorizations
+from rpcsvc.settlement.upstream.transport import (
+    ClientOptions,
+    RemoteError,
+    UpstreamRefused,
+    base_url,
+)
+from rpcsvc.settlement.upstream.venue import UpstreamVenue
 
 _MOST_DETAILS: Final = 16
 _MOST_ALLOWED: Final = 50
 _LONGEST_DETAIL: Final = 128
+
+# Words that follow one another in a text, others between them or not.
+_Phrase: TypeAlias = tuple[re.Pattern[str], ...]
+_NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
+_CHAIN: Final = r"\b(?:chain|network)"
+_COIN: Final = r"\b(?:token|asset|coin)\b"
+# The default limits of another rpcsvc, less a fifth for others behind the same address.
+BFF_CALLS_PER_MINUTE = 240
+BFF_CREATIONS_PER_MINUTE = 24
 
 
 def _bff_error(value: Any) -> RemoteError | None:
@@ -118,8 +129,6 @@ BFF: Final = Dialect(
     messages_for_users=True,
     times_ends=True,
 )
-# Words that follow one another in a text, others between them or not.
-_Phrase: TypeAlias = tuple[re.Pattern[str], ...]
 
 
 def _phrase(*patterns: str) -> _Phrase:
@@ -137,9 +146,6 @@ def _has(phrase: _Phrase, text: str) -> bool:
     return True
 
 
-_NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
-_CHAIN: Final = r"\b(?:chain|network)"
-_COIN: Final = r"\b(?:token|asset|coin)\b"
 _PHRASES: Final[tuple[tuple[_Phrase, str], ...]] = (
     (
         _phrase(r"\b(?:below|under|less than|lower than|smaller than)\b", r"\bmin"),
@@ -212,9 +218,6 @@ V1: Final = Dialect(
     messages_for_users=False,
     times_ends=False,
 )
-# The default limits of another rpcsvc, less a fifth for others behind the same address.
-BFF_CALLS_PER_MINUTE = 240
-BFF_CREATIONS_PER_MINUTE = 24
 
 
 @asynccontextmanager

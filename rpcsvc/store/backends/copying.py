@@ -17,7 +17,7 @@ import asyncpg
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql import schema as postgresql
-from rpcsvc.store.backends.postgresql.connection import Connection, connect
+from rpcsvc.store.backends.postgresql.reader import Connection, connect
 from rpcsvc.store.backends.sqlite import migrations as sqlite
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, OwnerLock, open_reader
 from rpcsvc.store.database import DatabaseInUse, DatabaseUnusable
@@ -26,7 +26,7 @@ from rpcsvc.store.schema import APPLICATION_ID, scripts
 BATCH: Final = 2_000
 
 Row = tuple[Any, ...]
-# Called with what is done with which table, and how many rows of how many in all are done with.
+# Called with the action and its table, the rows done, and the rows in all.
 Progress = Callable[[str, int, int], None]
 
 

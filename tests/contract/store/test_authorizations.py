@@ -98,14 +98,14 @@ async def test_stored_status_is_passed_over_while_unresolved(
     assert await served() == [True, True]
 
 
-async def test_of_many_at_once_one_is_recorded(store: AuthorizationStore) -> None:
+async def test_one_of_many_concurrent_authorizations_is_recorded(store: AuthorizationStore) -> None:
     adding = [store.add(record(n, payer=f"0x{n:040x}"), 1) for n in range(1, 9)]
     added = await asyncio.gather(*adding, return_exceptions=True)
     assert [each for each in added if not isinstance(each, StaleWrite)] == [None]
     assert len(await store.unresolved()) == 1
 
 
-async def test_failed_authorization_frees_its_order_for_good(store: AuthorizationStore) -> None:
+async def test_failed_authorization_frees_its_order_permanently(store: AuthorizationStore) -> None:
     await store.add(record(), 1)
     failed = replace(record(), state=AuthorizationState.FAILED, reason="reverted")
     await store.resolve(failed)

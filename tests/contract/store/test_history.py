@@ -131,7 +131,7 @@ async def test_messages_of_a_webhook_are_shown_until_it_is_forgotten(books: Book
     assert await books.store.reduce_history(LATER, ALL) == 1
 
 
-async def test_late_deposit_begins_the_time_of_a_reduced_order_anew(books: Books) -> None:
+async def test_late_deposit_restarts_the_time_of_a_reduced_order(books: Books) -> None:
     order = await books.completed()
     await books.store.reduce_history(LATER, ALL)
     ended = order.version
@@ -200,7 +200,7 @@ async def test_failed_step_deletes_nothing(books: Books, monkeypatch: pytest.Mon
 )
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("is_reduced", [True, False])
-async def test_last_event_and_those_of_an_open_order_stay(
+async def test_last_event_and_open_orders_events_stay(
     books: Books, sql: str, is_over: bool, is_reduced: bool
 ) -> None:
     order = await (books.completed() if is_over else books.open(1))
@@ -217,7 +217,7 @@ async def test_last_event_and_those_of_an_open_order_stay(
     assert await books.versions(order) == kept
 
 
-async def test_gap_in_what_is_left_is_found(books: Books) -> None:
+async def test_gap_in_a_reduced_history_is_found(books: Books) -> None:
     await books.completed()
     await books.store.reduce_history(LATER, ALL)
     assert await books.problems() == []

@@ -83,7 +83,7 @@ async def everything(database: Tables, table: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(("table", "column"), kept())
-async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
+async def test_identifying_columns_can_not_be_changed(
     store: OrderStore, database: Tables, table: str, column: str
 ) -> None:
     assert await store.order("ord_1") is not None

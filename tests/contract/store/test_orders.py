@@ -12,7 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import DepositKey, OnDeadline
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
-from rpcsvc.store import records
+from rpcsvc.store import order_rows
 from rpcsvc.store.changes import (
     Change,
     HistoryEntry,
@@ -169,7 +169,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert await store.pending_effects() == [second]
 
 
-async def test_transfer_that_is_hurried_is_taken_once(store: OrderStore, database: Tables) -> None:
+async def test_hurried_transfer_is_taken_once(store: OrderStore, database: Tables) -> None:
     order = fresh(1)
     await store.commit(created(order))
     deposit = DepositKey("monero", "tx", 0)
@@ -187,7 +187,7 @@ async def test_transfer_that_is_hurried_is_taken_once(store: OrderStore, databas
     assert await store.take_hurried() == []
 
 
-async def test_overdue_orders_can_be_read_without_those_to_refund(
+async def test_overdue_leaves_out_a_deadline_action(
     store: OrderStore,
 ) -> None:
     waiting, stuck = fresh(1), fresh(2)
@@ -259,7 +259,7 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: OrderStore) -> 
 async def test_old_keys_are_forgotten_in_portions(
     store: OrderStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(order_rows, "_KEYS_AT_ONCE", 2)
     for number in range(7):
         await store.commit(created(fresh(number), response(f"key {number}")))
     commits = list[int]()
@@ -280,7 +280,7 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: OrderStore) ->
     assert await store.forget_responses(NOW + month) == 0
 
 
-async def test_an_order_is_written_over_the_version_it_was_read_at(store: OrderStore) -> None:
+async def test_order_is_written_over_its_read_version_only(store: OrderStore) -> None:
     order = fresh()
     await store.commit(created(order))
     seen = ev.DepositSeen(DepositKey("monero", "tx", 0), 1, None, NOW)
@@ -327,7 +327,7 @@ async def test_lists_and_nulls_are_bound_as_values(
     assert [row["order_id"] for row in rows] == expected
 
 
-async def test_a_value_that_is_not_given_is_an_error(database: Tables) -> None:
+async def test_query_with_a_missing_value_is_an_error(database: Tables) -> None:
     with pytest.raises(KeyError):
         await database.fetch("SELECT order_id FROM orders WHERE order_id = :order_id")
     with pytest.raises(StoreConflict):

@@ -13,9 +13,8 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.postgresql import reader
-from rpcsvc.store.backends.postgresql.connection import Connection, connect
 from rpcsvc.store.backends.postgresql.database import MOST_TRIES, PostgresqlDatabase
-from rpcsvc.store.backends.postgresql.reader import PostgresqlReader
+from rpcsvc.store.backends.postgresql.reader import Connection, PostgresqlReader, connect
 from rpcsvc.store.backends.postgresql.schema import check_server, statements, translated
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import (

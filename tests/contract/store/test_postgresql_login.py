@@ -123,7 +123,7 @@ async def test_verify_full_wants_this_host_of_this_authority(server: str, tmp_pa
         assert not await is_let_in(f"{url}verify-full"), "for another host"
 
 
-async def test_tls_that_is_required_is_not_done_without(server: str) -> None:
+async def test_required_tls_is_enforced(server: str) -> None:
     assert await is_let_in(f"{server}?sslmode=prefer")
     assert not await is_let_in(f"{server}?sslmode=require")
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 import rpcsvc.settlement
 import rpcsvc.store
-from rpcsvc.domain.unfunded import Admission
+from rpcsvc.domain.reservations import Admission
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.backends.postgresql.reader import compiled
 from rpcsvc.store.orders import OrderStore

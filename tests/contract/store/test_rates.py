@@ -166,7 +166,7 @@ async def test_new_settler_waits_while_the_row_before_it_disagrees(database: Tab
     assert (await published(database))[-1] == (RATE, 2)
 
 
-async def test_process_that_is_alone_is_compared_with_nothing(database: Tables) -> None:
+async def test_lone_process_compares_no_rates(database: Tables) -> None:
     await add(database, 2 * RATE)
     alone = Replica(database, 2, is_alone=True)
     assert await alone.rates.require(RATE) is None

@@ -11,8 +11,17 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.domain.reservations import UPSTREAM, ReservationChange, reservations_of
-from rpcsvc.domain.unfunded import ALL, BY_ADDRESS, TOTAL, Admission, Reservation, Reserved
+from rpcsvc.domain.reservations import (
+    ALL,
+    BY_ADDRESS,
+    TOTAL,
+    UPSTREAM,
+    Admission,
+    Reservation,
+    ReservationChange,
+    Reserved,
+    reservations_of,
+)
 from rpcsvc.store.backends.postgresql.database import PostgresqlDatabase
 from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from rpcsvc.store.checks import reservation_problems
@@ -174,9 +183,7 @@ async def test_a_reservation_ends_when_its_order_expires(keeper: Keeper) -> None
     assert await store.unfunded(9) == []
 
 
-async def test_the_recount_finds_what_is_not_reserved_as_it_has_to_be(
-    keeper: Keeper, database: Tables
-) -> None:
+async def test_recount_finds_wrong_reservations(keeper: Keeper, database: Tables) -> None:
     for number in (1, 2):
         await keeper.open(numbered(number), Admission(ONE))
     await keeper.apply("ord_1", ev.DepositSeen(key(1), numbered(1).terms.deposit_amount, None, NOW))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.settlement.sandbox.chain import (
+from rpcsvc.settlement.sandbox.ledger import (
     Fault,
     Mined,
+    SandboxLedger,
     Setting,
     SimulatedChain,
     Tx,
     TxKind,
     TxState,
 )
-from rpcsvc.settlement.sandbox.ledger import SandboxLedger
 from rpcsvc.store.database import Tables
 
 CHAIN = SimulatedChain("monero", 100, 1000, 50, False, 10**16, 10**16)

@@ -171,7 +171,7 @@ def store(database: Tables) -> OrderStore:
     return OrderStore(database, lambda: "key")
 
 
-async def test_what_is_published_is_what_the_others_see(replicas: Replicas) -> None:
+async def test_replicas_see_the_published_state(replicas: Replicas) -> None:
     there = await replicas.joined()
     with pytest.raises(Unavailable, match="no fresh state"):
         there.require_ready()
@@ -235,7 +235,7 @@ async def test_pool_is_filled_in_portions_up_to_its_size(replicas: Replicas) -> 
     assert next(replicas.settling.numbers) == 2 * POOL + 1, "no more were taken of the wallet"
 
 
-async def test_pool_takes_what_the_wallet_has_ready(replicas: Replicas) -> None:
+async def test_pool_takes_the_wallets_ready_addresses(replicas: Replicas) -> None:
     there = await replicas.joined()
     replicas.settling.ready = 1
     await replicas.pass_(there)
@@ -282,7 +282,7 @@ async def test_restored_state_counts_for_nobody(
         each.require_ready()
 
 
-async def test_address_is_of_one_order(replicas: Replicas, store: OrderStore) -> None:
+async def test_pooled_address_serves_one_order(replicas: Replicas, store: OrderStore) -> None:
     here, there = await replicas.joined(), await replicas.joined()
     await replicas.pass_(here, there)
     both = here.deposit_address(XMR), there.deposit_address(XMR)

@@ -211,7 +211,7 @@ async def test_order_without_a_deposit_is_18_requests_at_most(box: Box) -> None:
     assert len(box.sent) == 18
 
 
-async def test_a_receiver_that_is_back_gets_what_is_left(box: Box) -> None:
+async def test_returned_receiver_gets_remaining_messages(box: Box) -> None:
     order = await box.order(1)
     box.answer = lambda _url, _message: DOWN
     await box.deliver()
@@ -542,7 +542,9 @@ async def test_webhooks_of_orders_that_are_over_are_forgotten(box: Box) -> None:
         "DELETE FROM webhooks",
     ],
 )
-async def test_the_database_refuses_what_can_not_be(box: Box, database: Tables, sql: str) -> None:
+async def test_database_refuses_impossible_webhook_rows(
+    box: Box, database: Tables, sql: str
+) -> None:
     await box.order(1)
     with pytest.raises(StoreConflict):
         await database.write([statement(sql, ())])

@@ -70,7 +70,7 @@ async def test_withdrawal_that_may_not_be_added_leaves_nothing(
     assert await problems(database) == []
 
 
-async def test_withdrawals_at_one_moment_never_pass_what_is_free(
+async def test_concurrent_withdrawals_never_exceed_the_free_amount(
     store: WithdrawalStore, database: Tables
 ) -> None:
     made = [replace(FIRST, withdrawal_id=f"wd_same{n}") for n in range(8)]
@@ -101,7 +101,7 @@ async def test_withdrawal_reserves_until_it_is_over(
     await store.add(SECOND, None)
 
 
-async def test_withdrawal_is_not_changed_from_a_state_that_is_past(
+async def test_withdrawal_changes_from_its_current_state_only(
     store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)
@@ -171,7 +171,7 @@ async def test_withdrawal_without_a_payment_is_cancelled(
         "DELETE FROM withdrawals",
     ],
 )
-async def test_database_keeps_what_a_withdrawal_is(
+async def test_database_refuses_to_change_a_withdrawals_terms(
     store: WithdrawalStore, database: Tables, change: str
 ) -> None:
     await store.add(FIRST, None)
@@ -180,7 +180,7 @@ async def test_database_keeps_what_a_withdrawal_is(
         await database.write([statement(change)])
 
 
-async def test_database_lets_no_withdrawal_that_is_over_go_on(
+async def test_database_refuses_to_reopen_a_withdrawal(
     store: WithdrawalStore, database: Tables
 ) -> None:
     await store.add(FIRST, None)

@@ -21,7 +21,7 @@ from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,

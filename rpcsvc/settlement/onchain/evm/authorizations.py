@@ -28,7 +28,7 @@ from rpcsvc.domain.authorizations import (
 )
 from rpcsvc.domain.money import USDC, format_units, mul_div_ceil
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError

@@ -17,8 +17,7 @@ from rpcsvc.settlement.onchain.evm.records import (
 from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntry
 from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, Statement, Tables, from_row, insert, to_row, update, upsert
 
 _ADD_WALLET: Final = (
     "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, :hot_address, 0)"

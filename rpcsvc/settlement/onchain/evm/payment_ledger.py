@@ -26,8 +26,7 @@ from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _PROGRESS: Final = (
     "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",

@@ -10,9 +10,8 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, JournalPosition, Mark, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.store.database import Rows, Statement, Tables
+from rpcsvc.store.database import Rows, Statement, Tables, from_row, to_row
 from rpcsvc.store.leases import HeldLease
-from rpcsvc.store.rows import from_row, to_row
 
 log = structlog.get_logger(__name__)
 

@@ -25,8 +25,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
-from rpcsvc.store.rows import from_row, to_row
+from rpcsvc.store.database import Row, Rows, Statement, Tables, from_row, insert, to_row, update
 
 _KEPT_CURSORS: Final = 1000
 

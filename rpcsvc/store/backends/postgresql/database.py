@@ -19,14 +19,15 @@ from typing_extensions import override
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.store.backends.postgresql.connection import (
+from rpcsvc.store.backends.postgresql.reader import (
     UNAVAILABLE,
     Connection,
+    PostgresqlReader,
+    compiled,
     connect,
     is_down,
     unavailable,
 )
-from rpcsvc.store.backends.postgresql.reader import PostgresqlReader, compiled
 from rpcsvc.store.backends.postgresql.schema import migrate
 from rpcsvc.store.database import (
     CommitObserver,
@@ -54,6 +55,8 @@ _IDENTITY: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = 
 _END_BACKEND: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 )
+
+_PROBE: Final = Statement("SELECT 1")
 
 
 class _Session(NamedTuple):
@@ -255,9 +258,6 @@ class PostgresqlDatabase(Database):
             await asyncio.sleep(RETRY_SECONDS if self._failure else PROBE_SECONDS)
             with suppress(Unavailable):
                 await self._group.write([_PROBE])
-
-
-_PROBE: Final = Statement("SELECT 1")
 
 
 async def _step(session: _Session, rows: StatementRows) -> Callable[[], Awaitable[None]]:

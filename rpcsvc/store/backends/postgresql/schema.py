@@ -15,8 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.store.backends.postgresql.connection import Connection, connect
-from rpcsvc.store.backends.postgresql.reader import compiled
+from rpcsvc.store.backends.postgresql.reader import Connection, compiled, connect
 from rpcsvc.store.checks import BOOKS, reservation_problems
 from rpcsvc.store.database import DatabaseUnusable, Query, Row, Statement
 from rpcsvc.store.schema import APPLICATION_ID, NEWEST, UnknownSchema, newer, older, scripts

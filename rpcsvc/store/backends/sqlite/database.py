@@ -1,4 +1,4 @@
-"""The database file: owner lock, one writer, one reader, read-only snapshots.
+"""The database file: owner lock, one writer, one reader, checkpoints, read-only snapshots.
 
 ``write`` returns after the commit is on disk (WAL, ``synchronous=FULL``). Writes that wait at the
 same time share one transaction and so one fsync, on a connection with a thread of its own. Reads
@@ -11,43 +11,67 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiosqlite
+import orjson
 import structlog
 from typing_extensions import override
 
 from rpcsvc.clock import SystemClock
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema, require_usable
-from rpcsvc.store.backends.sqlite.reader import (
-    UNAVAILABLE,
-    SqliteQuery,
-    SqliteReader,
-    compiled,
-    inserts,
-    report,
-    unavailable,
-)
 from rpcsvc.store.database import (
     BooksUnreadable,
     CommitObserver,
     Database,
     DatabaseInUse,
     DatabaseUnusable,
+    Query,
+    Row,
     StaleWrite,
     Statement,
+    Tables,
 )
 from rpcsvc.store.group_commit import GroupCommit, StatementRows
 from rpcsvc.store.schema import NEWEST
 
 log = structlog.get_logger(__name__)
+
+MAX_ROWS = 64
+
+_PLACE: Final = re.compile(r"(?P<many>\bIN )?:(?P<name>[a-z]\w*)")
+_INSERT: Final = re.compile(
+    r"(?P<head>INSERT INTO .+? VALUES )(?P<row>\(.+?\))(?P<tail>(?: ON CONFLICT .+)?)", re.DOTALL
+)
+
+UNAVAILABLE: Final = (
+    "The order book can't be written or read right now; nothing was changed."
+    " Try again, with the same idempotency key if the call had one."
+)
+
+# A row dirties about two pages of 4 KiB, so this is some 32 MiB of log from one move to the next;
+# more often would write the pages that many orders share more often.
+ROWS_BETWEEN = 4_000
+# Frames (pages in the log) that are few enough to be moved while the writer waits.
+FEW_FRAMES = 1_000
+# A log longer than this (32 MiB) is restarted; a shorter one keeps growing.
+LONG_LOG_FRAMES = 8_000
+MOST_PASSES = 5
+
+# How long the writer, and every write behind it, waits for readers of other processes.
+READERS_WAIT_MS = 50
+
+_PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
+_RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
 DATABASE_NAME = "rpcsvc.db"
 LOCK_NAME = "rpcsvc.lock"
@@ -63,6 +87,244 @@ MAPPED_BYTES = 0x7FFF_0000
 _DAMAGED = (
     "The database file is damaged. Stop the service, and restore a backup or repair the file."
 )
+
+_WRITER_PRAGMAS = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
+    # Keeps the statement journal of multi-row statements in memory; else each group writes a file.
+    "PRAGMA temp_store = MEMORY",
+    # KiB. A full group dirties 13 MiB: what does not fit is written to the log before its commit.
+    "PRAGMA cache_size = -16384",
+    "PRAGMA wal_autocheckpoint = 0",  # the Checkpointer does it while the writer runs
+)
+
+# A commit that changes nothing and writes a page all the same: the schema's version over itself.
+_PROBE = f"PRAGMA user_version = {NEWEST}"
+
+
+class SqliteQuery(NamedTuple):
+    """SQL with ``?``, and the order of its values.
+
+    ``insert``: the parts of an INSERT of given values: before its row, the row, and after it.
+    """
+
+    text: str
+    bind: Callable[[Mapping[str, Any]], Sequence[Any]]
+    insert: tuple[str, str, str] | None
+
+
+@lru_cache(maxsize=1024)
+def compiled(sql: str) -> SqliteQuery:
+    """The SQL for SQLite. ``bind`` raises KeyError if a value is missing."""
+    places = [(found["name"], found["many"] is not None) for found in _PLACE.finditer(sql)]
+    text = _PLACE.sub(_mark, sql)
+    found = _INSERT.fullmatch(text)
+    return SqliteQuery(
+        text,
+        _binder(places),
+        None if found is None else (found["head"], found["row"], found["tail"]),
+    )
+
+
+def inserts(insert: tuple[str, str, str], count: int) -> Iterator[tuple[str, int, int]]:
+    """Statements that insert ``count`` rows, each with its first row and its number of rows.
+
+    Sizes are powers of two, so few statements are prepared.
+    """
+    start = 0
+    while start < count:
+        size = min(MAX_ROWS, 1 << ((count - start).bit_length() - 1))
+        yield _of_rows(insert, size), start, size
+        start += size
+
+
+@lru_cache(maxsize=512)
+def _of_rows(insert: tuple[str, str, str], size: int) -> str:
+    head, row, tail = insert
+    return head + ", ".join([row] * size) + tail
+
+
+def _mark(found: re.Match[str]) -> str:
+    return "?" if found["many"] is None else "IN (SELECT value FROM json_each(?))"
+
+
+def _binder(places: list[tuple[str, bool]]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    names = [name for name, _ in places]
+    if any(many for _, many in places):
+        return lambda values: [
+            orjson.dumps(list(values[name])).decode() if many else values[name]
+            for name, many in places
+        ]
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda values: [values[name] for name in names]
+
+
+class SqliteReader(Tables):
+    """Reads over a connection in autocommit mode, within one read transaction.
+
+    Taking the locks of WAL mode for each read would cost as much as the read itself.
+    """
+
+    def __init__(self, reader: sqlite3.Connection) -> None:
+        self._reader = reader
+        self._reader.row_factory = sqlite3.Row
+        self._is_damaged = False
+
+    @override
+    async def fetch(self, sql: str, **values: Any) -> list[Row]:
+        text, bind, _ = compiled(sql)
+        try:
+            self._hold_snapshot()
+            return self._reader.execute(text, bind(values)).fetchall()
+        except sqlite3.Error as error:
+            raise self._reported(error) from error
+
+    @override
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
+        text, bind, _ = compiled(sql)
+        try:
+            self._hold_snapshot()
+            return self._reader.execute(text, bind(values)).fetchone()
+        except sqlite3.Error as error:
+            raise self._reported(error) from error
+
+    @override
+    async def fetch_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        return [await self.fetch(sql, **values) for sql, values in queries]
+
+    def _reported(self, error: sqlite3.Error) -> Exception:
+        """The error for the caller of a failed read; a damaged file is logged."""
+        if isinstance(error, sqlite3.OperationalError):
+            return unavailable(error)
+        self._note_damage(error)
+        return error
+
+    def _note_damage(self, error: Exception) -> None:
+        """Remember that the file is damaged, if the error says so: nothing repairs it."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not self._is_damaged:
+            self._is_damaged = True
+            report("critical", "database_damaged", reason=str(error))
+
+    def _hold_snapshot(self) -> None:
+        """Keep the read transaction open for further reads."""
+        if not self._reader.in_transaction:
+            self._reader.execute("BEGIN")
+
+
+def unavailable(error: sqlite3.Error) -> Unavailable:
+    """The error text for callers. SQLite's own text stays in the log: it can name paths."""
+    report("error", "database_unavailable", reason=str(error))
+    return Unavailable(UNAVAILABLE)
+
+
+def report(level: str, event: str, **details: str) -> None:
+    """Log an error, if possible.
+
+    A log on the same full disk may fail, too: that must not end the writer, whose callers get the
+    error anyway.
+    """
+    with suppress(OSError):
+        getattr(log, level)(event, **details)
+
+
+class _Progress(NamedTuple):
+    """SQLite's answer: whether others blocked the checkpoint, frames in the log, frames moved."""
+
+    busy: int
+    frames: int
+    moved: int
+
+
+class Checkpointer:
+    """Moves committed pages from the write-ahead log into the database file.
+
+    By default SQLite lets the commit that fills the log do this, and every order that shares the
+    commit waits for the whole move: hundreds of milliseconds if the pages lie far apart. Here a
+    separate connection moves pages while the writer appends. Only the last step, restarting the
+    log, pauses the writer (``wants_restart``), and by then little is left to move.
+    """
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+        self._rows = 0
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._is_well = True
+        self.wants_restart = False
+        self._task = asyncio.create_task(self._run(), name="checkpointer")
+
+    @classmethod
+    async def open(cls, path: Path) -> Checkpointer:
+        """A checkpointer for the database at ``path``. Raises sqlite3.Error."""
+        connection = await aiosqlite.connect(path, isolation_level=None)
+        try:
+            await connection.execute(f"PRAGMA busy_timeout = {READERS_WAIT_MS}")
+            await connection.execute("PRAGMA wal_autocheckpoint = 0")
+        except sqlite3.Error:
+            await connection.close()  # its thread would keep the process from ending
+            raise
+        return cls(connection)
+
+    def note(self, rows: int) -> None:
+        """Count the rows of a commit; enough of them trigger a move."""
+        self._rows += rows
+        if self._rows >= ROWS_BETWEEN:
+            self._rows = 0
+            self._wake.set()
+
+    async def restart(self) -> None:
+        """Restart the log. The writer must pause meanwhile, and no read may hold the log.
+
+        A running backup or audit holds it for minutes. Then the log keeps growing, and the next
+        move asks again.
+        """
+        self.wants_restart = False
+        with suppress(sqlite3.Error):
+            await self._connection.execute_fetchall(_RESTART)
+
+    async def close(self) -> None:
+        """Finish a running move and close."""
+        self._closing = True
+        self._wake.set()
+        await self._task
+        await self._connection.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._closing:
+                return
+            await self._move()
+
+    async def _move(self) -> None:
+        """Move pages until few are left: each pass leaves less for concurrent commits to add."""
+        try:
+            progress = await self._pass()
+            for _ in range(MOST_PASSES - 1):
+                if progress.frames - progress.moved <= FEW_FRAMES:
+                    break
+                progress = await self._pass()
+        except sqlite3.Error as error:
+            self._report_failure(error)
+            return
+        self._is_well = True
+        self.wants_restart = progress.frames > LONG_LOG_FRAMES
+
+    async def _pass(self) -> _Progress:
+        cursor = await self._connection.execute(_PASSIVE)
+        row = await cursor.fetchone()
+        await cursor.close()
+        return _Progress(*row) if row is not None else _Progress(1, 0, 0)
+
+    def _report_failure(self, error: sqlite3.Error) -> None:
+        """Log a failure once: commits still go to the log, and the next move is tried as usual."""
+        if self._is_well:
+            log.warning("checkpoint_failed", reason=str(error))
+        self._is_well = False
 
 
 class BoundRows(NamedTuple):
@@ -117,8 +379,8 @@ class GroupConnection(sqlite3.Connection):
 
     group: list[BoundRows]
 
+    @override
     def commit(self) -> None:
-        """Begin, run every statement of ``group``, commit; all or nothing."""
         try:
             self.execute("BEGIN IMMEDIATE")
             for rows in self.group:
@@ -323,18 +585,6 @@ def _bound(rows: StatementRows) -> BoundRows:
     return BoundRows(form, rows.finds, [form.bind(values) for values in rows.values])
 
 
-_WRITER_PRAGMAS = (
-    "PRAGMA synchronous = FULL",
-    "PRAGMA foreign_keys = ON",
-    f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
-    # Keeps the statement journal of multi-row statements in memory; else each group writes a file.
-    "PRAGMA temp_store = MEMORY",
-    # KiB. A full group dirties 13 MiB: what does not fit is written to the log before its commit.
-    "PRAGMA cache_size = -16384",
-    "PRAGMA wal_autocheckpoint = 0",  # checkpoints.py does it, beside the writer
-)
-
-
 def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection in autocommit mode, for one thread."""
     reader = sqlite3.connect(
@@ -364,12 +614,8 @@ def _prepare_file(path: Path) -> None:
         log.info("database_migrated", migrations=applied)
 
 
-# A commit that changes nothing and writes a page all the same: the schema's version over itself.
-_PROBE = f"PRAGMA user_version = {NEWEST}"
-
-
 class Snapshot(SqliteReader):
-    """One read transaction, as Tables for stores and ledgers; it refuses writes.
+    """A read transaction, as Tables for stores and ledgers; it refuses writes.
 
     While it is open, the log of the running service can't restart: keep it short.
     """
@@ -381,7 +627,7 @@ class Snapshot(SqliteReader):
 
 @contextmanager
 def snapshot(data_dir: Path) -> Iterator[Snapshot]:
-    """A snapshot of what is committed now, while the block lasts. Raises BooksUnreadable."""
+    """Open a snapshot of the committed state while the block lasts. Raises BooksUnreadable."""
     path = data_dir / DATABASE_NAME
     if not path.is_file():
         raise BooksUnreadable(f"There is no database at {path}.")

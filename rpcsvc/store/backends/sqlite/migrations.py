@@ -26,6 +26,13 @@ _STATISTICS: Final = """
     ANALYZE sqlite_schema;
 """
 
+_PARTS: Final = """
+    SELECT type, name FROM sqlite_schema
+    UNION ALL
+    SELECT 'column', t.name || '.' || c.name
+    FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c WHERE t.type = 'table'
+"""
+
 
 def version_of(connection: sqlite3.Connection) -> int:
     """The number of the last applied migration; 0: none."""
@@ -73,14 +80,6 @@ def gap(connection: sqlite3.Connection) -> str | None:
     if not lacking:
         return None
     return f"it is not complete: it lacks the {' '.join(min(lacking))}, and {len(lacking) - 1} more"
-
-
-_PARTS: Final = """
-    SELECT type, name FROM sqlite_schema
-    UNION ALL
-    SELECT 'column', t.name || '.' || c.name
-    FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c WHERE t.type = 'table'
-"""
 
 
 def _parts(connection: sqlite3.Connection) -> set[tuple[str, str]]:

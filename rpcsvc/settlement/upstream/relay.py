@@ -1,4 +1,4 @@
-"""Makes orders at the upstream, each at most once.
+"""Makes orders at the upstream, each at most once, and has it carry signed authorizations out.
 
 A claim is committed before the call; its outcome is committed with the order. A key has one claim
 at a time: while the call is made, here or by another replica, the same call waits for its outcome.
@@ -6,6 +6,9 @@ When that is unknown the claim is ``reconciling``: the caller gets ``unavailable
 repeated only where the upstream honours our key. An order that is over, or brings less than was
 quoted, is not taken. An outcome that can't be written is remembered. A claim whose caller is gone
 is older than any call lasts, and then in doubt.
+
+An authorization is passed on only after it is on record here, and the same one again until the
+upstream says what became of it: it takes a payer's nonce once.
 """
 
 from __future__ import annotations
@@ -17,20 +20,31 @@ from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
+from rpcsvc.domain.authorizations import (
+    NOT_SIGNED,
+    SIGNATURE_BYTES,
+    AuthorizationRefused,
+    is_signed_by_key,
+)
 from rpcsvc.domain.money import MAX_UNITS
-from rpcsvc.domain.reservations import ReservationChange
-from rpcsvc.domain.unfunded import Admission, Reservation
-from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.reservations import Admission, Reservation, ReservationChange
+from rpcsvc.domain.usdc import Domain
+from rpcsvc.errors import OrderNotFundable, ServiceError, Unavailable
 from rpcsvc.health import Health
+from rpcsvc.orders.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.upstream import (
+from rpcsvc.orders.ports.wallets import Outcome
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.requests import (
     Created,
     CreationUnknown,
-    UpstreamPort,
     UpstreamRequest,
 )
+from rpcsvc.store.authorizations import AuthorizationRecord
 from rpcsvc.store.changes import Change, RelayRecord, RelayState
 from rpcsvc.store.database import StaleWrite
 from rpcsvc.store.orders import OrderStore
@@ -57,8 +71,8 @@ _STOPPED = "the service stopped during the call"
 
 # What could not be written is tried again no more often than this.
 WRITE_EVERY_MS = 1_000
-# A call of the upstream is ended then: its own limits, and those of what goes before, add up to
-# less (settlement/upstream/transport.py, ClientOptions).
+# A call of the upstream has ended by then: its own limits, with those of the steps before it, add
+# up to less (settlement/upstream/transport.py, ClientOptions).
 CALL_MS: Final = 120_000
 # A claim of that age has lost its caller: claim and outcome take some time to be committed, too.
 ABANDONED_MS: Final = 150_000
@@ -69,6 +83,9 @@ _ANY_AGE: Final = -(2**53)
 # looks.
 WAIT_MS: Final = 10_000
 LOOK_MS: Final = 50
+
+# How often the upstream is asked for unresolved authorizations.
+POLL_MS: Final = 5_000
 
 
 class Asking(NamedTuple):
@@ -85,7 +102,7 @@ class Relay:
     def __init__(
         self,
         store: OrderStore,
-        upstream: UpstreamPort,
+        upstream: UpstreamEngine,
         clock: Clock,
         follow: Callable[[str], None],
     ) -> None:
@@ -191,11 +208,11 @@ class Relay:
 
     @asynccontextmanager
     async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
-        """Commit within this what the upstream made; then it is followed.
+        """Commit within this block what the upstream made; then the order is followed.
 
-        What can't be recorded here is in doubt, such as an address or an id that is another
-        order's. Raises Unavailable; and StaleWrite where another replica, which made the same call
-        again, has recorded this order meanwhile.
+        An order that can't be recorded here is in doubt: its address or id may belong to another
+        order. Raises Unavailable; and StaleWrite where another replica, which repeated the same
+        call, has recorded this order meanwhile.
         """
         try:
             yield
@@ -256,7 +273,7 @@ class Relay:
         doubtful = replace(
             record,
             state=RelayState.RECONCILING,
-            # What an earlier attempt showed of the order is still what is known.
+            # Details of the order from an earlier attempt still hold.
             upstream_id=unknown.upstream_id or record.upstream_id,
             reason=unknown.reason,
             raw=unknown.raw or record.raw,
@@ -275,7 +292,7 @@ class Relay:
         await self._settle(replace(made, state=RelayState.REFUSED, reason=f"not taken: {flaw}"))
 
     async def _settle(self, record: RelayRecord) -> None:
-        """Write what became of a call, or remember it: the call has happened all the same."""
+        """Write the outcome of a call, or remember it: the call has happened all the same."""
         self._unwritten[record.order_id] = record
         await self._write(record)
         if self._unwritten:
@@ -299,7 +316,7 @@ class Relay:
     async def write_remembered(self) -> None:
         """Write what could not be written before, the oldest first; stops at what still can't."""
         while self._unwritten:
-            # Looked for anew each time: a call that is made again takes its outcome back.
+            # Read again each time: a call that is made again takes its outcome back.
             record = next(iter(self._unwritten.values()))
             await self._write(record)
             if self._unwritten.get(record.order_id) is record:
@@ -358,3 +375,58 @@ def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:
         operation=claim.operation,
         params=claim.params,
     )
+
+
+class RelayedAuthorizations(AuthorizationWallets):
+    """Has the upstream carry authorizations out, for the orders that it settles."""
+
+    def __init__(self, orders: OrderStore, upstream: UpstreamEngine) -> None:
+        self._orders = orders
+        self._upstream = upstream
+        self._domains: dict[str, Domain] = {}  # as they were offered last, by network
+
+    @override
+    def contract(self, network: str) -> str:
+        return self._upstream.contract(network)
+
+    @override
+    async def token(self, order: Order) -> Domain:
+        if not self._upstream.takes_authorizations:
+            raise OrderNotFundable(
+                "The service that settles this order takes no signed payments (x402). Pay it as its"
+                " fundingInstructions say.",
+                details={"status": order.status.value},
+            )
+        domain = await self._upstream.signing_domain(order.terms, order.due_units)
+        self._domains[order.terms.deposit_network] = domain
+        return domain
+
+    @override
+    def fee(self, network: str) -> int:
+        # The upstream prices its orders by itself.
+        raise Unavailable(f"What gas on {network} costs is for the service that settles orders.")
+
+    @override
+    async def require_usable(self, record: AuthorizationRecord) -> None:
+        # The upstream asks wallets with code.
+        domain = self._domains.get(record.key.network)
+        if domain is None:
+            domain = await self.token(await self._order(record))
+        is_of_key = len(record.signed.signature) == SIGNATURE_BYTES
+        if is_of_key and not is_signed_by_key(domain, record.signed):
+            raise AuthorizationRefused(NOT_SIGNED)
+
+    @override
+    async def carry_out(self, record: AuthorizationRecord) -> Carried:
+        # Passed on as often as it takes: until the upstream sees the deposit.
+        order = await self._order(record)
+        if record.txid is not None and order.due_units == 0:
+            return Carried(Outcome.SETTLED, record.txid)
+        domain = self._domains.get(record.key.network)
+        return await self._upstream.pay_signed(order.terms, record.signed, domain)
+
+    async def _order(self, record: AuthorizationRecord) -> Order:
+        order = await self._orders.order(record.order_id)
+        if order is None:
+            raise Unavailable(f"The order {record.order_id} can't be read.")
+        return order

@@ -17,8 +17,9 @@ from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.upstream import UpstreamPort, UpstreamResting, UpstreamStatus
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.requests import UpstreamResting, UpstreamStatus
 from rpcsvc.store.orders import OrderStore
 
 log = structlog.get_logger(__name__)
@@ -35,8 +36,8 @@ LONGEST_PAUSE_MS: Final = 300_000
 AFTER_FAILURE_MS: Final = 250
 # Health names the number of orders that could not be read for this long.
 UNREAD_REPORTED_MS: Final = 3_600_000
-# One call of so many is for whichever order has waited longest: else those that nobody polls would
-# wait for ever where the upstream's limits leave room for those only that somebody does.
+# One call of this many is for the order that has waited longest, watched or not: where the limits
+# leave room for watched orders only, others would wait for ever.
 FOR_ALL_EVERY: Final = 4
 
 
@@ -51,7 +52,7 @@ class Follower:
     """Asks the upstream for the open orders."""
 
     def __init__(
-        self, store: OrderStore, processor: OrderProcessor, upstream: UpstreamPort, clock: Clock
+        self, store: OrderStore, processor: OrderProcessor, upstream: UpstreamEngine, clock: Clock
     ) -> None:
         self._store = store
         self._processor = processor
@@ -113,7 +114,7 @@ class Follower:
         is_for_all = self._calls % FOR_ALL_EVERY == 0
         order_id = min(due if is_for_all else watched or due, key=self._open.__getitem__)
         self._watched.discard(order_id)
-        # Those that are watched wait for this call, whichever order it is for.
+        # Watched orders wait for this call, for any order.
         wait_ms = await self._ask_safely(order_id, is_watched=bool(watched))
         if order_id in self._open:
             self._open[order_id] = self._clock.now_ms()
@@ -131,9 +132,10 @@ class Follower:
         await self._ask_safely(order_id, is_watched=True)
 
     def _turn(self) -> Set[str]:
-        """Of whom one is asked for next. After one that could not be read, one that could be.
+        """Return the orders from which the next one is asked for: after one that could not be read,
+        those that could.
 
-        Else some orders that can't be read would be failures in a row, and look like an upstream
+        Otherwise several unreadable orders would be failures in a row, and look like an upstream
         that is down.
         """
         readable = self._open.keys() - self._unread.keys() if self._is_failing else None

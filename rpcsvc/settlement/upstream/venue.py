@@ -8,20 +8,19 @@ from typing import Final
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.domain.chains import MONERO_NETWORK, Chain, network_of
 from rpcsvc.domain.money import MAX_UNITS, XMR, Money, mul_div_ceil, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, ONE_XMR, Direction, Price, implied_rate
-from rpcsvc.domain.reservations import UPSTREAM
-from rpcsvc.domain.unfunded import Admission, Client, Reservation
+from rpcsvc.domain.reservations import UPSTREAM, Admission, Client, Reservation
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import OrderIds, Orders, TermsMaker
-from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     ExchangeRates,
     Market,
@@ -29,11 +28,14 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     QuoteRequest,
     Rate,
+    Venue,
     VenueQuote,
 )
 from rpcsvc.orders.ports.wallets import Fees
-from rpcsvc.orders.upstream.follower import Follower
-from rpcsvc.orders.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.follower import Follower
+from rpcsvc.settlement.upstream.relay import Asking, Relay
+from rpcsvc.settlement.upstream.requests import Created, Offer, UpstreamRequest
 from rpcsvc.store.changes import RelayRecord, Ticket
 
 log = structlog.get_logger(__name__)
@@ -44,13 +46,13 @@ _USUAL_SECONDS: Final = 1_800
 _ANY_AMOUNT: Final = 1
 
 
-class UpstreamVenue:
+class UpstreamVenue(Venue):
     """Implements Venue over the upstream port."""
 
     def __init__(
         self,
         orders: Orders,
-        upstream: UpstreamPort,
+        upstream: UpstreamEngine,
         relay: Relay,
         follower: Follower,
         limits: ClientLimits,
@@ -68,21 +70,24 @@ class UpstreamVenue:
 
     # --- prices ---
 
-    async def market(self, client: Client) -> Market | None:  # noqa: ARG002 - there is none
-        """None: the upstream prices each amount by itself."""
+    @override
+    async def market(self, client: Client) -> Market | None:
+        # The upstream prices each amount by itself.
         return None
 
+    @override
     def listed_chains(self) -> Sequence[Chain]:
-        """The configured chains that the upstream lists. Raises Unavailable until it has."""
         self._upstream.require_ready()
         return self.profile.chains.all()
 
+    @override
     async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
-        """Ask for a price: the upstream refuses what is outside its limits."""
+        # The upstream refuses what is outside its limits.
         await self._upstream.quote(UpstreamRequest(direction, chain, amount))
 
+    @override
     async def quote(self, request: QuoteRequest) -> VenueQuote:
-        """The upstream's price. Its fees are within it, and it checks its own limits."""
+        # The upstream's fees are within its price, and it checks its own limits.
         quote, _ = await self._priced(request)
         return quote
 
@@ -111,12 +116,11 @@ class UpstreamVenue:
 
     # --- orders ---
 
+    @override
     @asynccontextmanager
     async def opening(self, request: OrderRequest, claim: Claim | None) -> AsyncIterator[NewOrder]:
-        """An order that the upstream has made; what can't be committed here is in doubt.
-
-        A call that is made again is answered even while there is no price for it.
-        """
+        # An order that can't be committed here is in doubt. A call that is made again is answered
+        # even while there is no price for it.
         self._require_can_fix(request.refund_address)
         is_in_doubt = claim is not None and await self._relay.is_in_doubt(claim)
         quote, admission = None, Admission(self._limits.stored(request.client))
@@ -167,7 +171,7 @@ class UpstreamVenue:
     def _reservation(
         self, request: OrderRequest, quote: VenueQuote | None, client: str
     ) -> Reservation:
-        """What an order reserves while it is being made there: its worth in USDC units."""
+        """Return the reservation of an order while it is being made: its worth in USDC units."""
         output = quote.expected_output if quote else 0
         return Reservation(
             UPSTREAM,
@@ -185,7 +189,9 @@ class UpstreamVenue:
         created: Created,
         client: str,
     ) -> NewOrder:
-        """What the upstream has agreed to; its price may have moved since the quote."""
+        """Return the order as the upstream has agreed to it; its price may have moved since the
+        quote.
+        """
         agreed = _agreed(request.priced, quote, created, self._clock.now_ms())
         named = OrderIds(record.order_id, record.session_id)
         terms = replace(
@@ -197,19 +203,17 @@ class UpstreamVenue:
         # The bounds held when the upstream was asked; what it has made is recorded.
         return NewOrder(terms, agreed, Admission(client), record)
 
+    @override
     def watch(self, order_id: str) -> None:
-        """Poll the upstream for this order before orders without a waiting caller."""
         self._follower.watch(order_id)
 
+    @override
     async def refresh(self, order_id: str) -> None:
-        """Ask the upstream for this order now; a status that can't be read is logged."""
         await self._follower.ask_now(order_id)
 
+    @override
     async def cancel(self, order: Order) -> Order:
-        """Have the upstream end an order; as committed.
-
-        An order whose answer is lost is read again by the follower.
-        """
+        # An order whose answer is lost is read again by the follower.
         await self.authorizations.require_none_under_way(order)
         self._follower.watch(order.order_id)
         found = await self._upstream.cancel(order.terms)
@@ -217,13 +221,13 @@ class UpstreamVenue:
             raise Unavailable("The status that the order has now is not known. Ask for it later.")
         return await self._follower.take(order, found)
 
+    @override
     async def give_refund_address(
         self,
         order: Order,
-        address: str,  # noqa: ARG002 - the ticket has it
+        address: str,
         ticket: Ticket,
     ) -> bool:
-        """Pass the owner's ticket on; whether the upstream took it."""
         try:
             await self._upstream.pass_on(order.terms.upstream_id or "", ticket)
         except ServiceError as error:
@@ -234,35 +238,40 @@ class UpstreamVenue:
 
     # --- the bridge ---
 
-    def least_deposit(self, direction: Direction, chain: Chain) -> int:  # noqa: ARG002 - any
-        """One unit: the order takes any deposit, and the upstream has a minimum of its own."""
+    @override
+    def least_deposit(self, direction: Direction, chain: Chain) -> int:
+        # The order takes any deposit, and the upstream has a minimum of its own.
         return _ANY_AMOUNT
 
+    @override
     async def bridge_rates(self) -> ExchangeRates:
-        """The upstream's."""
         return await self._upstream.bridge_rates()
 
+    @override
     async def confirmations(self, order: Order) -> None:
-        """None: deposits are watched by the upstream, which reports them."""
+        # The upstream watches deposits, and reports them.
+        pass
 
     # --- health ---
 
+    @override
     async def health(self) -> Mapping[str, Health]:
-        """Whether the upstream answers; it prices each amount itself."""
         return {"engine": await self._upstream.health(), "rates": Health(True)}
 
+    @override
     async def readiness(self) -> Mapping[str, Health]:
-        """The same: whether the upstream answers is this very question."""
+        # An order can be made as long as the upstream answers.
         return await self.health()
 
+    @override
     async def networks(self) -> Mapping[str, Health]:
-        """All that are on offer, as well as the upstream is: it does not report them one by one."""
+        # The upstream does not report the networks one by one.
         health = Health((await self._upstream.health()).ok)
         names = (chain.name for chain in self.profile.chains.all())
         return dict.fromkeys((MONERO_NETWORK, *names), health)
 
+    @override
     async def progress(self) -> Mapping[str, Health]:
-        """Whether the outcome of every call is known, and every order can be read."""
         relay = await self._relay.health()
         return {"relay": relay if not relay.ok else self._follower.health()}
 
@@ -302,7 +311,7 @@ def _quote(request: QuoteRequest, offer: Offer | None, as_of: int) -> VenueQuote
 def _agreed(
     request: QuoteRequest, quote: VenueQuote | None, created: Created, now: int
 ) -> VenueQuote:
-    """The quote with what the upstream has agreed to; all of it, where there was no quote."""
+    """Return the quote with the terms that the upstream has agreed to, if there was a quote."""
     output, as_of = created.expected_output, quote.rate.as_of if quote else now
     if output is None:
         return _quote(request, None, as_of)

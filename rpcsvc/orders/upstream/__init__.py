@@ -1,1 +1,0 @@
-"""Orders that an upstream settles: made there once, followed to their end."""
