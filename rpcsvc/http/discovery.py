@@ -13,10 +13,10 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from rpcsvc.clock import Clock
+from rpcsvc.http.connection import Handler
 from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
-from rpcsvc.http.messages import Handler
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
 

@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion11, hdrs, web
 
 from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
+from rpcsvc.http.connection import Handler
 from rpcsvc.http.event_stream import EventStream
-from rpcsvc.http.messages import BODY, STOPPING, Handler, Refusals, unread_body
+from rpcsvc.http.messages import BODY, STOPPING, Refusals, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
 from rpcsvc.settings_sources import parse_address

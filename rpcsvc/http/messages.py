@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,10 +24,10 @@ from rpcsvc.errors import (
     UnknownMethod,
     UnsupportedMediaType,
 )
+from rpcsvc.http.connection import TURNS
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import full_error
 from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
-from rpcsvc.http.turns import Turns
 from rpcsvc.http.x402 import payment_headers
 from rpcsvc.logs import Occasional
 from rpcsvc.operations.dispatch import Dispatcher
@@ -36,12 +36,9 @@ from rpcsvc.operations.service import Call
 
 log = structlog.get_logger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # The operation of a request whose route belongs to one.
 OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
-# Set on a request that only waits: its handler is cancelled when its caller hangs up.
-ENDS_WITH_CALLER = web.RequestKey("ends_with_caller", bool)
 # Types have some 30 characters, and their parameters few more.
 _LONGEST_TYPE: Final = 256
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
@@ -142,8 +139,7 @@ async def _read(request: web.Request, limit: int) -> bytes:
     return body
 
 
-# Set on a request: the turns of the event loop, and the event that is set when the service stops.
-TURNS = web.RequestKey("turns", Turns)
+# The event that is set when the service stops.
 STOPPING = web.RequestKey("stopping", asyncio.Event)
 # How long an arriving body may pause when the service stops, and how long it may take in all.
 _PAUSE_SECONDS: Final = 2.0

@@ -29,6 +29,7 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
+from rpcsvc.http.connection import ENDS_WITH_CALLER, TURNS, Handler
 from rpcsvc.http.event_stream import EventStream, from_last_event, wants_events
 from rpcsvc.http.gate import (
     REQUEST_CONTEXT,
@@ -41,11 +42,8 @@ from rpcsvc.http.gate import (
 )
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, full_error
 from rpcsvc.http.messages import (
-    ENDS_WITH_CALLER,
     JSON,
     OPERATION,
-    TURNS,
-    Handler,
     error_headers,
     read_body,
     read_json_object,

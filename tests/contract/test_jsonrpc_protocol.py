@@ -678,7 +678,7 @@ async def test_library_failure_is_logged_and_its_text_is_not_sent(
     def failing(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("rpcsvc.http.method_dispatch.call", failing)
+    monkeypatch.setattr("jsonrpcserver.async_dispatcher.call", failing)
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         _, sent = await server.answer(json.dumps(request("echo", id="r-1")).encode(), caller)
 
