@@ -21,6 +21,8 @@ import orjson
 
 from rpcsvc.errors import InvalidJson, showable
 
+Json = dict[str, Any]
+
 # A float can hold any of these, too: some fields take either.
 _LONGEST_INT_CHARS: Final = 300
 _SHOWN_CHARS: Final = 60
@@ -166,3 +168,13 @@ def shown(text: str) -> str:
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
 )
+
+
+def as_integer(value: Any) -> Any:
+    """Converts 42161.0 to 42161, since JSON has one kind of number and some languages write all as
+    floats.
+
+    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
+    """
+    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
+    return int(value) if is_whole else value

@@ -18,7 +18,7 @@ from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
 from rpcsvc.http.site import Site
-from rpcsvc.operations.envelope import Json
+from rpcsvc.strict_json import Json
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"

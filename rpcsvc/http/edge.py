@@ -27,7 +27,8 @@ from aiohttp import HttpVersion11, hdrs, web
 from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
 from rpcsvc.http.connection import Handler
 from rpcsvc.http.event_stream import EventStream
-from rpcsvc.http.messages import BODY, STOPPING, Refusals, unread_body
+from rpcsvc.http.gate import is_on_socket, require_no_proxy
+from rpcsvc.http.messages import BODY, STOPPING, Refusals, require_framing, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
 from rpcsvc.settings_sources import parse_address
@@ -258,9 +259,9 @@ _SERVER: Final = "rpcsvc"
 class Edge:
     """Wraps ``routes``. Without a ``signer`` nothing is signed.
 
-    ``check`` raises a ServiceError for a request that is refused by its headers. ``direct`` has the
-    handlers of the busiest methods and targets, which are called without routing. ``observe`` is
-    called with the status of each response.
+    ``hosts`` are the names that requests over TCP may ask for; the UNIX socket answers to any.
+    ``direct`` has the handlers of the busiest methods and targets, which are called without
+    routing. ``observe`` is called with the status of each response.
 
     A request body longer than ``body_bytes`` is refused on every path. Once ``stopping`` is set,
     each response is the last of its connection.
@@ -270,7 +271,7 @@ class Edge:
         self,
         routes: web.Application,
         refusals: Refusals,
-        check: Callable[[web.Request], None],
+        hosts: Hosts,
         cors: Cors,
         signer: ResponseSigner | None,
         *,
@@ -280,7 +281,7 @@ class Edge:
     ) -> None:
         self.routes = routes
         self._refusals = refusals
-        self._check = check
+        self._hosts = hosts
         self._cors = cors
         self._batch_signer = None if signer is None else BatchSigner(signer)
         self._body_bytes = body_bytes
@@ -320,6 +321,14 @@ class Edge:
             return self._cors.preflight(request) or await handler(request)
         except Exception as error:  # noqa: BLE001 - answered and logged
             return self._refusals.answer(request, error)
+
+    def _check(self, request: web.Request) -> None:
+        """Raise a ServiceError for a request that is refused by its headers alone."""
+        if is_on_socket(request):
+            require_no_proxy(request)
+        else:
+            self._hosts.require(request)
+        require_framing(request)
 
     async def _with_body(
         self, request: web.Request, response: web.StreamResponse

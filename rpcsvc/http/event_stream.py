@@ -17,8 +17,8 @@ from aiohttp import web
 
 from rpcsvc.errors import InvalidInput, ServiceError
 from rpcsvc.http.messages import JSON
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Parts
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from rpcsvc.health import Health
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
-from rpcsvc.operations.envelope import Answer, failure, finish, head
-from rpcsvc.operations.service import NO_SESSION, Service, with_session
+from rpcsvc.operations.dispatch import failure, finish, head
+from rpcsvc.operations.service import NO_SESSION, Answer, Service, with_session
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Database

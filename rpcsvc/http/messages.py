@@ -31,8 +31,7 @@ from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
 from rpcsvc.http.x402 import payment_headers
 from rpcsvc.logs import Occasional
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 
 log = structlog.get_logger(__name__)
 

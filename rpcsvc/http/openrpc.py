@@ -20,9 +20,9 @@ from rpcsvc.http.openapi.operations import effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import cases_of
 from rpcsvc.operations.service import Example, Operation
+from rpcsvc.strict_json import Json
 
 OPENRPC: Final = "1.3.2"
 DISCOVER: Final = "rpc.discover"

@@ -56,10 +56,10 @@ from rpcsvc.http.messages import (
 from rpcsvc.http.x402 import with_payment
 from rpcsvc.local_secret import OPERATOR_HEADER
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
 from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
-from rpcsvc.operations.service import Call, Effect, Operation
+from rpcsvc.operations.service import Call, Effect, Operation, Reply
+from rpcsvc.strict_json import Json
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.

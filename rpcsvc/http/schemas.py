@@ -24,10 +24,10 @@ from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.site import Site
 from rpcsvc.operations import bff_models, models, narrowing, params
 from rpcsvc.operations.discovery import schemas_of
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.service import Example, Operation
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.strict_json import Json
 
 NULL: Final[Json] = {"type": "null"}
 _ROOT: Final = "#/components/schemas/"

@@ -20,7 +20,7 @@ from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
-from rpcsvc.operations.envelope import flat_failure
+from rpcsvc.operations.dispatch import flat_failure
 from rpcsvc.orders.settlement import Readings
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.leases import Lease

@@ -46,7 +46,6 @@ from rpcsvc.operations.bff_models import (
     Nothing,
     TwapConfig,
 )
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
     combined,
     read_destination,
@@ -63,6 +62,7 @@ from rpcsvc.operations.swap import cancel_order, find_funding
 from rpcsvc.operations.views import draft_order_view, may_fund
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
+from rpcsvc.strict_json import Json
 
 # A list has at most so many of a session's newest orders.
 LONGEST_LIST = 100

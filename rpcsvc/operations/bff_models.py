@@ -17,7 +17,6 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
@@ -27,6 +26,7 @@ from rpcsvc.operations.params import (
     RefundAddress,
     SessionId,
 )
+from rpcsvc.strict_json import Json
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[

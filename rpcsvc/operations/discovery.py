@@ -8,13 +8,13 @@ from typing import Any
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import NoParams
-from rpcsvc.operations.service import Call, Operation, Service
+from rpcsvc.operations.service import Answer, Call, Operation, Service, action
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.strict_json import Json
 
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:

@@ -13,13 +13,13 @@ from typing import Any, Final
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, DepositKey, Order, OrderStatus
-from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.params import EventsParams
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_order
 from rpcsvc.operations.views import mined_txid
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.strict_json import Json
 
 # Public names of the order machine's events (domain/events.py).
 TYPE_OF: Final = {

@@ -18,10 +18,9 @@ from rpcsvc.domain.authorizations import (
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, Order
 from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
-from rpcsvc.operations.envelope import Answer, Json, X402Settlement
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
-from rpcsvc.operations.service import Call, Service, ViewContext
+from rpcsvc.operations.service import Answer, Call, Service, ViewContext, X402Settlement
 from rpcsvc.operations.swap import find_order, look_again
 from rpcsvc.operations.views import may_fund
 from rpcsvc.operations.x402 import (
@@ -34,6 +33,7 @@ from rpcsvc.operations.x402 import (
 )
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationState
+from rpcsvc.strict_json import Json
 
 # An offer has to leave the payer some time to sign.
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS

@@ -30,8 +30,6 @@ from rpcsvc.errors import (
     UnsupportedDirection,
     VerificationFailed,
 )
-from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.narrowing import as_integer
 from rpcsvc.operations.params import (
     LONGEST_NAME,
     ORDER_ID_PATTERN,
@@ -41,6 +39,7 @@ from rpcsvc.operations.params import (
 )
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports.venue import FaultKind
+from rpcsvc.strict_json import Json, as_integer
 
 P = TypeVar("P", bound=Params)
 T = TypeVar("T")

@@ -18,12 +18,12 @@ from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.webhooks import LONGEST_URL, SECRET_PATTERN, URL_PATTERN
 from rpcsvc.operations import narrowing
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.x402 import describe_payment
 from rpcsvc.orders.ports.venue import NEEDED, RATE_PATTERN, FaultKind
 from rpcsvc.orders.quoted import PATTERN as DIGEST_PATTERN
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.strict_json import Json
 
 # Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
 UUID_PATTERN = (

@@ -21,12 +21,11 @@ from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.order import Terms
+from rpcsvc.domain.order import AgentState, Terms
 from rpcsvc.domain.unfunded import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.errors import RateLimited, Unavailable
+from rpcsvc.errors import RateLimited, ServiceError, Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
@@ -37,6 +36,7 @@ from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.webhooks import WebhookStore
+from rpcsvc.strict_json import Json
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.
@@ -319,6 +319,47 @@ class Call(NamedTuple):
 
 
 NO_SESSION = (None, "none")
+
+
+class X402Settlement(NamedTuple):
+    """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
+
+    response: Json | None
+
+
+class Answer(NamedTuple):
+    """The result of an operation. ``next_actions`` hold calls that can be sent as they stand.
+
+    ``settlement`` is set if the order is paid by x402.
+    """
+
+    state: AgentState
+    data: Json
+    next_actions: Sequence[Json] = ()
+    missing_inputs: Sequence[str] = ()
+    validation_errors: Sequence[Json] = ()
+    ok: bool = True
+    settlement: X402Settlement | None = None
+
+
+class Reply(NamedTuple):
+    """An answer ready to send: the envelope's JSON bytes, and what the transport adds."""
+
+    body: bytes
+    http_status: int = 200
+    replayed: bool = False
+    error: ServiceError | None = None
+    settlement: X402Settlement | None = None
+
+
+def action(
+    name: str, description: str, operation: str | None = None, params: Json | None = None
+) -> Json:
+    """One next action; with an operation, a call that can be sent as it stands."""
+    step: Json = {"action": name, "description": description}
+    if operation is not None:
+        step |= {"operation": operation, "params": params or {}}
+    return step
 
 
 class Flat(NamedTuple):

@@ -24,13 +24,14 @@ from rpcsvc.errors import (
     OrderNotFound,
     Unavailable,
 )
-from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
 from rpcsvc.operations.service import (
     NO_SESSION,
+    Answer,
     Call,
     Service,
+    action,
     session_source,
     with_session,
 )
@@ -38,6 +39,7 @@ from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.store.changes import Change, Ticket
 from rpcsvc.store.database import StaleWrite
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from rpcsvc.errors import (
     Unavailable,
     VerificationFailed,
 )
-from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
+from rpcsvc.operations.dispatch import head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
     SwapIntent,
@@ -51,10 +51,12 @@ from rpcsvc.operations.params import (
     SwapParams,
 )
 from rpcsvc.operations.service import (
+    Answer,
     Call,
     SandboxService,
     Service,
     Stored,
+    action,
     session_source,
     with_session,
 )
@@ -62,6 +64,7 @@ from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
 from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
+from rpcsvc.strict_json import Json
 
 DEPOSIT_POLICY = [
     {

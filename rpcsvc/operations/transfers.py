@@ -28,10 +28,10 @@ from rpcsvc.errors import InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import session
 from rpcsvc.operations.admin import MOST_LISTED, admin_row
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import Params, SupportParams
 from rpcsvc.operations.service import Call, Cli, Confirmation, Effect, Flat, Service
 from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,6 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.operations.admin import MOST_LISTED, admin_row, json_of
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Service
 from rpcsvc.orders.ports.operator import Treasury
@@ -22,6 +21,7 @@ from rpcsvc.orders.withdrawals import (
     Withdrawals,
     read_request,
 )
+from rpcsvc.strict_json import Json
 
 
 class AnnotationParams(Params):

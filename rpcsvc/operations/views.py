@@ -26,8 +26,8 @@ from rpcsvc.domain.order import (
     TransferState,
     TwapPlan,
 )
-from rpcsvc.operations.envelope import Json, action
-from rpcsvc.operations.service import ViewContext
+from rpcsvc.operations.service import ViewContext, action
+from rpcsvc.strict_json import Json
 
 _LOCK_WARNING = (
     "The rate is locked until priceLockedUntil, which comes earlier if the market moves far. A"

@@ -19,8 +19,8 @@ from rpcsvc.domain.addresses import EVM_PATTERN
 from rpcsvc.domain.authorizations import Due, SignedAuthorization
 from rpcsvc.domain.usdc import LARGEST_WORD, Authorization
 from rpcsvc.errors import InvalidInput, InvalidJson
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import WHOLE
+from rpcsvc.strict_json import Json
 
 FIELD: Final = "payment"
 VERSION: Final = 2

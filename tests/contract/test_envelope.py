@@ -14,7 +14,7 @@ import pytest
 from rpcsvc.domain.order import AGENT_STATE_OF
 from rpcsvc.errors import ForbiddenOrigin, InputError, InputErrors, ServiceError
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
-from rpcsvc.operations.envelope import code_of
+from rpcsvc.operations.dispatch import code_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.error_codes import all_errors
 from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served, split_path

@@ -24,7 +24,7 @@ from rpcsvc.client import blocking
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.transport import endpoint_of
 from rpcsvc.errors import RateLimited
-from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.dispatch import failure
 from tests.command_line import clean_environ
 from tests.operator_cli import Envelopes
 

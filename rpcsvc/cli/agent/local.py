@@ -17,7 +17,7 @@ from rpcsvc.client.errors import Unreachable
 from rpcsvc.errors import InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.dispatch import failure
 from rpcsvc.operations.inputs import is_session_id
 from rpcsvc.operations.table import OPERATIONS
 

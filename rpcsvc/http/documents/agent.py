@@ -18,9 +18,9 @@ from rpcsvc.http.documents.links import escape_markdown, mail_domain
 from rpcsvc.http.gate import WINDOW_SECONDS
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import on_network
+from rpcsvc.strict_json import Json
 
 
 def quickstart(site: Site, generated_at: int, key: str) -> Json:

@@ -15,9 +15,9 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.links import code, json_text
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations import table
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import option_of
 from rpcsvc.settings import Settings
+from rpcsvc.strict_json import Json
 
 FILE = "recording.json"
 # The site of the service that was recorded: shown as the reader's own.

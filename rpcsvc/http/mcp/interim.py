@@ -27,9 +27,9 @@ from rpcsvc.http.documents.links import operation_named
 from rpcsvc.http.operation_routes import Caller, carry_out
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Operation
+from rpcsvc.operations.service import Operation, Reply
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.strict_json import Json
 
 QUESTION: Final = "terms"
 _AGREED: Final = "agreed"

@@ -20,7 +20,7 @@ from rpcsvc.errors import (
     MissingCapability,
     UnsupportedProtocolVersion,
 )
-from rpcsvc.operations.envelope import Json
+from rpcsvc.strict_json import Json
 
 STATELESS: Final = "2026-07-28"
 # Newest first: the first is offered to a client that asks for an unsupported one.

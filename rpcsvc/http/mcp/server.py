@@ -59,9 +59,9 @@ from rpcsvc.http.operation_routes import (
 from rpcsvc.http.site import Site
 from rpcsvc.http.x402 import tool_result, with_meta_payment
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Call, Effect, Operation
+from rpcsvc.operations.service import Call, Effect, Operation, Reply
 from rpcsvc.orders.quoted import FIELD
+from rpcsvc.strict_json import Json
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}

@@ -18,8 +18,8 @@ from rpcsvc.http.pages.rendering import Renderer, Texts, qr_image
 from rpcsvc.http.schemas import lifted, ref, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Effect, Operation, Tool
+from rpcsvc.operations.service import Effect, Operation, Reply, Tool
+from rpcsvc.strict_json import Json
 
 SESSION_ID = "sessionId"
 APP_MIME_TYPE: Final = "text/html;profile=mcp-app"

@@ -29,8 +29,8 @@ from rpcsvc.http.openapi.parts import (
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.table import BFF_OPERATIONS
+from rpcsvc.strict_json import Json
 
 # The version of the API, which is not that of the program (spec 9).
 VERSION: Final = "1.0.0"

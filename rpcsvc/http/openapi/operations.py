@@ -20,8 +20,8 @@ from rpcsvc.http.openapi.parts import (
 )
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Effect, Example, Operation
+from rpcsvc.strict_json import Json
 
 INTEGRATOR_KEY: Final = "integratorKey"
 _EFFECTS: Final = {

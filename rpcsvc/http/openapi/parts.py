@@ -18,10 +18,10 @@ from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.params import ORDER_ID_PATTERN
 from rpcsvc.operations.service import Operation
+from rpcsvc.strict_json import Json
 
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"

@@ -30,10 +30,10 @@ from rpcsvc.domain.order import (
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.http.pages.rendering import Texts, qr_svg
 from rpcsvc.http.site import API_ROOT, Site
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
 from rpcsvc.orders.ports.venue import Confirmations, VenueProfile
+from rpcsvc.strict_json import Json
 
 REFRESH_SECONDS: Final = 15
 

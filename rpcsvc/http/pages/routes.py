@@ -26,12 +26,12 @@ from rpcsvc.http.pages.front import home_values, status_values
 from rpcsvc.http.pages.rendering import Catalogues, Renderer, Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.session import read_untried
 from rpcsvc.operations.swap import find_funding
 from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations
+from rpcsvc.strict_json import Json
 
 ORDER_PATH: Final = "/orders/{orderId}"
 _FORM: Final = "application/x-www-form-urlencoded"
