@@ -15,8 +15,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.http.documents.agent import description
 from rpcsvc.http.documents.recording import RecordedCall, of_site
-from rpcsvc.http.openapi.document import TAGS, VERSION, contact
-from rpcsvc.http.openapi.operations import effect_sentence, tag_of
+from rpcsvc.http.openapi.document import TAGS, VERSION, contact, effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA

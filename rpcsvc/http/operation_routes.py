@@ -56,7 +56,7 @@ from rpcsvc.http.messages import (
 from rpcsvc.http.x402 import with_payment
 from rpcsvc.local_secret import OPERATOR_HEADER
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
+from rpcsvc.operations.inputs import MOST_PROBLEMS, Problems, bare_key, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
 from rpcsvc.operations.service import Call, Effect, Operation, Reply
 from rpcsvc.strict_json import Json
@@ -72,9 +72,7 @@ def require_no_query(request: web.Request) -> None:
     if "?" not in request.raw_path:
         return
     given = dict(request.query)
-    problems = [_in_query(name, given[name]) for name in list(given)[:MOST_PROBLEMS]]
-    if problems:
-        raise combined(problems)
+    Problems(_in_query(name, given[name]) for name in list(given)[:MOST_PROBLEMS]).raise_found()
 
 
 def require_no_query_of_rpc(request: web.Request) -> None:

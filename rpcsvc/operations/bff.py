@@ -47,7 +47,7 @@ from rpcsvc.operations.bff_models import (
     TwapConfig,
 )
 from rpcsvc.operations.inputs import (
-    combined,
+    Problems,
     read_destination,
     read_refund_address,
     read_session,
@@ -218,13 +218,12 @@ def _amount_refused(refusal: InputError, received: str) -> InputError:
 def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
     xmr, usdc = ("from", "to") if to_usdc else ("to", "from")
     given = {"from": params.from_token, "to": params.to_token}
-    problems: list[InputError] = []
+    problems = Problems()
     if given[xmr] != XMR.symbol:
-        problems.append(_wrong_token(f"{xmr}Token", given[xmr], XMR.symbol, "chain 0"))
+        problems.add(_wrong_token(f"{xmr}Token", given[xmr], XMR.symbol, "chain 0"))
     if not _is_contract(given[usdc], chain):
-        problems.append(_wrong_token(f"{usdc}Token", given[usdc], chain.usdc_contract, chain.name))
-    if problems:
-        raise combined(problems)
+        problems.add(_wrong_token(f"{usdc}Token", given[usdc], chain.usdc_contract, chain.name))
+    problems.raise_found()
 
 
 def _is_contract(token: str, chain: Chain) -> bool:
@@ -265,29 +264,18 @@ def _amount(text: str, pair: Pair) -> Money:
 
 async def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
     pair = _pair(service, params)
-    problems: list[InputError] = []
-    session = None
-    try:
+    problems, refund_to = Problems(), None
+    with problems:
         session = read_session(params.session_id)
-    except InputError as problem:
-        problems.append(problem)
-    try:
+    with problems:
         to = await read_destination(params.to_address, pair.direction, service, field="toAddress")
-    except InputError as problem:
-        problems.append(problem)
-    refund_to = None
-    try:
-        if params.refund_address is not None:
+    if params.refund_address is not None:
+        with problems:
             refund_to = await read_refund_address(params.refund_address, pair.direction, service)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if params.funding is not None:
+    if params.funding is not None:
+        with problems:
             require_signable(pair.direction)
-    except InputError as problem:
-        problems.append(problem)
-    if problems:
-        raise combined(problems)
+    problems.raise_found()
     amount = _amount(params.from_amount, pair)
     plan = _plan(params.twap_config)
     who = call.client

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from types import SimpleNamespace
@@ -72,27 +73,63 @@ class SwapIntent(Struct, frozen=True):
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
+class Problems:
+    """Collects the problems of a call's inputs, and raises them once, as one error.
+
+    ``with problems:`` takes the InputError or InputErrors that its block raises, and what follows
+    the block runs.
+    """
+
+    def __init__(self, found: Iterable[InputError] = ()) -> None:
+        self._found = list(found)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, InputError):
+            self._found.append(error)
+        elif isinstance(error, InputErrors):
+            self._found += error.problems
+        else:
+            return False
+        return True
+
+    def add(self, *problems: InputError) -> None:
+        """Add problems that were found without raising them."""
+        self._found += problems
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that have a problem."""
+        return frozenset(problem.field for problem in self._found)
+
+    @property
+    def error(self) -> InputError | InputErrors:
+        """One error for all problems. There has to be one."""
+        return self._found[0] if len(self._found) == 1 else InputErrors(self._found)
+
+    def raise_found(self) -> None:
+        """Raise one error for all problems; return if there are none."""
+        if self._found:
+            raise self.error
+
+
 async def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
     """Validate the params of a call together with its idempotency key.
 
     Raises InputError or InputErrors that name every problem, the key's included.
     """
-    wrong_key = None
+    problems = Problems()
     if call.idempotency_key is not None:
-        try:
+        with problems:
             read_key(call.idempotency_key, call.namespace)
-        except InvalidInput as problem:
-            wrong_key = problem
-    if wrong_key is None:
-        return await parse_params(model, params, service)
-    problems: list[InputError] = [wrong_key]
-    try:
-        await parse_params(model, params, service)
-    except InputError as problem:
-        problems.append(problem)
-    except InputErrors as others:
-        problems += others.problems
-    raise combined(problems)
+    with problems:
+        parsed = await parse_params(model, params, service)
+    problems.raise_found()
+    return parsed
 
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
@@ -102,46 +139,36 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
-        problems = problems_of(model, error)
-        problems += await _problems_of_rest(model, params, problems, service)
-        raise combined(problems) from None
-    return parsed
+        problems = Problems(problems_of(model, error))
+    else:
+        return parsed
+    await _read_rest(model, params, service, problems)
+    raise problems.error
 
 
-async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[InputError]]:
-    """Read direction, chain, amount and addresses; returns them and all problems found."""
+async def read_intent(params: Any, service: Service, problems: Problems) -> SwapIntent:
+    """Read direction, chain, amount and addresses; what is wrong is added to ``problems``."""
     chain = amount = to = refund_to = None
     known = vars(params)  # pydantic is slow to report a missing attribute
     given, refund = known.get("to"), known.get("refund_address")
     direction = Direction(params.direction) if params.direction else None
-    problems: list[InputError] = []
-    try:
-        if params.chain is not None:
+    if params.chain is not None:
+        with problems:
             chain = service.chains.resolve(params.chain)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if params.amount is not None:
+    if params.amount is not None:
+        with problems:
             amount = _amount(params.amount, direction)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if given is not None:
+    if given is not None:
+        with problems:
             to = await read_destination(given, direction, service)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if refund is not None and direction is not None:
+    if refund is not None and direction is not None:
+        with problems:
             refund_to = await read_refund_address(refund, direction, service)
-    except InputError as problem:
-        problems.append(problem)
     funding = known.get("funding")
-    try:
-        if funding is not None:
+    if funding is not None:
+        with problems:
             require_signable(direction)
-    except InputError as problem:
-        problems.append(problem)
-    return SwapIntent(direction, chain, amount, to, refund_to, funding), problems
+    return SwapIntent(direction, chain, amount, to, refund_to, funding)
 
 
 def require_signable(direction: Direction | None) -> None:
@@ -307,19 +334,17 @@ def require_verified(verify: str | None, to_address: str) -> None:
         )
 
 
-async def _problems_of_rest(
-    model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
-) -> list[InputError]:
-    """The problems in the meaning of well-typed inputs, so that one correction can fix all
-    of them.
-    """
-    wrong = {problem.field for problem in found}
+async def _read_rest(
+    model: type[Params], params: dict[str, Any], service: Service, problems: Problems
+) -> None:
+    """Read the meaning of well-typed inputs, so that one correction can fix all problems."""
+    wrong = problems.fields
     known = {name: info.alias or name for name, info in model.model_fields.items()}
     names = {name for name, wire in known.items() if wire not in wrong}
     rest = {
         name: as_integer(params.get(known[name])) if name in names else None for name in _INTENT
     }
-    return (await read_intent(SimpleNamespace(**rest), service))[1]
+    await read_intent(SimpleNamespace(**rest), service, problems)
 
 
 # Bounded: an answer to thousands of unknown properties would be many times their size.
@@ -380,11 +405,6 @@ _KEY_PLACE: Final = (
 
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
-
-
-def combined(problems: list[InputError]) -> InputError | InputErrors:
-    """One error for all the problems of a call."""
-    return problems[0] if len(problems) == 1 else InputErrors(problems)
 
 
 def missing(field: str) -> MissingInput:

@@ -18,13 +18,11 @@ from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Orde
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.unfunded import SOCKET
 from rpcsvc.errors import (
-    InputError,
     InvalidDestination,
-    InvalidInput,
     OrderNotFound,
     Unavailable,
 )
-from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
+from rpcsvc.operations.inputs import Problems, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
 from rpcsvc.operations.service import (
     NO_SESSION,
@@ -227,18 +225,12 @@ def _read_ids(params: SupportParams) -> tuple[str | None, str | None]:
 
     Raises InvalidInput or InputErrors for malformed ones.
     """
-    session = order_id = None
-    problems: list[InputError] = []
-    try:
+    problems = Problems()
+    with problems:
         session = read_session(params.session_id)
-    except InvalidInput as problem:
-        problems.append(problem)
-    try:
+    with problems:
         order_id = None if params.order_id is None else read_order_id(params.order_id)
-    except InvalidInput as problem:
-        problems.append(problem)
-    if problems:
-        raise combined(problems)
+    problems.raise_found()
     return session, order_id
 
 
