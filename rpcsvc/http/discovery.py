@@ -16,7 +16,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.http.connection import Handler
 from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
+from rpcsvc.http.gate import CALLER, Gate
 from rpcsvc.http.site import Site
 from rpcsvc.strict_json import Json
 
@@ -265,21 +265,20 @@ class DiscoveryHttp:
 
     def _handler(self, cache: DocumentCache) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            context = self._gate.admit(request)
-            request[REQUEST_CONTEXT] = context
-            self._gate.charge(context, "requests")
+            request[CALLER] = caller = self._gate.admit(request)
+            self._gate.charge(caller, "requests")
             rendering = cache.rendering()
-            headers = self._headers(context, rendering)
+            headers = {
+                **rendering.headers,
+                **caller.headers,
+                "x-request-id": caller.request_id,
+            }
             if is_current(request.headers.getall("if-none-match", ()), rendering.etag):
                 return web.Response(status=304, headers=headers)
             headers["content-type"] = cache.document.media_type
             return web.Response(body=rendering.body, headers=headers)
 
         return handle
-
-    def _headers(self, context: RequestContext, rendering: Rendering) -> dict[str, str]:
-        request_id = context.request_id or self._gate.new_request_id()
-        return {**rendering.headers, **context.headers, "x-request-id": request_id}
 
 
 def is_current(if_none_match: Iterable[str], etag: str) -> bool:

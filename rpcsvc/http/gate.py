@@ -17,7 +17,7 @@ import ipaddress
 import re
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import (
     IPv4Address,
@@ -36,7 +36,7 @@ from pydantic import SecretStr
 
 from rpcsvc import ids
 from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
-from rpcsvc.errors import MisdirectedRequest, RateLimited, TlsRequired, Unauthorized
+from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
 from rpcsvc.settings import Settings
 
@@ -239,20 +239,45 @@ _FORWARDED = (
 )  # fmt: skip
 
 
-class RequestContext(Struct):
-    """An admitted request. ``address`` is SOCKET_CLIENT on the UNIX socket.
+class Caller(Struct):
+    """An admitted request, while it is answered.
 
-    ``request_id`` is the caller's own, a generated one if that is malformed, None if it sent
-    none. ``headers`` go onto the response.
+    ``address`` is SOCKET_CLIENT on the UNIX socket. ``given_id`` is the caller's own request id, a
+    generated one if that is malformed, None if it sent none. ``given`` are the headers that came,
+    ``headers`` those that go onto the response. ``token`` is the one that admits the caller.
+
+    Each call of a JSON-RPC batch has its own request id; ``calls`` counts them. ``error`` is the
+    last one that a JSON-RPC answer reports.
     """
 
     address: str
-    request_id: str | None
+    given_id: str | None
+    new_request_id: Callable[[], str]
+    given: Mapping[str, str] = {}
     headers: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    calls: int = 0
+    error: ServiceError | None = None
+    _made_id: str | None = None
+    _last_id: str | None = None
+
+    @property
+    def budget(self) -> str | None:
+        """The budget to charge: a token's, the socket's, or (None) the client address's."""
+        if self.token is not None:
+            return f"token:{self.token}"
+        return SOCKET_CLIENT if self.address == SOCKET_CLIENT else None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the caller's idempotency keys."""
+        return "public" if self.token is None else "rpc"
 
     @property
     def client(self) -> Client:
-        """The client whose unfunded orders count, unless a token or key names another."""
+        """The client whose unfunded orders count, unless an integrator's key names another."""
+        if self.token is not None:
+            return Client("token", f"token:{self.token}")
         if self.address == SOCKET_CLIENT:
             return SOCKET
         return Client(ADDRESS, client_key(self.address))
@@ -262,9 +287,31 @@ class RequestContext(Struct):
         """True for the UNIX socket and loopback."""
         return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
 
+    @property
+    def request_id(self) -> str:
+        """The request id of the whole exchange, for the response header."""
+        return self.given_id or self._last_id or self._own_id()
 
-# Where an admitted request keeps its context.
-REQUEST_CONTEXT = web.RequestKey("context", RequestContext)
+    @property
+    def batch_request_id(self) -> str:
+        """The request id of a batch, whose calls have request ids of their own."""
+        return self.given_id or self.new_request_id()
+
+    def request_id_for(self, hint: str | None) -> str:
+        """The header's request id, else the JSON-RPC id if it is a valid one, else a new one."""
+        if self.given_id is not None:
+            return self.given_id
+        self._last_id = hint if is_request_id(hint) else self._own_id()
+        return self._last_id
+
+    def _own_id(self) -> str:
+        if self._made_id is None:
+            self._made_id = self.new_request_id()
+        return self._made_id
+
+
+# Where an admitted request keeps its caller.
+CALLER = web.RequestKey("caller", Caller)
 
 
 def is_request_id(text: str | None) -> TypeGuard[str]:
@@ -354,9 +401,14 @@ class Gate:
             else {}
         )
 
-    def admit(self, request: web.Request) -> RequestContext:
+    def admit(self, request: web.Request) -> Caller:
         """The caller of a request. Raises TlsRequired."""
-        return RequestContext(self._address(request), self._request_id(request))
+        given_id = self._request_id(request)
+        return Caller(self._address(request), given_id, self.new_request_id, request.headers)
+
+    def unknown(self, request: web.Request) -> Caller:
+        """The caller of a request that is not admitted."""
+        return Caller("", given_request_id(request), self.new_request_id)
 
     def _request_id(self, request: web.Request) -> str | None:
         given = request.headers.get("x-request-id")
@@ -366,13 +418,13 @@ class Gate:
         """A generated request id."""
         return ids.request_id(self._random)
 
-    def charge(self, context: RequestContext, budget: str, client: str | None = None) -> None:
+    def charge(self, caller: Caller, budget: str) -> None:
         """Charge one request to a budget, and set its headers. Raises RateLimited."""
         limiter = self._limiters.get(budget)
         if limiter is None:
             return
-        verdict = limiter.take(client or client_key(context.address))
-        context.headers.update(rate_limit_headers(budget, verdict))
+        verdict = limiter.take(caller.budget or client_key(caller.address))
+        caller.headers.update(rate_limit_headers(budget, verdict))
         if not verdict.allowed:
             raise RateLimited(
                 f"More than {verdict.limit} {_COUNTED.get(budget, budget)} a minute. Come back in"
@@ -381,23 +433,24 @@ class Gate:
                 retry_after=verdict.retry_after,
             )
 
-    def require_token(self, request: web.Request, context: RequestContext) -> bool:
-        """True if a token admits the request, False if its origin does. Raises Unauthorized."""
-        if context.address == SOCKET_CLIENT:
-            return False  # the socket's file mode controls access
+    def require_token(self, request: web.Request, caller: Caller) -> str | None:
+        """The token that admits the request, None if its origin does. Raises Unauthorized."""
+        if caller.address == SOCKET_CLIENT:
+            return None  # the socket's file mode controls access
         if not self._tokens:
-            if context.is_local and not _was_forwarded(request):
-                return False
+            if caller.is_local and not _was_forwarded(request):
+                return None
             raise Unauthorized(
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
                 header=_TOKEN_HEADER,
             )
-        if not self._is_token(request.headers.get(_TOKEN_HEADER, "")):
+        given = request.headers.get(_TOKEN_HEADER, "")
+        if not self._is_token(given):
             raise Unauthorized(
                 f"Send the server's AGENT_RPC_TOKEN as header {_TOKEN_HEADER}.",
                 header=_TOKEN_HEADER,
             )
-        return True
+        return given
 
     def optional_token(self, request: web.Request) -> str | None:
         """The valid token of a request, None without a token. Raises Unauthorized.
@@ -418,36 +471,36 @@ class Gate:
     def _is_token(self, text: str) -> bool:
         return _is_one_of(self._tokens, text)
 
-    def require_scraper(self, request: web.Request, context: RequestContext) -> None:
+    def require_scraper(self, request: web.Request, caller: Caller) -> None:
         """Like require_token, but accepts a token for metrics, and bearer tokens (Prometheus)."""
         if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
             return
         try:
             if self.optional_token(request) is None:
-                self.require_token(request, context)
+                self.require_token(request, caller)
         except Unauthorized:
-            self.note_wrong_token(context)
+            self.note_wrong_token(caller)
             raise
 
-    def note_wrong_token(self, context: RequestContext) -> None:
+    def note_wrong_token(self, caller: Caller) -> None:
         """Count a refused token, and charge its sender. Raises RateLimited.
 
         A valid token is admitted from any address: wrong guesses from the same address must not
         lock out its owner.
         """
-        self._wrong_tokens.note(context.address)
-        self.charge(context, "wrong-tokens")
+        self._wrong_tokens.note(caller.address)
+        self.charge(caller, "wrong-tokens")
 
-    def is_insider(self, request: web.Request, context: RequestContext) -> bool:
+    def is_insider(self, request: web.Request, caller: Caller) -> bool:
         """Whether the caller may call /rpc: by a token, over the socket, or from loopback.
 
         Raises RateLimited after too many wrong tokens.
         """
         try:
-            self.require_token(request, context)
+            self.require_token(request, caller)
         except Unauthorized:
             if _TOKEN_HEADER in request.headers:
-                self.note_wrong_token(context)
+                self.note_wrong_token(caller)
             return False
         return True
 

@@ -17,7 +17,7 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
+from rpcsvc.http.gate import CALLER, Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.operations.dispatch import failure, finish, head
@@ -63,8 +63,8 @@ class HealthRoutes:
         The reasons name orders and balances: only callers that may use /rpc get them.
         """
         venue = self._service.venue
-        request[REQUEST_CONTEXT] = context = self._gate.admit(request)
-        is_insider = self._gate.is_insider(request, context)
+        request[CALLER] = caller = self._gate.admit(request)
+        is_insider = self._gate.is_insider(request, caller)
         checks = await self.checks()
         body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -90,8 +90,7 @@ class HealthRoutes:
         """The envelope with status, version and time beside it."""
         request[OPERATION] = _AGENT_HEALTH
         checks = await self.readiness()
-        context = self._gate.admit(request)
-        request_id = context.request_id or self._gate.new_request_id()
+        request_id = self._gate.admit(request).request_id
         data = with_session(self._service.views, {}, NO_SESSION)
         error = _unhealthy(checks)
         if error is None:

@@ -25,7 +25,7 @@ from rpcsvc.errors import (
     UnsupportedMediaType,
 )
 from rpcsvc.http.connection import TURNS
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
+from rpcsvc.http.gate import CALLER, Caller, Gate, given_request_id
 from rpcsvc.http.jsonrpc import full_error
 from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
 from rpcsvc.http.x402 import payment_headers
@@ -224,14 +224,14 @@ def respond(
     return web.Response(body=body, status=status, headers=all_headers)
 
 
-def respond_with(reply: Reply, context: RequestContext, request_id: str) -> web.Response:
+def respond_with(reply: Reply, caller: Caller) -> web.Response:
     """An operation's reply over HTTP."""
-    headers = context.headers
+    headers = caller.headers
     if reply.replayed:
         headers["idempotent-replayed"] = "true"
     headers.update(error_headers(reply.error))
     headers.update(payment_headers(reply))
-    return respond(reply.body, request_id, status=reply.http_status, headers=headers)
+    return respond(reply.body, caller.request_id, status=reply.http_status, headers=headers)
 
 
 def error_headers(error: ServiceError | None) -> dict[str, str]:
@@ -288,7 +288,7 @@ class Refusals:
         headers: Mapping[str, str] | None = None,
         request_id: str | None = None,
     ) -> web.Response:
-        context = request.get(REQUEST_CONTEXT)
+        caller = request.get(CALLER)
         chosen = request_id or self.request_id(request)
         flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
@@ -307,7 +307,7 @@ class Refusals:
                 "request_refused", request_id=chosen, code=error.code, status=status, count=count
             )
         all_headers = {
-            **(context.headers if context else {}),
+            **(caller.headers if caller else {}),
             **error_headers(error),
             **(headers or {}),
         }

@@ -24,13 +24,16 @@ from rpcsvc.errors import (
     OrderNotFound,
 )
 from rpcsvc.http.documents.links import operation_named
-from rpcsvc.http.operation_routes import Caller, carry_out
+from rpcsvc.http.gate import Caller
+from rpcsvc.http.operation_routes import carry_out
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Operation, Reply
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from rpcsvc.strict_json import Json
 
+# The surface of MCP as metrics name it.
+TRANSPORT: Final = "mcp"
 QUESTION: Final = "terms"
 _AGREED: Final = "agreed"
 _OVER: Final = frozenset({"completed", "terminal_failure"})
@@ -170,14 +173,18 @@ class OrderTasks:
         raise InternalError(caller.request_id)
 
     async def _task(self, caller: Caller, hint: str | None, params: Json) -> OrderTask | Reply:
-        reply = await carry_out(self._dispatcher, self.operation, caller, hint, params)
+        reply = await carry_out(
+            self._dispatcher, self.operation, caller, hint, params, transport=TRANSPORT
+        )
         if reply.error is not None:
             return reply
         status = orjson.loads(reply.body)
         data, actions = status["data"], status["nextActions"]
         order = data["order"]
         last = {"orderId": order["orderId"], "after": data["cursor"] - 1}
-        log = await carry_out(self._dispatcher, self._events, caller, hint, last)
+        log = await carry_out(
+            self._dispatcher, self._events, caller, hint, last, transport=TRANSPORT
+        )
         if log.error is not None:
             return log
         is_over = status["state"] in _OVER or data["actionRequired"] is not None
