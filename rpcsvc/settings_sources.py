@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from rpcsvc.domain.integrators import Integrator, parse_integrators
+from rpcsvc.domain.money import MAX_UNITS, decimal_pattern
 
 ENV_PREFIX: Final = "RPCSVC_"
 CONFIG_VARIABLE: Final = "RPCSVC_CONFIG"
@@ -38,7 +39,6 @@ _FILE_SUFFIX: Final = "_FILE"
 # Read by the command line before settings are loaded, and by the CLI client.
 _OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "RPCSVC_URL"})
 _MAX_SECRET_FILE_BYTES: Final = 65_536
-_MAX_UNITS: Final = 2**63 - 1  # the largest integer that SQLite stores exactly
 _TOKEN: Final = re.compile(r"[ -~]{16,1024}")
 _HOSTNAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _INTEGER: Final = TypeAdapter(int)
@@ -226,16 +226,16 @@ def integer_in(low: int, high: int) -> BeforeValidator:
 
 def decimal(places: int, *, positive: bool = True) -> BeforeValidator:
     """A decimal number as a string, of up to ``places`` decimals and 2^63 - 1 atomic units."""
-    form = re.compile(rf"(0|[1-9][0-9]{{0,18}})(?:\.([0-9]{{1,{places}}}))?")
+    form = re.compile(decimal_pattern(19, places))
     least = "above 0" if positive else "at least 0"
 
     def check(value: object) -> str:
         match = form.fullmatch(value) if isinstance(value, str) else None
-        units = int(match[1] + (match[2] or "").ljust(places, "0")) if match else -1
-        if not int(positive) <= units <= _MAX_UNITS:
+        units = int(match[1] + (match[2] or "")[1:].ljust(places, "0")) if match else -1
+        if not int(positive) <= units <= MAX_UNITS:
             raise ValueError(
                 f'a decimal number in quotes such as "1.5", {least}, with up to {places} decimals,'
-                f" at most {_MAX_UNITS // 10**places}"
+                f" at most {MAX_UNITS // 10**places}"
             )
         return str(value)
 

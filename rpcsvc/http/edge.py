@@ -31,19 +31,12 @@ from rpcsvc.http.gate import is_on_socket, require_no_proxy
 from rpcsvc.http.messages import BODY, STOPPING, Refusals, require_framing, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
-from rpcsvc.settings_sources import parse_address
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.urls import is_loopback
 from rpcsvc.verify import UNREAD_STATUSES
 
 _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _SHOWN: Final = 100
-
-
-@lru_cache(maxsize=64)
-def is_loopback_name(name: str) -> bool:
-    """Whether a host name or address is loopback: localhost, 127.0.0.0/8, ::1."""
-    address = parse_address(name)
-    return name == "localhost" if address is None else address.is_loopback
 
 
 class Hosts:
@@ -71,7 +64,7 @@ class Hosts:
                 raise InvalidRequest("The header host is missing. HTTP/1.1 needs one.")
             return
         name = _name_of(given)
-        if name not in self._names and not is_loopback_name(name):
+        if name not in self._names and not is_loopback(name):
             raise MisdirectedRequest(
                 f"Nothing is served here for the host {given[:_SHOWN]!r}. Use the address under"
                 " which the service is published. Its operator adds names to allowed_hosts.",
@@ -166,7 +159,7 @@ class Cors:
 def is_loopback_origin(origin: str) -> bool:
     """Whether an Origin header, which is ASCII (RFC 6454, section 6.2), names a loopback host."""
     try:
-        return origin.isascii() and is_loopback_name(urlsplit(origin).hostname or "")
+        return origin.isascii() and is_loopback(urlsplit(origin).hostname or "")
     except ValueError:
         return False
 

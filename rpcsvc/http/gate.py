@@ -27,7 +27,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple
 
 import structlog
 from aiohttp import web
@@ -37,7 +37,7 @@ from pydantic import SecretStr
 from rpcsvc import ids
 from rpcsvc.domain.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
-from rpcsvc.ids import RandomBytes
+from rpcsvc.ids import RandomBytes, is_request_id
 from rpcsvc.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -224,7 +224,6 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
     return parsed
 
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
 _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 # What a budget counts, if its name does not say so.
@@ -312,11 +311,6 @@ class Caller(Struct):
 
 # Where an admitted request keeps its caller.
 CALLER = web.RequestKey("caller", Caller)
-
-
-def is_request_id(text: str | None) -> TypeGuard[str]:
-    """Whether a text is a valid request id."""
-    return text is not None and _REQUEST_ID.fullmatch(text) is not None
 
 
 def is_on_socket(request: web.Request) -> bool:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import re
 import uuid
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -42,12 +41,12 @@ from rpcsvc.errors import (
     ServiceError,
     UnknownMethod,
 )
+from rpcsvc.ids import is_request_id
 from rpcsvc.strict_json import shown
 
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
     dict: "an object",
@@ -128,17 +127,12 @@ def full_error(error: ServiceError, request_id: str | None) -> bytes:
     return _error_response(None, error_object(error, request_id))
 
 
-def request_id_from(hint: str | None) -> str:
-    """``hint`` if it is a valid request id (1 to 128 of ``[A-Za-z0-9._:-]``), else a new one."""
-    return hint if hint is not None and _REQUEST_ID.fullmatch(hint) else uuid.uuid4().hex
-
-
 def _describe(_caller: Any, error: ServiceError, request_id: str | None) -> dict[str, Any]:
     return error_object(error, request_id)
 
 
 def _hinted(_caller: Any, hint: str | None) -> str:
-    return request_id_from(hint)
+    return hint if is_request_id(hint) else uuid.uuid4().hex
 
 
 class JsonRpcServer(Generic[C]):

@@ -20,6 +20,7 @@ from rpcsvc.operations import narrowing
 from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
+    AMOUNT_PATTERN,
     FundingKind,
     OrderId,
     Params,
@@ -49,7 +50,7 @@ UsdText = Annotated[
     str,
     Field(
         description="US dollars as a decimal string; one USDC counts as one.",
-        json_schema_extra={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"},
+        json_schema_extra={"pattern": AMOUNT_PATTERN},
     ),
 ]
 

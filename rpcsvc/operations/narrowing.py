@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 
 from rpcsvc.domain.addresses import EVM_PATTERN, ZERO_ADDRESS, MoneroNetwork, monero_pattern
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
+from rpcsvc.domain.money import MAX_UNITS, XMR, Asset, decimal_pattern
 from rpcsvc.strict_json import Json, as_integer
 
 _NULL: Final = {"type": "null"}
@@ -116,7 +116,7 @@ def amount(*assets: Asset) -> Json:
     digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
     return {
         "type": "string",
-        "pattern": rf"^(0|[1-9][0-9]{{0,{digits - 1}}})(\.[0-9]{{1,{decimals}}})?$",
+        "pattern": f"^{decimal_pattern(digits, decimals)}$",
         "not": {"type": "string", "pattern": "^[0.]+$"},
     }
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
+from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR, decimal_pattern
 from rpcsvc.domain.payment_check import TRANSACTION_KEYS, require_no_secret, require_unsigned
 from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
@@ -32,7 +32,7 @@ UUID_PATTERN = (
 ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
 # Of a field's name in an error.
 LONGEST_NAME = 64
-AMOUNT_PATTERN = r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"
+AMOUNT_PATTERN = f"^{decimal_pattern()}$"
 
 Direction = Annotated[
     Literal["x2u", "u2x"],
