@@ -117,7 +117,7 @@ async def serve(settings: Settings) -> None:
 
 
 def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
-    """Where spans go while a block runs; None where no collector is configured."""
+    """Return the sink of spans while a block runs; None where no collector is configured."""
     endpoint = up.settings.telemetry.otlp_endpoint
     if not endpoint:
         return nullcontext()
@@ -127,7 +127,7 @@ def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
 
 
 def _greeting(up: Running, program: str) -> str:
-    """What runs, what to try and where the page is; ``program`` is what was started."""
+    """The greeting, with the engine, a command to try and the page of ``program``."""
     settings, is_simulated = up.settings, up.service.venue.profile.is_simulated
     what = "simulated chains, no real money" if is_simulated else settings.database
     command = "demo" if is_simulated else "top"
@@ -215,7 +215,7 @@ async def listening(
         access_log=None,
         shutdown_timeout=graceful_seconds or settings.graceful_seconds,
         keepalive_timeout=IDLE_SECONDS,
-        # What a caller began is finished though they hang up: an order whose commit is under way
+        # A call is finished though its caller hangs up: an order whose commit is under way
         # is made, and its reservations have to be kept.
         handler_cancellation=False,
     )

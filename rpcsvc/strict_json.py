@@ -30,7 +30,7 @@ _SHOWN_CHARS: Final = 60
 # An unclosed string matches too, and possessively: each byte is looked at once, whatever comes.
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-# As signed bytes: an opening bracket is +1, a closing one -1.
+# Signed bytes: an opening bracket is +1, a closing one -1.
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
@@ -171,8 +171,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def as_integer(value: Any) -> Any:
-    """Converts 42161.0 to 42161, since JSON has one kind of number and some languages write all as
-    floats.
+    """Convert 42161.0 to 42161: some languages write all numbers as floats.
 
     JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
     """

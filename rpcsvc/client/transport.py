@@ -151,7 +151,7 @@ class Stream(Protocol):
         ...
 
     async def read(self, most: int) -> bytes:
-        """At most so many bytes of it."""
+        """Read at most ``most`` bytes."""
         ...
 
 
@@ -214,7 +214,7 @@ _STATES: Final = {
     "unavailable": "unavailable",
     "internal_error": "internal_error",
 }
-# Copied from operations/envelope.py, which a probe must not import.
+# Copied from operations/dispatch.py, which a probe must not import.
 _RETRY: Final = {
     "action": "retry",
     "description": "Send the same call again later, with the same idempotency key if it had one.",

@@ -1,4 +1,4 @@
-"""One HTTP connection: aiohttp's handler of it, and the turns in which its bytes are read.
+"""An HTTP connection: aiohttp's handler of it, and the turns in which its bytes are read.
 
 The only module that uses private attributes of aiohttp's connection. Each use gives its reason, and
 tests/unit/test_connection.py names the attributes that a new aiohttp no longer has.

@@ -29,7 +29,7 @@ Maker = Callable[[], Json]
 
 
 class Renewal(Enum):
-    """When a cached document is rendered again.
+    """The renewal of a cached document.
 
     ``FOR_EACH_READER``: its example makes an order, and the example's idempotency key gives access
     to the order's session. No cache may keep it.
@@ -42,7 +42,7 @@ class Renewal(Enum):
 
 
 class Document(Struct, frozen=True):
-    """One document. ``render`` takes the time in milliseconds since the epoch.
+    """A document. ``render`` takes the time in milliseconds since the epoch.
 
     ``kept_seconds``: how long a client may use its copy without revalidating it.
     """
@@ -81,7 +81,7 @@ class Sources(Struct, frozen=True):
 
 
 def catalogue(site: Site, sources: Sources) -> tuple[Document, ...]:
-    """Every document of the site."""
+    """The documents of the site."""
     return (
         *_agent_documents(site, sources),
         *_descriptions(sources),
@@ -181,7 +181,7 @@ def _once(make: Maker) -> Callable[[int], bytes]:
 
 
 def _compact(make: Maker) -> Callable[[int], bytes]:
-    """As ``_once`` but without indentation, which would double the size of schemas."""
+    """A JSON document without indentation, which would double the size of schemas."""
     return lambda _now: orjson.dumps(make(), option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -190,7 +190,7 @@ def _json(value: Json) -> bytes:
 
 
 _DAY_MS = 86_400_000
-# One entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
+# An entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
 _ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
@@ -282,7 +282,7 @@ class DiscoveryHttp:
 
 
 def is_current(if_none_match: Iterable[str], etag: str) -> bool:
-    """Whether If-None-Match names this rendering (RFC 9110, section 13.1.2).
+    """Return whether If-None-Match names this rendering (RFC 9110, section 13.1.2).
 
     The comparison is weak, as that section requires: a proxy may have marked our tag as weak.
     """

@@ -157,7 +157,7 @@ class Cors:
 
 
 def is_loopback_origin(origin: str) -> bool:
-    """Whether an Origin header, which is ASCII (RFC 6454, section 6.2), names a loopback host."""
+    """Return whether an Origin header, ASCII by RFC 6454 (section 6.2), names a loopback host."""
     try:
         return origin.isascii() and is_loopback(urlsplit(origin).hostname or "")
     except ValueError:

@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 WINDOW_SECONDS: Final = 60
 _NS_PER_SECOND: Final = 1_000_000_000
 _WINDOW_NS: Final = WINDOW_SECONDS * _NS_PER_SECOND
-# What proxies write into X-Forwarded-For beside a bare address: 1.2.3.4:80, [::1], [::1]:443.
+# Forms of an address in X-Forwarded-For, besides a bare one: 1.2.3.4:80, [::1], [::1]:443.
 _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 
 
@@ -155,7 +155,7 @@ def address_prefix(address: str) -> str:
 class WrongTokens:
     """Counts refused tokens by network, and logs them a minute after the first: one line each.
 
-    Only the networks that sent most are logged, and only so many are kept.
+    The networks that sent most are logged, _LOGGED of them; _KEPT are counted.
     """
 
     PERIOD_SECONDS = 60.0
@@ -203,7 +203,7 @@ def client_address(
 
 
 def is_trusted(peer: str, trusted: Sequence[IPv4Network | IPv6Network]) -> bool:
-    """Whether a peer is a trusted proxy."""
+    """Return whether a peer is a trusted proxy."""
     address = _parse(peer)
     return address is not None and any(address in network for network in trusted)
 
@@ -226,11 +226,11 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
 
 SOCKET_CLIENT = "unix"
 _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
-# What a budget counts, if its name does not say so.
+# The calls that a budget counts, where its name does not say it.
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Placeholder for a TCP client that has disconnected: not a loopback or client address.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
-# What proxies add to a request; any one of them will do.
+# Headers that proxies add to a request; any of them will do.
 _FORWARDED = (
     "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
     "x-forwarded-proto", "x-forwarded-server", "x-client-ip", "x-real-ip", "true-client-ip",
@@ -314,7 +314,7 @@ CALLER = web.RequestKey("caller", Caller)
 
 
 def is_on_socket(request: web.Request) -> bool:
-    """Whether a request came over the UNIX socket, by the socket's own family.
+    """Return whether a request came over the UNIX socket, by the socket's own family.
 
     A missing peer address does not show it: a TCP client that disconnected has none either.
     """
@@ -335,12 +335,12 @@ def require_no_proxy(request: web.Request) -> None:
 
 
 def _was_forwarded(request: web.Request) -> bool:
-    """Whether a proxy forwarded the request; then a loopback peer is the proxy, not the caller."""
+    """Return whether a proxy forwarded the request; its loopback peer is then not the caller."""
     return any(name in request.headers for name in _FORWARDED)
 
 
 def _came_over_tls(request: web.Request) -> bool:
-    """Whether every X-Forwarded-Proto is https: the client may have sent the first of them."""
+    """Return whether every X-Forwarded-Proto is https: the client may have sent the first."""
     lines = ",".join(request.headers.getall("x-forwarded-proto", ()))
     return all(protocol.strip().lower() == "https" for protocol in lines.split(","))
 
@@ -466,7 +466,10 @@ class Gate:
         return _is_one_of(self._tokens, text)
 
     def require_scraper(self, request: web.Request, caller: Caller) -> None:
-        """Like require_token, but accepts a token for metrics, and bearer tokens (Prometheus)."""
+        """Raise Unauthorized unless a token, of metrics or /rpc, or its origin admits a scraper.
+
+        Prometheus sends its token as a bearer token.
+        """
         if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
             return
         try:
@@ -486,7 +489,7 @@ class Gate:
         self.charge(caller, "wrong-tokens")
 
     def is_insider(self, request: web.Request, caller: Caller) -> bool:
-        """Whether the caller may call /rpc: by a token, over the socket, or from loopback.
+        """Return whether the caller may call /rpc: by a token, over the socket, or from loopback.
 
         Raises RateLimited after too many wrong tokens.
         """

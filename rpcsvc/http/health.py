@@ -58,7 +58,7 @@ class HealthRoutes:
         ]
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """Every check by name; 503 if one fails.
+        """Answer with every check by name; 503 if one fails.
 
         The reasons name orders and balances: only callers that may use /rpc get them.
         """
@@ -73,16 +73,16 @@ class HealthRoutes:
         return self._respond(request, orjson.dumps(body), checks)
 
     async def livez(self, request: web.Request) -> web.StreamResponse:
-        """Answers while the process is up and its event loop runs."""
+        """Answer while the process is up and its event loop runs."""
         return self._respond(request, b'{"status":"ok"}', {})
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
-        """Whether orders can be taken."""
+        """Answer whether orders can be taken."""
         checks = await self.readiness()
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def ready_for_reads(self, request: web.Request) -> web.StreamResponse:
-        """Whether orders can be read, which a standby can as well."""
+        """Answer whether orders can be read, which a standby can as well."""
         checks = {"store": self._database.health()}
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
@@ -107,12 +107,12 @@ class HealthRoutes:
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
     async def checks(self) -> dict[str, Health]:
-        """Every check by name, for the operator."""
+        """Return each check by name, for the operator."""
         venue = self._service.venue
         return {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
 
     def _signing(self) -> dict[str, Health]:
-        """Not needed to take orders: signing continues with the last keys read."""
+        """Return the health of signing. Orders are taken without it, with the last keys read."""
         if self._signer is None:
             return {}
         problem = self._signer.problem
@@ -147,7 +147,7 @@ _KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unrea
 
 
 def _unhealthy(checks: dict[str, Health]) -> Unavailable | None:
-    """Why no orders are taken, for clients; None if they are."""
+    """The reason why no orders are taken, for clients; None if they are."""
     names = [name for name, health in checks.items() if not health.ok]
     if not names:
         return None

@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 RESERVED_DESCRIPTORS: Final = 256
 _MOST_DESCRIPTORS: Final = 65_536
 _FEWEST_CONNECTIONS: Final = 16
-# After so many refusals in a row, accepting yields to the event loop.
+# Refusals in a row after which accepting yields to the event loop.
 _REFUSALS_AT_ONCE: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
 # From accepting a connection to the end of the head of its first request.
@@ -54,16 +54,16 @@ class Connection(Protocol):
     """The state of an HTTP connection that its limits depend on."""
 
     def is_idle(self) -> bool:
-        """Whether no request is being read or answered; part of a head counts as idle."""
+        """Return whether no request is being read or answered; part of a head counts as idle."""
         ...
 
     def has_asked(self) -> bool:
-        """Whether the head of a request was received."""
+        """Return whether the head of a request was received."""
         ...
 
 
 class _Open(Struct, eq=False):
-    """One accepted connection. ``unread_since`` is when its client stopped reading."""
+    """An accepted connection. ``unread_since`` is when its client stopped reading."""
 
     socket: socket.socket
     holders: tuple[str, ...]
@@ -206,7 +206,7 @@ class Connections:
         return {Client(ADDRESS, name).customer.name: self.most // 2, name: self._most_per_client}
 
     def _make_room(self) -> bool:
-        """Whether one more connection fits, after closing an idle one if necessary."""
+        """Return whether one more connection fits, after closing an idle one if necessary."""
         if len(self._open) - self._ending < self.most:
             return True
         if self._ending >= _REFUSALS_AT_ONCE:
@@ -285,7 +285,7 @@ class _BadRequests(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether aiohttp's own record is logged."""
+        """Return whether aiohttp's own record is logged."""
         error = record.exc_info[1] if record.exc_info else None
         return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 

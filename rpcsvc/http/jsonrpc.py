@@ -81,7 +81,7 @@ def _never_waits(_params: dict[str, Any]) -> bool:
 
 
 class RpcMethod(Struct, Generic[C], frozen=True):
-    """One callable method.
+    """A callable method.
 
     ``call`` takes the caller's context, the JSON-RPC id if it is a string (a hint for the request
     id, not yet checked) and the params; it gives a JSON value or an orjson.Fragment, or raises
@@ -248,7 +248,7 @@ class JsonRpcServer(Generic[C]):
         return answers
 
     def _is_wait(self, element: Any) -> bool:
-        """Whether an element is a call that waits for an event and changes nothing."""
+        """Return whether an element is a call that waits for an event and changes nothing."""
         if type(element) is not dict or type(element.get("method")) is not str:
             return False
         params, waits = element.get("params"), self._waits.get(element["method"])
@@ -366,7 +366,7 @@ def _is_beyond_64_bits(call_id: Any) -> bool:
 
 
 def _problem(request: Any) -> ProtocolError | None:
-    """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
+    """The reason why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
     wrong = _wrong_member(request)
     if wrong is not None:
         return InvalidRequest(wrong)

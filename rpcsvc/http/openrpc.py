@@ -205,7 +205,7 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
 
 
 def _good_example(site: Site, operation: Operation) -> str:
-    """Where an operation's answer is shown: the OpenAPI document, or the call itself."""
+    """The place where an operation's answer is shown: the OpenAPI document, or the call itself."""
     path = f"{API_ROOT}{operation.path}"
     if operation.method == "GET" and not operation.params.model_fields:
         return site.absolute(path)

@@ -169,7 +169,7 @@ class OperationRoutes:
         self._transport = transport
 
     def routes(self, operations: Iterable[Operation]) -> list[web.RouteDef]:
-        """One route for each operation that has a path, and a refusal of other methods there."""
+        """Return a route for each operation with a path, and a refusal of other methods there."""
         offered = sorted((op for op in operations if op.path), key=_path_of)
         found: list[web.RouteDef] = []
         for under, group in groupby(offered, _path_of):
@@ -233,7 +233,7 @@ class OperationRoutes:
 
 
 def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
-    """Whether a call waits for an event and changes nothing."""
+    """Return whether a call waits for an event and changes nothing."""
     return operation.effect is Effect.READ and "waitSec" in params
 
 
@@ -354,7 +354,7 @@ class RpcHttp:
     """The /rpc endpoint.
 
     ``admin`` methods exist over the UNIX socket only, for calls with the ``operator_proof`` of who
-    can read the data directory: a proxy that was put on the socket passes strangers' calls on.
+    can read the data directory: a proxy on the socket would pass on calls from the network.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class RpcHttp:
         return hmac.compare_digest(given, self._proof)
 
     def _require_token(self, request: web.Request, caller: Caller) -> str | None:
-        """Like Gate.require_token. Raises RateLimited after too many wrong tokens."""
+        """Return the caller's token. Raises Unauthorized, and RateLimited after too many."""
         try:
             return self._gate.require_token(request, caller)
         except Unauthorized:

@@ -77,7 +77,7 @@ def _title(model: type[BaseModel]) -> str:
 
 
 def component_schemas(site: Site) -> Json:
-    """Every named schema of the operations, sorted by name."""
+    """The named schemas of the operations, sorted by name."""
     found = _envelope_parts()
     for operation in site.operations:
         described = schemas_of(operation, site.networks)
@@ -139,7 +139,7 @@ def _with_references(value: Any, named: dict[str, tuple[str, Json]], used: Json)
 
 
 def in_path(name: str, path: str | None) -> bool:
-    """Whether a param is part of an operation's path."""
+    """Return whether a param is part of an operation's path."""
     return f"{{{name}}}" in (path or "")
 
 
@@ -308,7 +308,7 @@ def lifted(schema: Json, *, is_answer: bool) -> Json:
 
 
 def _tidy(schema: Json, *, is_answer: bool) -> Json:
-    """One schema without titles and null defaults, its choices as lists of types."""
+    """A schema without titles and null defaults, its choices as lists of types."""
     tidied: Json = {}
     for key, value in schema.items():
         if key in _DROPPED or (key, value) == ("default", None):
@@ -382,7 +382,7 @@ def without_null(schema: Json) -> Json:
 
 
 def errors_by_code() -> dict[str, type[ServiceError]]:
-    """For each code the error that it stands for."""
+    """The error of each code, the one that it stands for."""
     found: dict[str, type[ServiceError]] = {}
     for cls in error_classes():
         found.setdefault(cls.code, cls)
@@ -465,7 +465,7 @@ def params_of(site: Site, example: Example) -> Json:
 
 
 def needs_order(call: Example | RecordedCall) -> bool:
-    """Whether an example is about an order that has to be made first."""
+    """Return whether an example is about an order that has to be made first."""
     return ORDER_ID in call.params
 
 

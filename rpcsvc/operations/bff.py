@@ -64,7 +64,7 @@ from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
 from rpcsvc.strict_json import Json
 
-# A list has at most so many of a session's newest orders.
+# The newest orders of a session that a list has at most.
 LONGEST_LIST = 100
 CREATE = "bff.orders.create"
 
@@ -198,7 +198,7 @@ def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
 
 @contextmanager
 def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
-    """Translates refusals that all surfaces share into the fields, numbers and units of the BFF."""
+    """Translate refusals that all surfaces share into the fields, numbers and units of the BFF."""
     try:
         yield
     except UnsupportedChain as refusal:

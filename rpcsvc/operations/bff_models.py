@@ -84,7 +84,7 @@ class BffQuoteParams(Params):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """By direction, and within it by chain."""
+        """Return the cases by direction, and within it by chain."""
         return [_pair_case(direction, networks) for direction in Direction]
 
     @classmethod
@@ -341,7 +341,7 @@ class BridgeDepositParams(BridgeParams):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """One: the exchange's addresses are those of EVM networks."""
+        """Return one case: the exchange's addresses are those of EVM networks."""
         return [{"properties": {"toAddress": narrowing.address(USDC, networks)}}]
 
 
@@ -354,7 +354,7 @@ class BridgeWithdrawParams(BridgeParams):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """One: Monero's addresses."""
+        """Return one case: Monero's addresses."""
         return [{"properties": {"toAddress": narrowing.address(XMR, networks)}}]
 
 

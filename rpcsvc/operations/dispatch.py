@@ -310,7 +310,7 @@ def missing_state(fields: Sequence[str]) -> AgentState:
 
 
 def describe(problem: InputError) -> Json:
-    """One entry of ``validationErrors``."""
+    """An entry of ``validationErrors``."""
     entry: Json = {"field": problem.field, "code": problem.code, "message": problem.message}
     if problem.allowed is not None:
         entry["allowed"] = problem.allowed

@@ -99,7 +99,7 @@ async def _followed(
 
 
 def _is_all(order: Order, cursor: int) -> bool:
-    """Whether no more events will follow a cursor."""
+    """Return whether no more events will follow a cursor."""
     is_over = order.status.is_terminal and all(each.state.is_final for each in order.transfers)
     return is_over and cursor >= order.version
 

@@ -83,7 +83,7 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
 
 
 def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:
-    """Whether a payment is the one on record under its nonce."""
+    """Return whether a payment is the one on record under its nonce."""
     return known.order_id == order.order_id and known.signed.is_same_payment(signed)
 
 
@@ -134,7 +134,7 @@ def _settlement(record: AuthorizationRecord, chain_id: int) -> Json:
 
 
 async def _due(service: Service, authorizations: Authorizations, order: Order) -> Due:
-    """What has to be paid now. Raises OrderNotFundable."""
+    """The payment that is due now. Raises OrderNotFundable."""
     if not may_fund(order, service.clock.now_ms()):
         raise _not_fundable(order, "Nothing is due on the order any more")
     if _seconds_left(service, order) < _LEAST_OFFER_SECONDS:

@@ -199,7 +199,7 @@ def read_session(session_id: str | None, *, field: str = "sessionId") -> str | N
 
 
 def is_session_id(text: str) -> bool:
-    """Whether ``text`` has the form of a session id, a UUID of version 4."""
+    """Return whether ``text`` has the form of a session id, a UUID of version 4."""
     return _UUID.fullmatch(text) is not None
 
 
@@ -217,7 +217,7 @@ def read_order_id(order_id: str) -> str:
 def read_key(key: object, namespace: str) -> str:
     """The idempotency key. Raises InvalidInput for a wrong form.
 
-    In the namespace that all callers share, whoever guesses a key gets the order's session.
+    In the namespace that all callers share, a guessed key gives the order's session away.
     """
     least = LEAST_PUBLIC_KEY if namespace == "public" else 1
     if not isinstance(key, str) or not _KEYS[least].fullmatch(key):
@@ -413,7 +413,7 @@ def missing(field: str) -> MissingInput:
 
 
 def problems_of(model: type[Params], error: ValidationError) -> list[InputError]:
-    """One problem per field, although a union reports each of its branches."""
+    """Return one problem for each field, although a union reports each of its branches."""
     by_field: dict[str, InputError] = {}
     for count, item in enumerate(error.errors(include_url=False)[:MOST_PROBLEMS]):
         by_field.setdefault(_path(item), _problem(model, item, is_guessed=count < _MOST_GUESSES))

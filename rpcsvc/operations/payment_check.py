@@ -35,7 +35,7 @@ _MOST_DEPTH = 4
 
 
 async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
-    """Whether the payment is the one that the order waits for.
+    """Return whether the payment is the one that the order waits for.
 
     Raises OrderNotFound, and InvalidInput for what is signed or holds a key.
     """

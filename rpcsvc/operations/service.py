@@ -127,7 +127,7 @@ class Cli(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
+    """An operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
 
     The agent API, the BFF and the admin methods are tables of it. Dispatcher, routes, command line
     and documents are loops over them.
@@ -166,7 +166,7 @@ class Operation(Struct, frozen=True, eq=False):
 
 # Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
-# One part in so many of a day's bytes.
+# The bytes of a day by this are kept for tickets of orders with money in them.
 _KEPT_FOR_MONEY: Final = 4
 _LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
 
@@ -296,7 +296,7 @@ def with_sandbox(
 
 
 class Call(NamedTuple):
-    """One call: who asks, under which idempotency key, and which integrator brings it.
+    """A call: who asks, under which idempotency key, and which integrator brings it.
 
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
     caller did not send, and is no part of what an idempotency key stands for.
@@ -355,7 +355,7 @@ class Reply(NamedTuple):
 def action(
     name: str, description: str, operation: str | None = None, params: Json | None = None
 ) -> Json:
-    """One next action; with an operation, a call that can be sent as it stands."""
+    """A next action; with an operation, a call that can be sent as it stands."""
     step: Json = {"action": name, "description": description}
     if operation is not None:
         step |= {"operation": operation, "params": params or {}}

@@ -125,7 +125,7 @@ def _why_not(order: Order) -> str:
 
 
 async def _give(service: Service, order: Order, address: str, params: RefundAddressParams) -> bool:
-    """Whether the order takes the address. Giving the same address again is accepted."""
+    """Return whether the order takes the address. Giving the same address again is accepted."""
     if order.terms.refund_address is not None:
         return False
     if order.refund_to == address:
@@ -151,7 +151,7 @@ def _upstream_ticket(service: Service, params: RefundAddressParams) -> Ticket:
 
 
 def awaits_address(order: Order) -> bool:
-    """Whether a refund of the order waits for an address, here or at its upstream."""
+    """Return whether a refund of the order waits for an address, here or at its upstream."""
     return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
 
 
@@ -260,7 +260,7 @@ async def _refund_address(
 
 
 def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
-    """Whether the ticket sets a refund address: no budget may block a refund."""
+    """Return whether the ticket sets a refund address: no budget may block a refund."""
     if order is None or refund_to is None:
         return False
     return awaits_address(order)

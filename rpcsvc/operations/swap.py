@@ -220,7 +220,7 @@ async def _wait_for_change(service: Service, params: StatusParams, call: Call) -
 
 
 async def is_being_paid(authorizations: Authorizations, order_id: str) -> bool:
-    """Whether a signed payment of the order is under way.
+    """Return whether a signed payment of the order is under way.
 
     Read the order afterwards: if the payment just ended, the order then has its deposit.
     """

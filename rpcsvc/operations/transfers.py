@@ -92,7 +92,7 @@ def next_of(item: BookedTransfer, signed: Sequence[Signed], paused: str | None) 
 
 
 def is_blocked(item: BookedTransfer) -> bool:
-    """Whether the transfer is a refund that the agreed refund address refused."""
+    """Return whether the transfer is a refund that the agreed refund address refused."""
     failed = item.state is TransferState.FAILED and item.kind == TransferKind.REFUND.value
     return failed and item.action_required == REFUND_BLOCKED
 
@@ -109,7 +109,7 @@ def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
 
 
 def _cancellation(item: BookedTransfer) -> str:
-    """Says when an unsigned payout is cancelled."""
+    """Say when an unsigned payout is cancelled."""
     is_payout = item.kind == TransferKind.PAYOUT.value
     waits = item.state is TransferState.PLANNED and item.on_deadline is OnDeadline.REFUND
     if not (is_payout and waits and item.deadline_at is not None):
@@ -172,7 +172,7 @@ class Transfers:
         return Flat({"paused": paused, "transfers": views})
 
     async def show_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:
-        """Everything about one payout or refund. Raises InvalidInput."""
+        """Describe one payout or refund. Raises InvalidInput."""
         item = await self._find(service, params.transfer_id)
         paused = self._paused()
         view = await self._view(item, paused, full=params.full)

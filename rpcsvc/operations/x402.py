@@ -167,7 +167,7 @@ def _decoded(text: str) -> Json:
 
 
 def requirements(due: Due, seconds: int) -> PaymentRequirements:
-    """The requirements to sign for a payment that is due, valid for so many seconds."""
+    """The requirements to sign for a payment that is due, valid for ``seconds``."""
     domain = due.domain
     extra = {"name": domain.name, "version": domain.version, "assetTransferMethod": EIP3009}
     return PaymentRequirements.model_validate(

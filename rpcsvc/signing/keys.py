@@ -81,7 +81,7 @@ class Keys(Struct, frozen=True):
         return Keys(self.next.key, (old, *self.retired))
 
     def is_handed_over(self, second: int) -> bool:
-        """Whether no replica signs with ``current`` any more, because the next key took over."""
+        """Return whether every replica has left ``current`` for the next key."""
         return self.next is not None and second >= self.next.signs_from + HANDOVER_SECONDS
 
 
@@ -178,13 +178,13 @@ KEYS_DIR: Final = "keys"
 RING_NAME: Final = "ring.json"
 FRESH_NAME: Final = "ring.json.new"
 _LARGEST_RING: Final = 1024 * 1024
-# Of a file: another one, or one that was written, has another.
+# The mark of a file: a new or a changed file has another.
 Mark = tuple[int, int, int, int]
 
 
 @contextmanager
 def explaining(directory: Path) -> Iterator[None]:
-    """Whatever the system refuses within is raised as a SigningKeyError."""
+    """Raise what the system refuses within the block as a SigningKeyError."""
     try:
         yield
     except OSError as error:

@@ -315,7 +315,7 @@ def test_the_error_tree_is_the_error_table() -> None:
         assert cls.retryable == (cls.code in {"rate_limited", "unavailable", "internal_error"})
 
 
-def test_of_several_problems_the_leading_one_names_the_code() -> None:
+def test_code_of_several_problems_is_of_the_leading_one() -> None:
     kinds = [cls for cls in all_errors(InputError) if cls is not InputErrors]
     for cls in kinds:
         missing = next(kind for kind in kinds if kind.code == "missing_input")

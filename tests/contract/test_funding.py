@@ -231,7 +231,7 @@ async def _cancelled(served: Served) -> str:
     return order_id
 
 
-async def test_copies_at_once_are_one_debit(served: Served) -> None:
+async def test_copies_of_a_payment_at_once_debit_the_payer_once(served: Served) -> None:
     order_id = await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     answers = await asyncio.gather(*(fund(served, order_id, **payment) for _ in range(8)))

@@ -71,7 +71,7 @@ async def test_funding_of_what_no_one_signs_is_refused(served: Served, path: str
     assert (problem["field"], problem["allowed"]) == ("funding", ["x402"])
 
 
-async def test_digest_is_of_the_funding_too(served: Served) -> None:
+async def test_quote_digest_is_refused_for_another_funding(served: Served) -> None:
     plain, paying = [(await quoted(served, swap))["quoteDigest"] for swap in (BACK, PAYING)]
     for swap, digest in ((BACK, paying), (PAYING, plain)):
         refused = await served.post("/agent/swap/create", {**swap, "quoteDigest": digest})

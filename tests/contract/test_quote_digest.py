@@ -59,7 +59,7 @@ async def test_digest_refuses_worse_terms_only(
     assert (await execute(served, held)).status == 200
 
 
-async def test_digest_is_of_one_swap(served: Served) -> None:
+async def test_quote_digest_is_refused_for_another_swap(served: Served) -> None:
     digest = await quoted(served)
     for change in ({"amount": "0.9"}, {"chain": "base"}):
         refused = await execute(served, {**SWAP, **change, "quoteDigest": digest})

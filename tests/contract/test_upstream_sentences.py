@@ -71,9 +71,7 @@ async def test_claim_is_on_disk_before_the_upstream_gets_the_order(
     assert met == [["claimed"]]
 
 
-async def test_what_the_upstream_answered_is_kept_beside_the_order(
-    api: V1Api, served: Served
-) -> None:
+async def test_upstream_answer_is_kept_beside_the_order(api: V1Api, served: Served) -> None:
     order = (await create(served))["data"]["order"]
     api.statuses = deque(["swapping"])
     async with asyncio.timeout(180):

@@ -168,7 +168,7 @@ async def test_each_missing_input_of_the_bff_says_what_to_send(served: Served) -
             )
 
 
-async def test_what_may_be_null_has_to_be_sent_as_null(served: Served) -> None:
+async def test_ticket_fields_that_take_null_have_to_be_sent(served: Served) -> None:
     ticket = {"category": "question", "message": "m"}
     answer = await bff.post(served, "/support/tickets", ticket)
     reported = answer.body["error"]["details"]["problems"]

@@ -36,7 +36,7 @@ def _never(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("flag", ["--url", "--token", "--data-dir", "--config", "--request-id"])
-def test_what_directs_a_call_is_given_once(
+def test_option_that_directs_a_call_is_refused_twice(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(["agent:capabilities", flag, "a", flag, "b"], tmp_path) == 2

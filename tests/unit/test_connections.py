@@ -182,7 +182,7 @@ async def test_failures_to_accept_are_logged_once_a_minute() -> None:
     assert not loop.default_exception_handler.called
 
 
-async def test_other_failures_are_reported_as_ever() -> None:
+async def test_failures_other_than_accept_go_to_the_default_handler() -> None:
     loop = Mock(spec=asyncio.AbstractEventLoop)
     context = {"exception": ValueError("x"), "message": "y"}
     AcceptFailures(lambda: 0.0)(loop, context)

@@ -1,4 +1,4 @@
-"""One command for each operation of the table, which remembers its session and order.
+"""A command for each operation of the table, which remembers its session and order.
 
 ``commands.json`` describes the commands: ``make generate`` writes it from the operation table,
 because importing the table takes longer than a call. ``<data-dir>/cli-state.json`` keeps session
@@ -45,7 +45,7 @@ HERE = ""
 
 
 class Input(NamedTuple):
-    """One input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
+    """An input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
 
     name: str
     option: str
@@ -65,7 +65,7 @@ class Command(NamedTuple):
     inputs: tuple[Input, ...]
 
     def takes(self, name: str) -> bool:
-        """Whether the operation has an input of that name."""
+        """Return whether the operation has an input of that name."""
         return any(each.name == name for each in self.inputs)
 
 
@@ -152,7 +152,7 @@ def _read(value: Any) -> CliState:
 
 
 def _is_plain(text: Any) -> bool:
-    """Whether a header can hold the text."""
+    """Return whether a header can hold the text."""
     return isinstance(text, str) and text.isascii() and text.isprintable()
 
 
@@ -287,7 +287,7 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
 
 
 class CalledService(NamedTuple):
-    """What the settings say about the called service.
+    """The settings about the called service.
 
     ``network`` is None for a URL: the service there may be configured differently.
     """

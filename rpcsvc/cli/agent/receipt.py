@@ -147,7 +147,7 @@ def _receipt(source: str) -> Json:
 
 
 def _difference(receipt: Json, given: argparse.Namespace) -> str | None:
-    """How the receipt differs from the caller's order: one of another payout proves
+    """The difference of the receipt from the caller's order: one of another payout proves
     nothing.
     """
     address, asset = str(receipt.get("address")), XMR if receipt["asset"] == "XMR" else USDC
@@ -198,7 +198,10 @@ class Proven:
 
 
 async def check_monero(receipt: Json, wallet: WalletClient) -> Proven:
-    """By the transaction's key, and by the proof where there is one. Raises NotProven, RpcFailure.
+    """Prove a payout by the transaction's key, and by the proof where there is one.
+
+    Raises NotProven and RpcFailure.
+
 
     Any wallet does: nothing of it is used.
     """
@@ -228,7 +231,7 @@ def _require_received(found: TxCheck, units: int) -> None:
 
 
 async def check_evm(receipt: Json, client: EvmClient, token: str) -> Proven:
-    """By the token's Transfer event. Raises NotProven, RpcFailure.
+    """Prove a payout by the token's Transfer event. Raises NotProven, RpcFailure.
 
     ``token`` is the USDC contract that the caller knows, not what the receipt says.
     """

@@ -87,7 +87,7 @@ _OF_THE_CALLER: Final = frozenset(
 
 
 def is_running(settings: Settings) -> bool:
-    """Whether a service answers on the data directory."""
+    """Return whether a service answers on the data directory."""
     return socket_endpoint(settings.data_dir) is not None
 
 

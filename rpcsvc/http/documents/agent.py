@@ -118,7 +118,7 @@ def _example_chain(site: Site, wanted: str | int) -> Chain:
 
 
 def propagation(site: Site) -> Json:
-    """Where to read on, and how to cite the service."""
+    """The links to read on, and how to cite the service."""
     brand = site.brand
     url = site.absolute(links.HOME)
     plain = f"{brand.name}: {brand.motto}" if brand.motto else brand.name
@@ -175,7 +175,7 @@ def agent(site: Site) -> Json:
 
 
 def description(site: Site) -> str:
-    """One paragraph on what the service does."""
+    """A paragraph on what the service does."""
     sandbox = (
         " This installation settles in a sandbox: chains and money are simulated."
         if site.is_simulated
@@ -238,7 +238,7 @@ def _auth(site: Site) -> Json:
 
 
 def signing(site: Site) -> Json:
-    """How responses are signed: the method, and links to the keys and the procedure."""
+    """The signing of responses: the method, and links to the keys and the procedure."""
     return {
         "version": signatures.VERSION,
         "alg": signatures.ALGORITHM,

@@ -98,7 +98,7 @@ def _short_name(operation: Operation) -> str:
 
 
 def operation_named(site: Site, name: str) -> Operation:
-    """One operation of the site. Raises KeyError when the site does not offer it."""
+    """Return an operation of the site. Raises KeyError when the site does not offer it."""
     for operation in site.operations:
         if operation.name == name:
             return operation

@@ -77,7 +77,7 @@ def numbered(steps: list[str]) -> str:
 
 
 def document_list(site: Site) -> str:
-    """Every document with its description."""
+    """The documents, each with its description."""
     return _links(site, tuple(links.DESCRIPTIONS))
 
 

@@ -28,7 +28,7 @@ RPC_EXAMPLE_KEY = "7b1d9e44-2c8f-4f6a-8d53-90c4a1e2b6f8"
 
 
 class RecordedCall(Struct, frozen=True):
-    """One call and its answer. ``name`` is also the request id that the call was made under."""
+    """A call and its answer. ``name`` is also the request id that the call was made under."""
 
     name: str
     operation: str
@@ -63,7 +63,7 @@ def load() -> Recording:
 
 
 def show(site: Site, exchange: RecordedCall) -> str:
-    """One call over HTTPS and its answer."""
+    """A call over HTTPS and its answer."""
     answer = code(json_text(exchange.answer).replace(RECORDED_AT, site.url), "json")
     return f"{code(_request(site, exchange), 'http')}\n\nAnswer:\n\n{answer}"
 

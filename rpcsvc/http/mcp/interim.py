@@ -154,7 +154,7 @@ class OrderTasks:
         self._events = operation_named(site, "swap.events")
 
     def is_wait(self, operation: Operation, arguments: Json) -> bool:
-        """Whether the call asks for the status of an order with a valid ``waitSec``."""
+        """Return whether the call asks for the status of an order with a valid ``waitSec``."""
         seconds = arguments.get("waitSec")
         is_valid = type(seconds) is int and 0 < seconds <= LONGEST_WAIT_SECONDS
         return operation is self.operation and is_valid

@@ -193,7 +193,7 @@ class McpHttp:
         return RpcMethod(call, runs_as_notification=False, **waiting)
 
     def _waits(self, params: Json) -> bool:
-        """Whether a tool's call waits for an event and changes nothing."""
+        """Return whether a tool's call waits for an event and changes nothing."""
         operation, arguments = self._tools.get(str(params.get("name"))), params.get("arguments")
         return operation is not None and isinstance(arguments, dict) and waits(operation, arguments)
 
@@ -349,7 +349,10 @@ class McpHttp:
         return {}
 
     def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
-        """Raises InvalidParams for an unknown tool, and for arguments that are no object."""
+        """Return the tool's operation and its arguments.
+
+        Raises InvalidParams for an unknown tool, and for arguments that are no object.
+        """
         name, arguments = params.get("name"), params.get("arguments", {})
         operation = self._tools.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -412,7 +415,7 @@ def _kept(ttl_ms: int, *, shared: bool = True) -> Json:
 
 
 def _hints(client: McpClient, ttl_ms: int, *, shared: bool = True) -> Json:
-    """For how long a client may keep a result; revisions with a handshake don't know it."""
+    """The time for which a client may keep a result; revisions with a handshake don't know it."""
     return _kept(ttl_ms, shared=shared) if client.is_stateless else {}
 
 

@@ -50,7 +50,7 @@ def instructions(site: Site) -> str:
 
 
 def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
-    """One entry of tools/list; ``app_meta`` links the app of those that have one."""
+    """An entry of tools/list; ``app_meta`` links the app of those that have one."""
     return {
         **({"_meta": app_meta} if tool.has_app else {}),
         "name": tool.name,

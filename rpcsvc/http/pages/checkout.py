@@ -237,7 +237,7 @@ class CheckoutWriter:
         return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
 
     def _is_live(self) -> bool:
-        """Whether the order may still change."""
+        """Return whether the order may still change."""
         return not self._order.status.is_terminal or any(
             not transfer.state.is_final for transfer in self._order.transfers
         )
@@ -296,7 +296,7 @@ class CheckoutWriter:
         return RefundRule(self._say("checkout.refund_secret"), None, False)
 
     def _cases(self) -> tuple[tuple[str, str], ...]:
-        """What happens to a late, small, large or wrong payment (network, token)."""
+        """The fate of a late, small, large or wrong payment (network, token)."""
         terms = self._terms
         if terms.upstream_id is not None:
             limits = self._say("checkout.case_upstream_says")
@@ -339,7 +339,7 @@ class CheckoutWriter:
         }
 
     def _reason(self) -> tuple[str | None, bool]:
-        """Why there was no payout, and whether the text is English on a page in any language."""
+        """The reason for a missing payout, and whether its text is English on every page."""
         message = self._order.error_message
         if message is None or self._order.status in AWAITS_DEPOSIT:
             return None, False
