@@ -225,7 +225,7 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
 
 
 SOCKET_CLIENT = "unix"
-_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
+RPC_TOKEN_HEADER: Final = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
 # The calls that a budget counts, where its name does not say it.
 _COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Placeholder for a TCP client that has disconnected: not a loopback or client address.
@@ -355,7 +355,7 @@ def _given_token(request: web.Request) -> str | None:
     """The token of a request, in the header of /rpc or as a bearer token; None without one."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     by_bearer = bearer.strip() if scheme.lower() == "bearer" else None
-    return request.headers.get(_TOKEN_HEADER) or by_bearer
+    return request.headers.get(RPC_TOKEN_HEADER) or by_bearer
 
 
 def _encoded(tokens: Sequence[SecretStr]) -> tuple[bytes, ...]:
@@ -436,13 +436,13 @@ class Gate:
                 return None
             raise Unauthorized(
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
-                header=_TOKEN_HEADER,
+                header=RPC_TOKEN_HEADER,
             )
-        given = request.headers.get(_TOKEN_HEADER, "")
+        given = request.headers.get(RPC_TOKEN_HEADER, "")
         if not self._is_token(given):
             raise Unauthorized(
-                f"Send the server's AGENT_RPC_TOKEN as header {_TOKEN_HEADER}.",
-                header=_TOKEN_HEADER,
+                f"Send the server's AGENT_RPC_TOKEN as header {RPC_TOKEN_HEADER}.",
+                header=RPC_TOKEN_HEADER,
             )
         return given
 
@@ -458,7 +458,7 @@ class Gate:
             raise Unauthorized(
                 "This token is not the server's AGENT_RPC_TOKEN. Send that one, or none: without a"
                 " token the limits of the public surface hold.",
-                header=_TOKEN_HEADER,
+                header=RPC_TOKEN_HEADER,
             )
         return given
 
@@ -496,7 +496,7 @@ class Gate:
         try:
             self.require_token(request, caller)
         except Unauthorized:
-            if _TOKEN_HEADER in request.headers:
+            if RPC_TOKEN_HEADER in request.headers:
                 self.note_wrong_token(caller)
             return False
         return True

@@ -52,12 +52,11 @@ from rpcsvc.http.messages import (
 from rpcsvc.http.x402 import with_payment
 from rpcsvc.local_secret import OPERATOR_HEADER
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.inputs import MOST_PROBLEMS, Problems, bare_key, read_key
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, MOST_PROBLEMS, Problems, bare_key, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
 from rpcsvc.operations.service import Call, Effect, Operation, Reply
 from rpcsvc.strict_json import Json
 
-IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})

@@ -17,13 +17,14 @@ from pydantic import BaseModel, TypeAdapter
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
-from rpcsvc.http.documents import links, recording
+from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
 from rpcsvc.http.documents.agent import example_swap
 from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.site import Site
 from rpcsvc.operations import bff_models, models, narrowing, params
 from rpcsvc.operations.discovery import schemas_of
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.service import Example, Operation
 from rpcsvc.operations.table import OPERATIONS
@@ -36,7 +37,7 @@ _PLACEHOLDER: Final = "$orderId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
 _INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
-_KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
+_KEY_PROPERTY: Final = IDEMPOTENCY_KEY
 
 
 # --- names ---

@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
+# The header, and over JSON-RPC the param, of the key.
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 LEAST_PUBLIC_KEY = 16
 LONGEST_KEY = 255
 
@@ -224,7 +226,7 @@ def read_key(key: object, namespace: str) -> str:
         raise InvalidInput(
             f"idempotency-key must be {least} to {LONGEST_KEY} printable ASCII characters. Send a"
             " UUID that is made for this order.",
-            field="idempotency-key",
+            field=IDEMPOTENCY_KEY,
             received=key,
         )
     return key

@@ -32,9 +32,6 @@ LLMS_FULL = "/llms-full.txt"
 ROBOTS = "/robots.txt"
 SITEMAP = "/sitemap.xml"
 
-IDEMPOTENCY_HEADER = "idempotency-key"
-RPC_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
-
 # The documents with a one-line description, in the order in which a new user reads them.
 DESCRIPTIONS: dict[str, str] = {
     QUICKSTART: "the first call: what this is, the flow, two requests that work as they stand",
@@ -95,14 +92,6 @@ def _short_name(operation: Operation) -> str:
     """``swap.plan`` is ``plan``, ``support.create`` is ``support``."""
     group, _, verb = operation.name.partition(".")
     return verb if group == "swap" else group
-
-
-def operation_named(site: Site, name: str) -> Operation:
-    """Return an operation of the site. Raises KeyError when the site does not offer it."""
-    for operation in site.operations:
-        if operation.name == name:
-            return operation
-    raise KeyError(name)
 
 
 # --- Markdown ----------------------------------------------------------------------------------

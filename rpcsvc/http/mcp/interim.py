@@ -23,7 +23,6 @@ from rpcsvc.errors import (
     InvalidParams,
     OrderNotFound,
 )
-from rpcsvc.http.documents.links import operation_named
 from rpcsvc.http.gate import Caller
 from rpcsvc.http.operation_routes import carry_out
 from rpcsvc.http.site import Site
@@ -150,8 +149,8 @@ class OrderTasks:
 
     def __init__(self, site: Site, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.operation = operation_named(site, "swap.status")
-        self._events = operation_named(site, "swap.events")
+        self.operation = site.operation("swap.status")
+        self._events = site.operation("swap.events")
 
     def is_wait(self, operation: Operation, arguments: Json) -> bool:
         """Return whether the call asks for the status of an order with a valid ``waitSec``."""

@@ -90,7 +90,7 @@ class McpHttp:
         self._dispatcher = dispatcher
         self._site = site
         self._tools = tools_of(site.operations)
-        self._quote = links.operation_named(site, "swap.quote")
+        self._quote = site.operation("swap.quote")
         self._documents = {
             site.absolute(each.document.path): each
             for each in documents

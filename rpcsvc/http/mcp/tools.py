@@ -18,6 +18,7 @@ from rpcsvc.http.pages.rendering import Renderer, Texts, qr_image
 from rpcsvc.http.schemas import lifted, ref, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.service import Effect, Operation, Reply, Tool
 from rpcsvc.strict_json import Json
 
@@ -77,7 +78,7 @@ def input_schema(site: Site, operation: Operation) -> Json:
     if operation.idempotent:
         properties = schema["properties"]
         session = {**properties[SESSION_ID], "type": "string"}
-        properties = {**properties, SESSION_ID: session, "idempotency-key": _KEY}
+        properties = {**properties, SESSION_ID: session, IDEMPOTENCY_KEY: _KEY}
         required = [*schema.get("required", ()), SESSION_ID]
         schema = {**schema, "properties": properties, "required": required}
     return _whole(schema, parts)

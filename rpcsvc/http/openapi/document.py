@@ -31,6 +31,7 @@ from rpcsvc.http.openapi.parts import (
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.service import Effect, Example, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.strict_json import Json
@@ -358,7 +359,7 @@ def _description(operation: Operation) -> str:
     parts = [effect_sentence(operation)]
     if operation.idempotent:
         parts.append(
-            f"Send the header `{links.IDEMPOTENCY_HEADER}` with a new value for each order, and"
+            f"Send the header `{IDEMPOTENCY_KEY}` with a new value for each order, and"
             " the same value when the call is repeated: then a retry can't make a second order."
         )
     return " ".join(parts)

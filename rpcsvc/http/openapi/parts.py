@@ -19,7 +19,7 @@ from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site
 from rpcsvc.ids import REQUEST_ID_PATTERN
-from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.params import ORDER_ID_PATTERN
 from rpcsvc.operations.service import Operation
 from rpcsvc.strict_json import Json
@@ -182,7 +182,7 @@ def shared_parameters() -> Json:
             "schema": {"type": "string"},
         },
         "IdempotencyKey": {
-            "name": links.IDEMPOTENCY_HEADER,
+            "name": IDEMPOTENCY_KEY,
             "in": "header",
             "description": "16 to 255 printable ASCII characters, such as a UUID made for this"
             " order: who knows the key can have the order's session. With an `x-api-key`, which"

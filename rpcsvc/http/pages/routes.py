@@ -17,7 +17,7 @@ from aiohttp import web
 
 from rpcsvc.domain.order import REFUND_ADDRESS, Order, OrderStatus
 from rpcsvc.errors import InputError, OrderNotFound, RateLimited, ServiceError, Unavailable
-from rpcsvc.http.documents.links import HOME, operation_named
+from rpcsvc.http.documents.links import HOME
 from rpcsvc.http.gate import CALLER, Caller, Gate
 from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.messages import JSON, error_headers, media_type, read_body
@@ -77,7 +77,7 @@ class PagesHttp:
         self._renderer = renderer
         self._health = health
         self._catalogues = Catalogues()
-        self._refund_address = operation_named(site, "swap.refundAddress")
+        self._refund_address = site.operation("swap.refundAddress")
 
     def routes(self) -> list[web.RouteDef]:
         """All routes of the pages."""
