@@ -22,6 +22,20 @@ ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
 _AGENT_API: Final = "/api/v1"
 _ON_SOCKET: Final = "http://localhost"
 
+CALL_SECONDS: Final = 30.0
+CONNECT_SECONDS: Final = 10.0
+# The longest answer, the status of an order with thousands of deposits, has some hundred KB.
+LARGEST_ANSWER: Final = 16 * 2**20
+MAYBE_DONE: Final = (
+    "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
+    " status."
+)
+# Copied from operations/dispatch.py, which a probe must not import.
+_RETRY: Final = {
+    "action": "retry",
+    "description": "Send the same call again later, with the same idempotency key if it had one.",
+}
+
 
 class BadUrl(Exception):
     """The text is not the root URL of a service."""
@@ -100,16 +114,6 @@ def _require_root(parts: SplitResult) -> None:
             "over plain HTTP anybody on the way could take the token and replace a deposit"
             " address, except on this machine; use https://"
         )
-
-
-CALL_SECONDS: Final = 30.0
-CONNECT_SECONDS: Final = 10.0
-# The longest answer, the status of an order with thousands of deposits, has some hundred KB.
-LARGEST_ANSWER: Final = 16 * 2**20
-MAYBE_DONE: Final = (
-    "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
-    " status."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +217,6 @@ _STATES: Final = {
     "rate_limited": "rate_limited",
     "unavailable": "unavailable",
     "internal_error": "internal_error",
-}
-# Copied from operations/dispatch.py, which a probe must not import.
-_RETRY: Final = {
-    "action": "retry",
-    "description": "Send the same call again later, with the same idempotency key if it had one.",
 }
 
 

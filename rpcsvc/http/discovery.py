@@ -27,6 +27,10 @@ _HOUR = 3_600
 
 Maker = Callable[[], Json]
 
+_DAY_MS = 86_400_000
+# An entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
+_ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+
 
 class Renewal(Enum):
     """The renewal of a cached document.
@@ -187,11 +191,6 @@ def _compact(make: Maker) -> Callable[[int], bytes]:
 
 def _json(value: Json) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-_DAY_MS = 86_400_000
-# An entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
-_ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
 class Rendering(Struct, frozen=True):

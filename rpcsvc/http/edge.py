@@ -38,6 +38,22 @@ from rpcsvc.verify import UNREAD_STATUSES
 _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _SHOWN: Final = 100
 
+_METHODS: Final = "GET, HEAD, POST"
+_REQUEST_HEADERS: Final = (
+    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
+    " x-request-id"
+)
+_RESPONSE_HEADERS: Final = (
+    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
+    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
+)  # fmt: skip
+_PREFLIGHT_SECONDS: Final = 86_400
+_ALLOW_ORIGIN: Final = "access-control-allow-origin"
+_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
+# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
+_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_SERVER: Final = "rpcsvc"
+
 
 class Hosts:
     """The accepted host names: those of the site, loopback, and ``allowed_hosts``.
@@ -83,18 +99,6 @@ def _bare(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
-_METHODS: Final = "GET, HEAD, POST"
-_REQUEST_HEADERS: Final = (
-    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
-    " x-request-id"
-)
-_RESPONSE_HEADERS: Final = (
-    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
-    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
-)  # fmt: skip
-_PREFLIGHT_SECONDS: Final = 86_400
-_ALLOW_ORIGIN: Final = "access-control-allow-origin"
-_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
 _PREFLIGHT: Final = {
     "access-control-allow-methods": _METHODS,
     "access-control-allow-headers": _REQUEST_HEADERS,
@@ -169,10 +173,6 @@ def _is_preflight(request: web.Request) -> bool:
     return "origin" in headers and "access-control-request-method" in headers
 
 
-# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
-_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-
-
 class _Waiting(NamedTuple):
     request: web.Request
     asked: bytes | None
@@ -244,9 +244,6 @@ def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
     if isinstance(body, bytes):
         return body
     raise TypeError(f"a {type(response).__name__} can't be signed")
-
-
-_SERVER: Final = "rpcsvc"
 
 
 class Edge:

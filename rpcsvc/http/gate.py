@@ -47,6 +47,13 @@ _WINDOW_NS: Final = WINDOW_SECONDS * _NS_PER_SECOND
 # Forms of an address in X-Forwarded-For, besides a bare one: 1.2.3.4:80, [::1], [::1]:443.
 _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 
+SOCKET_CLIENT = "unix"
+RPC_TOKEN_HEADER: Final = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
+# The calls that a budget counts, where its name does not say it.
+_COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
+# Placeholder for a TCP client that has disconnected: not a loopback or client address.
+_GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
+
 
 class RateLimitDecision(NamedTuple):
     """The limiter's decision on one request. Times are whole seconds from now, rounded up.
@@ -224,12 +231,6 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
     return parsed
 
 
-SOCKET_CLIENT = "unix"
-RPC_TOKEN_HEADER: Final = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
-# The calls that a budget counts, where its name does not say it.
-_COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
-# Placeholder for a TCP client that has disconnected: not a loopback or client address.
-_GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 # Headers that proxies add to a request; any of them will do.
 _FORWARDED = (
     "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",

@@ -28,6 +28,9 @@ from rpcsvc.store.database import Database
 
 _AGENT_HEALTH = "health"
 
+# The reason names paths, so only the log has it.
+_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
+
 
 class HealthRoutes:
     """The health endpoints. Each check reads memory or one row."""
@@ -140,10 +143,6 @@ class HealthRoutes:
         status = 200 if all(h.ok for h in checks.values()) else 503
         request_id = context.request_id or self._gate.new_request_id()
         return respond(body, request_id, status=status)
-
-
-# The reason names paths, so only the log has it.
-_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
 
 
 def _unhealthy(checks: dict[str, Health]) -> Unavailable | None:

@@ -43,6 +43,14 @@ _LONGEST_TYPE: Final = 256
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
 BODY_SECONDS: Final = 30
 
+# The complete body of a request, once it was read.
+BODY = web.RequestKey("body", bytes)
+# The event that is set when the service stops.
+STOPPING = web.RequestKey("stopping", asyncio.Event)
+# How long an arriving body may pause when the service stops, and how long it may take in all.
+_PAUSE_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 6.0
+
 
 def media_type(request: web.Request) -> str:
     """Return the type of a body in lower case; empty if the header is missing or too long.
@@ -90,10 +98,6 @@ def require_framing(request: web.Request) -> None:
         )
 
 
-# The complete body of a request, once it was read.
-BODY = web.RequestKey("body", bytes)
-
-
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge without reading more than the limit.
 
@@ -136,13 +140,6 @@ async def _read(request: web.Request, limit: int) -> bytes:
         ) from None
     await request[TURNS].take()  # many bodies may arrive together
     return body
-
-
-# The event that is set when the service stops.
-STOPPING = web.RequestKey("stopping", asyncio.Event)
-# How long an arriving body may pause when the service stops, and how long it may take in all.
-_PAUSE_SECONDS: Final = 2.0
-_STOP_SECONDS: Final = 6.0
 
 
 async def _arrived(request: web.Request) -> bytes:

@@ -61,6 +61,11 @@ from rpcsvc.strict_json import Json
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
 
+# "JSON-RPC 2.0 Transport: HTTP" names all three.
+_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
+# The session that the CLI remembers (operations/service.py, Call).
+LOCAL_SESSION: Final = "x-agent-local-session"
+
 
 def require_no_query(request: web.Request) -> None:
     """Raise an InputError or InputErrors for each name in the query of a POST."""
@@ -289,12 +294,6 @@ def by_integrator(integrators: Integrators) -> Identify:
         return call._replace(integrator=found, namespace=found.id, client=client)
 
     return identify
-
-
-# "JSON-RPC 2.0 Transport: HTTP" names all three.
-_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
-# The session that the CLI remembers (operations/service.py, Call).
-LOCAL_SESSION: Final = "x-agent-local-session"
 
 
 def refused(caller: Caller, error: ServiceError) -> web.Response:

@@ -42,6 +42,10 @@ _KEY_PROPERTY: Final = IDEMPOTENCY_KEY
 
 # --- names ---
 
+_DROPPED: Final = frozenset({"title", "$defs"})
+# Each of these keywords applies to one type only, so other types can be beside it.
+_OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
+
 
 def ref(name: str) -> Json:
     """A reference to a named schema."""
@@ -320,9 +324,6 @@ def _tidy(schema: Json, *, is_answer: bool) -> Json:
     return tidied
 
 
-_DROPPED: Final = frozenset({"title", "$defs"})
-
-
 def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
     match key, value:
         case "$ref", _:
@@ -339,10 +340,6 @@ def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
         case (("items" | "additionalProperties" | "if" | "then" | "else"), dict()):
             value = _tidy(value, is_answer=is_answer)
     return {key: value}
-
-
-# Each of these keywords applies to one type only, so other types can be beside it.
-_OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
 def _choice(branches: list[Json]) -> Json:

@@ -68,6 +68,11 @@ from rpcsvc.strict_json import Json
 LONGEST_LIST = 100
 CREATE = "bff.orders.create"
 
+# A chunk of 2^53 USD in USDC units: far more than any order, so the order is not split.
+_MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
+# A percentage has two decimals: written by the same code as amounts are.
+_PERCENT = Asset("%", 2)
+
 
 class Pair(NamedTuple):
     """The swap: its direction, and the chain of the USDC side."""
@@ -293,10 +298,6 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
     )
 
 
-# A chunk of 2^53 USD in USDC units: far more than any order, so the order is not split.
-_MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
-
-
 def _plan(config: TwapConfig | None) -> TwapPlan | None:
     config = config or TwapConfig()
     if config.disabled:
@@ -356,10 +357,6 @@ def _quote_view(found: VenueQuote, call: Call) -> Json:
             "amountUsd": _usd(fee, payout, rate),
         }
     return view | _funding_gas(found.funding_gas)
-
-
-# A percentage has two decimals: written by the same code as amounts are.
-_PERCENT = Asset("%", 2)
 
 
 def _new_order(service: Service, placed: PlacedOrder) -> bytes:

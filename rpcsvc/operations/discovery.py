@@ -16,6 +16,9 @@ from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
 from rpcsvc.strict_json import Json
 
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
@@ -64,8 +67,6 @@ IDEMPOTENCY_KEY_SCHEMA: Json = {
     " there, blanks around it are no part of it.",
 }
 
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-_OBJECTS = {"type": "array", "items": {"type": "object"}}
 ENVELOPE_SCHEMA: Json = {
     "type": "object",
     "required": [

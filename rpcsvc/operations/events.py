@@ -43,6 +43,9 @@ TYPE_OF: Final = {
     "TransferFailed": "transfer.failed",
 }
 
+# Longest silence of a stream: proxies close a connection after about a minute.
+HEARTBEAT_SECONDS: Final = 25
+
 
 async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     """The events after a cursor; if there are none, those that come within ``waitSec``.
@@ -59,10 +62,6 @@ async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     cursor = entries[-1].version if entries else params.after
     data = {"events": [event_view(order, entry) for entry in entries], "cursor": cursor}
     return Answer(AGENT_STATE_OF[order.status], data, _next(order, cursor))
-
-
-# Longest silence of a stream: proxies close a connection after about a minute.
-HEARTBEAT_SECONDS: Final = 25
 
 
 async def follow(

@@ -54,6 +54,22 @@ LONGEST_KEY = 255
 
 _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "funding")
 
+# Bounded: an answer to thousands of unknown properties would be many times their size.
+MOST_PROBLEMS: Final = 16
+# For how many of them a near name is looked for: a batch has fifty calls.
+_MOST_GUESSES: Final = 4
+_CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
+# How a validator names the branches of a union; they are no part of a field's name.
+_BRANCHES: Final = frozenset({"str", "int", "dict[str,any]"})
+# In any spelling: the idempotency key has a different place on each transport.
+_KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
+_KEY_PLACE: Final = (
+    "The key goes into the header idempotency-key over HTTPS, and into the param idempotency-key"
+    " over JSON-RPC, of calls that create an order."
+)
+_QUOTED: Final = re.compile(r"'([^']*)'")
+_LIMITS: Final = ("ge", "le", "min_length", "max_length")
+
 
 class SwapIntent(Struct, frozen=True):
     """A swap as far as the caller's inputs define it. ``amount`` is in the asset that the user
@@ -349,15 +365,6 @@ async def _read_rest(
     await read_intent(SimpleNamespace(**rest), service, problems)
 
 
-# Bounded: an answer to thousands of unknown properties would be many times their size.
-MOST_PROBLEMS: Final = 16
-# For how many of them a near name is looked for: a batch has fifty calls.
-_MOST_GUESSES: Final = 4
-
-
-_CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
-
-
 HINTS = {
     "direction": "Say which way to swap: x2u (XMR to USDC) or u2x (USDC to XMR).",
     "chain": "Name the chain of the USDC side, such as arbitrum or 42161.",
@@ -390,23 +397,6 @@ HINTS = {
     "fromAmount": "Send atomic units as a string: one XMR is 10^12, one USDC 10^6.",
     "toAddress": "Ask the user where the payout goes.",
 }
-
-
-# How a validator names the branches of a union; they are no part of a field's name.
-_BRANCHES: Final = frozenset({"str", "int", "dict[str,any]"})
-
-
-# In any spelling: the idempotency key has a different place on each transport.
-_KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
-
-
-_KEY_PLACE: Final = (
-    "The key goes into the header idempotency-key over HTTPS, and into the param idempotency-key"
-    " over JSON-RPC, of calls that create an order."
-)
-
-
-_QUOTED: Final = re.compile(r"'([^']*)'")
 
 
 def missing(field: str) -> MissingInput:
@@ -541,9 +531,6 @@ _BOUNDS: Final = {
     "string_too_short": ("minimumLength", "is too short: send at least {} character."),
     "string_too_long": ("maximumLength", "is too long: send at most {} characters."),
 }
-
-
-_LIMITS: Final = ("ge", "le", "min_length", "max_length")
 
 
 _TYPES: Final = {

@@ -44,6 +44,13 @@ Parts: TypeAlias = "AsyncGenerator[list[Json], None]"
 Follow: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Parts | None]]"
 Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
 
+# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
+_ROW_BYTES: Final = 200
+# The bytes of a day by this are kept for tickets of orders with money in them.
+_KEPT_FOR_MONEY: Final = 4
+_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
+NO_SESSION = (None, "none")
+
 
 class Effect(StrEnum):
     """The effect of a call: whether it reads, writes, or moves money."""
@@ -162,13 +169,6 @@ class Operation(Struct, frozen=True, eq=False):
         """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
         name = kebab(self.name).replace(".", ":")
         return name if self.sandbox_only else f"agent:{name}"
-
-
-# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
-_ROW_BYTES: Final = 200
-# The bytes of a day by this are kept for tickets of orders with money in them.
-_KEPT_FOR_MONEY: Final = 4
-_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
 
 
 class TicketBudget(NamedTuple):
@@ -316,9 +316,6 @@ class Call(NamedTuple):
     keyed_by_terms: bool = False
     transport: str = "local"
     held_to: str | None = None
-
-
-NO_SESSION = (None, "none")
 
 
 class X402Settlement(NamedTuple):

@@ -44,6 +44,8 @@ log = structlog.get_logger(__name__)
 # How often a ticket budget is read again because another ticket was charged to it meanwhile.
 _TRIES: Final = 5
 
+_ACCEPTED = "Look at the order again until its refund has settled."
+
 
 async def list_orders(service: Service, params: ListParams, call: Call) -> Answer:
     """A page of the session's orders. Orders of the bridge are not among them.
@@ -111,9 +113,6 @@ async def set_refund_address(service: Service, params: RefundAddressParams, call
     data = with_session(service.views, data, (order.terms.session_id, session_source(call)))
     step = look_again(order, _ACCEPTED if accepted else _why_not(order))
     return Answer(AgentState.READY, data, [step])
-
-
-_ACCEPTED = "Look at the order again until its refund has settled."
 
 
 def _why_not(order: Order) -> str:

@@ -107,6 +107,11 @@ DEPOSIT_POLICY = [
 # Rendered once, because every quote has the same.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
+_NO_SESSION = (
+    "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
+    " it tells a repeated call from a new order, and is half of the order's secret."
+)
+
 
 def quote_view(service: Service, quote: VenueQuote) -> dict[str, Any]:
     """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
@@ -345,12 +350,6 @@ def _swap_of(intent: SwapIntent) -> tuple[Direction, Chain, Money]:
     if intent.direction is None or intent.chain is None or intent.amount is None:
         raise Problems(missing(name) for name in intent.missing if name != "to").error
     return intent.direction, intent.chain, intent.amount
-
-
-_NO_SESSION = (
-    "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
-    " it tells a repeated call from a new order, and is half of the order's secret."
-)
 
 
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:

@@ -37,6 +37,12 @@ log = structlog.get_logger(__name__)
 
 # --- params ------------------------------------------------------------------------------------
 
+_STATES: Final = {
+    "pending": tuple(state for state in TransferState if state not in FINAL_TRANSFERS),
+    "all": tuple(TransferState),
+}
+_ONE: Final = {"transfer_id": "TRANSFER"}
+
 
 class TransfersParams(Params):
     """Which transfers to list. ``state``: pending, all, or a state of transfers."""
@@ -67,11 +73,6 @@ class RefundParams(Params):
 
 
 # --- the next step of a transfer ---------------------------------------------------------------
-
-_STATES: Final = {
-    "pending": tuple(state for state in TransferState if state not in FINAL_TRANSFERS),
-    "all": tuple(TransferState),
-}
 
 
 def receipt_of(item: BookedTransfer) -> dict[str, Any] | None:
@@ -319,7 +320,6 @@ def _address(service: Service, order: Order, text: str) -> str:
     return parse_monero_address(text, field="address", networks=service.monero_networks).text
 
 
-_ONE: Final = {"transfer_id": "TRANSFER"}
 TRANSFERS: Final = (
     admin_row(
         "payouts.list",

@@ -23,6 +23,8 @@ from rpcsvc.orders.withdrawals import (
 )
 from rpcsvc.strict_json import Json
 
+_INCOMPLETE: Final = ". Exit status: 0, or 1 when a node or wallet could not be asked."
+
 
 class AnnotationParams(Params):
     """A transaction that was made by hand, and what it was for."""
@@ -65,7 +67,6 @@ async def remove(
     return Flat(json_of(await treasury.remove_annotation(params.network, params.txid)))
 
 
-_INCOMPLETE: Final = ". Exit status: 0, or 1 when a node or wallet could not be asked."
 TREASURY: Final = (
     admin_row(
         "treasury.show",

@@ -43,6 +43,13 @@ KEPT_SERVICES = 20
 # The state file's name for the service of the data directory.
 HERE = ""
 
+FIELD: Final = "field_"
+# The defaults of the settings brand.slug and engine.
+_SLUG: Final = "service"
+_NETWORK: Final = "sandbox"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
+
 
 class Input(NamedTuple):
     """An input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
@@ -157,13 +164,6 @@ def _is_plain(text: Any) -> bool:
 
 
 # --- one call ----------------------------------------------------------------------------------
-
-
-FIELD: Final = "field_"
-# The defaults of the settings brand.slug and engine.
-_SLUG: Final = "service"
-_NETWORK: Final = "sandbox"
-IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
 def run_operation(context: Context) -> int:
@@ -352,9 +352,6 @@ def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
         raise AnswerUnwritten(
             f"The answer can't be written to stdout: {error.strerror}. {MAYBE_DONE}"
         ) from error
-
-
-_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_commands(parsers: Any) -> None:

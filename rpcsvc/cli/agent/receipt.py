@@ -38,6 +38,10 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 from rpcsvc.strict_json import loads
 
+_EVM_TXID: Final = re.compile(r"0x[0-9a-fA-F]{64}")
+# The wallet has not looked: that says nothing of the receipt.
+_NOT_LOOKED: Final = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
+
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
@@ -175,11 +179,6 @@ def _required(value: str | None, flag: str, asset: str) -> str:
 def _print(document: Json, status: int) -> int:
     say(json.dumps(document, indent=2) + "\n")
     return status
-
-
-_EVM_TXID: Final = re.compile(r"0x[0-9a-fA-F]{64}")
-# The wallet has not looked: that says nothing of the receipt.
-_NOT_LOOKED: Final = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 
 
 class NotProven(Exception):

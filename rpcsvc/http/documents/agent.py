@@ -23,6 +23,11 @@ from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import on_network
 from rpcsvc.strict_json import Json
 
+# The longest values of these fields that plugin manifest readers accept.
+_HUMAN_NAME = 20
+_MODEL_NAME = 50
+_HUMAN_DESCRIPTION = 100
+
 
 def quickstart(site: Site, generated_at: int, key: str) -> Json:
     """The quickstart response. ``generated_at`` in milliseconds since the epoch."""
@@ -135,12 +140,6 @@ def propagation(site: Site) -> Json:
         "signatureHeaders": list(site.signature_headers),
         "discoveryOrder": [site.absolute(path) for path in discovery],
     }
-
-
-# The longest values of these fields that plugin manifest readers accept.
-_HUMAN_NAME = 20
-_MODEL_NAME = 50
-_HUMAN_DESCRIPTION = 100
 
 
 def agent(site: Site) -> Json:

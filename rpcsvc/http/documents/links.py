@@ -55,6 +55,8 @@ ALIASES: dict[str, str] = {
     SERVER_CARD_ALIAS: SERVER_CARD,
 }
 
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|])")
+
 
 def quickstart_links(site: Site) -> dict[str, str]:
     """``links`` of the quickstart: all fifteen keys of spec 2.2, absolute."""
@@ -95,8 +97,6 @@ def _short_name(operation: Operation) -> str:
 
 
 # --- Markdown ----------------------------------------------------------------------------------
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>#|])")
 
 
 def escape_markdown(text: str) -> str:

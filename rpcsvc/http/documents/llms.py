@@ -23,6 +23,8 @@ from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 
 _LISTED_ABOVE = (links.LLMS, links.QUICKSTART, links.LLMS_FULL, links.OPENAPI, links.OPENRPC)
 
+_MINUTE = 60
+
 
 def llms_txt(site: Site) -> bytes:
     """llms.txt as Markdown."""
@@ -85,9 +87,6 @@ def document_list(site: Site) -> str:
 
 def _links(site: Site, paths: tuple[str, ...]) -> str:
     return "\n".join(link(path, site.absolute(path), links.DESCRIPTIONS[path]) for path in paths)
-
-
-_MINUTE = 60
 
 
 def llms_full(site: Site, recording: Recording) -> bytes:

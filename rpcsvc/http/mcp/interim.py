@@ -38,6 +38,8 @@ _AGREED: Final = "agreed"
 _OVER: Final = frozenset({"completed", "terminal_failure"})
 _POLL_MS: Final = 5_000
 
+_ADDRESS: Final = re.compile(r"[0-9A-Za-z]{1,128}")
+
 
 class UserApproval:
     """Has the client ask its user whether to accept the terms of an order, and reads the answer.
@@ -108,9 +110,6 @@ _FORM: Final = {
     },
     "required": [_AGREED],
 }
-
-
-_ADDRESS: Final = re.compile(r"[0-9A-Za-z]{1,128}")
 
 
 def _shown(address: object) -> str:

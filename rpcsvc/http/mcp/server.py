@@ -69,6 +69,9 @@ _QUOTED: Final = ("direction", "chain", "amount", "funding")
 
 McpMethod = Callable[[Caller, McpClient, "str | None", Json], Awaitable[Json]]
 
+# 200 for clients with a handshake: to them 404 means that their session is over.
+_WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
+
 
 class McpHttp:
     """The /mcp endpoint.
@@ -426,10 +429,6 @@ def _described_error(caller: Caller, error: ServiceError, request_id: str | None
     described_error = error_object(error, request_id)
     described_error["data"] |= described_error["data"].pop("details", {})
     return described_error
-
-
-# 200 for clients with a handshake: to them 404 means that their session is over.
-_WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
 
 
 def _status(error: ServiceError | None, headers: Headers) -> int:

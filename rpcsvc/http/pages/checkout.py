@@ -37,6 +37,9 @@ from rpcsvc.strict_json import Json
 
 REFRESH_SECONDS: Final = 15
 
+_SWAP: Final = ("pay", "confirm", "swap", "done")
+_REFUND: Final = ("pay", "refund", "refunded")
+
 
 class PageTime(NamedTuple):
     """A time in ISO 8601 for programs, and as text for people."""
@@ -435,8 +438,6 @@ def _only(key: str, wanted: str, **values: Any) -> dict[str, Any]:
     return values if key == wanted else {}
 
 
-_SWAP: Final = ("pay", "confirm", "swap", "done")
-_REFUND: Final = ("pay", "refund", "refunded")
 # By status: the steps of an order, and the index of the current one (past the end: all done).
 _STEP_OF: Final = {
     OrderStatus.AWAITING_DEPOSIT: (_SWAP, 0),

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ENGLISH: Final = "en"
 FOLDER: Final = Path(__file__).with_name("texts")
 
+_HERE: Final = Path(__file__).parent
+_GROUP: Final = 4
+
 
 class Texts(Struct, frozen=True):
     """The texts of one language by key, such as ``checkout.pay_before``.
@@ -95,7 +98,6 @@ def _blanks(text: str) -> set[str | None]:
     return {blank for _, blank, _, _ in string.Formatter().parse(text) if blank is not None}
 
 
-_HERE: Final = Path(__file__).parent
 _HEADERS: Final = {
     "content-type": "text/html; charset=utf-8",
     # An order's page is private. no-transform: the signature covers these bytes.
@@ -106,7 +108,6 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_GROUP: Final = 4
 
 
 def groups(value: str) -> list[str]:
