@@ -59,7 +59,7 @@ async def test_plan_hands_funding_on_to_quote_and_execute(served: Served) -> Non
 
 
 @pytest.mark.parametrize("path", ["plan", "quote", "create", "execute"])
-async def test_funding_of_what_no_one_signs_is_refused(served: Served, path: str) -> None:
+async def test_funding_x402_is_refused_for_xmr_deposits(served: Served, path: str) -> None:
     swap = {**SWAP, "funding": "x402"}
     answer = await served.post(f"/agent/swap/{path}", priced(swap) if path == "quote" else swap)
     assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_input")

@@ -198,7 +198,7 @@ async def test_chain_refused_by_the_upstream_is_refused_with_allowed(
         assert (await rpc(served, "swap.create", **SWAP, chain="base"))["ok"]
 
 
-async def test_only_tokens_swapped_here_are_offered_of_those_listed(
+async def test_upstream_tokens_that_are_not_swapped_are_not_offered(
     tmp_path: Path,
 ) -> None:
     details = {

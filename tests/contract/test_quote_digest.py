@@ -77,7 +77,7 @@ def test_digest_of_the_first_form_is_read() -> None:
     )
 
 
-async def test_digest_leaves_a_retry_its_answer(served: Served) -> None:
+async def test_retry_with_a_digest_replays_the_first_answer(served: Served) -> None:
     await set_rate(served, "170")
     held = {**SWAP, "quoteDigest": await quoted(served)}
     first = await execute(served, held, idempotency_key=KEY)

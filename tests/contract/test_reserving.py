@@ -182,7 +182,7 @@ async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Pat
         assert (await order(served, X2U, "100", ATTACKER)).status == 200
 
 
-async def test_an_address_makes_so_many_orders_a_day_over_a_restart(tmp_path: Path) -> None:
+async def test_daily_order_limit_of_an_address_survives_a_restart(tmp_path: Path) -> None:
     """The limit protects the database: each order keeps a row for ever, also if cancelled."""
     limit = {"orders__address_orders_a_day": 2}
     async with behind_proxy(tmp_path, **limit) as served:

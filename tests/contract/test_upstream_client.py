@@ -215,7 +215,7 @@ async def test_unanswered_read_says_so_and_changes_nothing(
 
 
 @cases(WRONG)
-async def test_a_read_whose_answer_will_not_get_better_is_not_repeated(
+async def test_read_with_a_lasting_failure_is_not_repeated(
     world: World, behaviour: Behaviour
 ) -> None:
     with pytest.raises(UpstreamBroken):

@@ -55,7 +55,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
             yield action
 
 
-def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
+def test_options_given_twice_are_refused_by_all_commands() -> None:
     """Except for options with a default, which choose the output, and for lists."""
     free = {
         name

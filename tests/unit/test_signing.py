@@ -333,7 +333,7 @@ def test_unknown_files_are_refused_by_name(ring: KeyRing, keys: Path, name: str)
         ring.rotate()
 
 
-def test_other_directory_is_not_made_one_of_keys(keys: Path, clock: SetClock) -> None:
+def test_key_ring_refuses_a_directory_with_other_files(keys: Path, clock: SetClock) -> None:
     keys.mkdir(parents=True, mode=0o700)
     (keys / "photo.jpg").touch()
     with pytest.raises(SigningKeyError, match=r"photo\.jpg"):
@@ -621,7 +621,7 @@ def copied(keys: Path, place: Path) -> Path:
     return Path(shutil.copytree(keys, place))
 
 
-def test_replicas_whose_clocks_differ_sign_what_holds(
+def test_replicas_with_differing_clocks_sign_validly(
     ring: KeyRing, keys: Path, clock: SetClock, tmp_path: Path
 ) -> None:
     prepared = ring.prepare()
@@ -904,7 +904,7 @@ def example() -> Json:
     return dict(found)
 
 
-def test_the_worked_example_is_what_the_service_makes(example: Json, tmp_path: Path) -> None:
+def test_signer_makes_the_worked_example_of_the_docs(example: Json, tmp_path: Path) -> None:
     clock = SetClock()
     ring = KeyRing.load_or_create(
         tmp_path / "keys", clock, lambda _: bytes.fromhex(example["seed"])
