@@ -7,12 +7,17 @@ secret, so it can't be guessed or counted.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Callable
+from typing import Final, TypeGuard
 
 RandomBytes = Callable[[int], bytes]
 system_random: RandomBytes = os.urandom
 
+# Of the characters that need no escaping in JSON, in a header and in a log.
+REQUEST_ID_PATTERN: Final = "[A-Za-z0-9._:-]{1,128}"
+_REQUEST_ID: Final = re.compile(REQUEST_ID_PATTERN)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(a + b for a in _CROCKFORD for b in _CROCKFORD)
 
@@ -39,6 +44,11 @@ def withdrawal_id(random: RandomBytes) -> str:
 def request_id(random: RandomBytes) -> str:
     """A new request id."""
     return "req_" + _base32(int.from_bytes(random(10)), 8)
+
+
+def is_request_id(text: str | None) -> TypeGuard[str]:
+    """Return whether a text is a valid request id."""
+    return text is not None and _REQUEST_ID.fullmatch(text) is not None
 
 
 def session_id(random: RandomBytes) -> str:

@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from rpcsvc.domain.integrators import Integrators
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
 from rpcsvc.http.edge import Cors, Edge, Hosts
-from rpcsvc.http.gate import Gate, is_on_socket, require_no_proxy
+from rpcsvc.http.gate import Gate
 from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.http_server import (
     AcceptFailures,
@@ -43,7 +43,7 @@ from rpcsvc.http.http_server import (
 from rpcsvc.http.mcp.interim import UserApproval
 from rpcsvc.http.mcp.server import McpHttp
 from rpcsvc.http.mcp.tools import OrderApp
-from rpcsvc.http.messages import Refusals, require_framing
+from rpcsvc.http.messages import Refusals
 from rpcsvc.http.metrics import Metrics
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
@@ -56,8 +56,7 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.local_secret import operator_proof
 from rpcsvc.logs import print_greeting
 from rpcsvc.operations.dispatch import Dispatcher, Observer, flat_dispatcher
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.waits import Waits
 from rpcsvc.service_manager import READY, STOPPING, ServiceManager, service_manager
@@ -118,7 +117,7 @@ async def serve(settings: Settings) -> None:
 
 
 def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
-    """Where spans go while a block runs; None where no collector is configured."""
+    """Return the sink of spans while a block runs; None where no collector is configured."""
     endpoint = up.settings.telemetry.otlp_endpoint
     if not endpoint:
         return nullcontext()
@@ -128,7 +127,7 @@ def _traces(up: Running) -> AbstractAsyncContextManager[OrderTraces | None]:
 
 
 def _greeting(up: Running, program: str) -> str:
-    """What runs, what to try and where the page is; ``program`` is what was started."""
+    """The greeting, with the engine, a command to try and the page of ``program``."""
     settings, is_simulated = up.settings, up.service.venue.profile.is_simulated
     what = "simulated chains, no real money" if is_simulated else settings.database
     command = "demo" if is_simulated else "top"
@@ -216,7 +215,7 @@ async def listening(
         access_log=None,
         shutdown_timeout=graceful_seconds or settings.graceful_seconds,
         keepalive_timeout=IDLE_SECONDS,
-        # What a caller began is finished though they hang up: an order whose commit is under way
+        # A call is finished though its caller hangs up: an order whose commit is under way
         # is made, and its reservations have to be kept.
         handler_cancellation=False,
     )
@@ -361,7 +360,7 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
     return Edge(
         routes,
         Refusals(gate, up.dispatcher, flat, time.monotonic),
-        _check(settings),
+        Hosts(settings),
         Cors(
             discovery.paths,
             site.signature_headers,
@@ -377,20 +376,6 @@ def web_app(up: Running, traces: OrderTraces | None = None) -> Edge:
 async def _end_waits(waits: Waits, _routes: web.Application) -> None:
     """Answer those who wait for events: the service stops."""
     waits.end()
-
-
-def _check(settings: Settings) -> Callable[[web.Request], None]:
-    """Return what refuses requests by their headers alone; the socket answers to any host."""
-    hosts = Hosts(settings)
-
-    def check(request: web.Request) -> None:
-        if is_on_socket(request):
-            require_no_proxy(request)
-        else:
-            hosts.require(request)
-        require_framing(request)
-
-    return check
 
 
 def _sources(site: Site, signer: ResponseSigner | None, random: RandomBytes) -> Sources:

@@ -61,7 +61,7 @@ from rpcsvc.settings_sources import (
     read_file,
     read_flags,
 )
-from rpcsvc.urls import without_userinfo
+from rpcsvc.urls import is_loopback, without_userinfo
 
 __all__ = [
     "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
@@ -410,9 +410,7 @@ class Settings(Group):
     @property
     def is_loopback_only(self) -> bool:
         """Whether only callers of this machine are served: bound to loopback, and no proxy."""
-        address = parse_address(self.host)
-        loopback = self.host.lower() == "localhost" if address is None else address.is_loopback
-        return loopback and not self.trusted_proxies
+        return is_loopback(self.host) and not self.trusted_proxies
 
     @property
     def serves_tls(self) -> bool:
@@ -507,9 +505,7 @@ def check_bind(settings: Settings) -> None:
     Loopback addresses and the name ``localhost`` pass, any address with TLS or behind trusted
     proxies does too. Other names do not: what they resolve to may change.
     """
-    address = parse_address(settings.host)
-    loopback = settings.host.lower() == "localhost" if address is None else address.is_loopback
-    if loopback or settings.serves_tls or settings.trusted_proxies:
+    if is_loopback(settings.host) or settings.serves_tls or settings.trusted_proxies:
         return
     raise SettingsError(
         [

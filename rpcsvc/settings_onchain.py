@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, SecretStr
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.domain.money import decimal_pattern
 from rpcsvc.errors import SettingsError
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
@@ -28,7 +29,7 @@ from rpcsvc.settings_sources import (
 
 DAY: Final = 86_400
 # Above 0: gas is never free.
-_DECIMAL: Final = r"(?=.*[1-9])(0|[1-9][0-9]{0,9})(\.[0-9]{1,6})?"
+_DECIMAL: Final = f"(?=.*[1-9]){decimal_pattern(10, 6)}"
 
 Url = Annotated[str, line(0, 300)]
 Secret = Annotated[SecretStr | None, BLANK_IS_NONE]
@@ -39,7 +40,7 @@ UsdcOrNone = Annotated[str, decimal(6, positive=False)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Nodes = Annotated[tuple[str, ...], pairs(r"https?://[!-~]{1,290}", "arbitrum=http://10.0.0.5:8545")]
 CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
-Targets = Annotated[tuple[str, ...], pairs(r"(0|[1-9][0-9]{0,9})(\.[0-9]{1,12})?", "monero=250")]
+Targets = Annotated[tuple[str, ...], pairs(decimal_pattern(10, 12), "monero=250")]
 WithdrawTo = Annotated[tuple[str, ...], pairs(r"[0-9A-Za-z]{1,128}", "monero=4...", repeats=True)]
 Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]

@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from rpcsvc.domain.integrators import Integrator, parse_integrators
-from rpcsvc.domain.money import MAX_UNITS
+from rpcsvc.domain.money import MAX_UNITS, decimal_pattern
 
 ENV_PREFIX: Final = "RPCSVC_"
 CONFIG_VARIABLE: Final = "RPCSVC_CONFIG"
@@ -229,12 +229,12 @@ def integer_in(low: int, high: int) -> BeforeValidator:
 
 def decimal(places: int, *, positive: bool = True) -> BeforeValidator:
     """A decimal number as a string, of up to ``places`` decimals and 2^63 - 1 atomic units."""
-    form = re.compile(rf"(0|[1-9][0-9]{{0,18}})(?:\.([0-9]{{1,{places}}}))?")
+    form = re.compile(decimal_pattern(19, places))
     least = "above 0" if positive else "at least 0"
 
     def check(value: object) -> str:
         match = form.fullmatch(value) if isinstance(value, str) else None
-        units = int(match[1] + (match[2] or "").ljust(places, "0")) if match else -1
+        units = int(match[1] + (match[2] or "")[1:].ljust(places, "0")) if match else -1
         if not int(positive) <= units <= MAX_UNITS:
             raise ValueError(
                 f'a decimal number in quotes such as "1.5", {least}, with up to {places} decimals,'

@@ -21,6 +21,8 @@ import orjson
 
 from rpcsvc.errors import InvalidJson, showable
 
+Json = dict[str, Any]
+
 # A float can hold any of these, too: some fields take either.
 _LONGEST_INT_CHARS: Final = 300
 _SHOWN_CHARS: Final = 60
@@ -28,7 +30,7 @@ _SHOWN_CHARS: Final = 60
 # An unclosed string matches too, and possessively: each byte is looked at once, whatever comes.
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-# As signed bytes: an opening bracket is +1, a closing one -1.
+# Signed bytes: an opening bracket is +1, a closing one -1.
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
@@ -166,3 +168,12 @@ def shown(text: str) -> str:
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
 )
+
+
+def as_integer(value: Any) -> Any:
+    """Convert 42161.0 to 42161: some languages write all numbers as floats.
+
+    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
+    """
+    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
+    return int(value) if is_whole else value

@@ -135,19 +135,19 @@ class UnknownKey(VerificationError):
 
 
 class UnpinnedKey(VerificationError):
-    """It is signed with another key than the one that the verifier trusts."""
+    """The key is another than the one that the verifier trusts."""
 
     code = "unpinned_key"
 
 
 class RetiredKey(VerificationError):
-    """It says that it was made after its key was retired."""
+    """The signature says that it was made after its key was retired."""
 
     code = "retired_key"
 
 
 class UnknownAlgorithm(VerificationError):
-    """It is not signed with Ed25519."""
+    """The algorithm is not Ed25519."""
 
     code = "unknown_algorithm"
 
@@ -306,7 +306,7 @@ class Exchange:
             raise BadInput("request_body and body must be bytes, exactly as sent and as received.")
 
     def signed_text(self, kid: str, signed_at: str, *, unread: bool = False) -> bytes:
-        """What must have been signed for this exchange: the ten lines of design part 3.
+        """The bytes that must have been signed for this exchange: the ten lines of design part 3.
 
         ``unread``: for a request whose body the service did not read.
         """
@@ -813,7 +813,7 @@ class Attestation:
 
 
 def attestation_input(kid: str, terms: bytes) -> bytes:
-    """What is signed for canonical terms: the JWS signing input of RFC 7515, section 5.1."""
+    """The bytes signed for canonical terms: the JWS signing input (RFC 7515, section 5.1)."""
     return f"{_jws_header_part(kid)}.{b64url(terms)}".encode()
 
 
@@ -966,7 +966,7 @@ def verify_payable(
     slug: str = "service",
     pinned_kid: str | None = None,
 ) -> timedelta:
-    """How long the order of these attested ``terms`` may still be paid, by its issuer's answer.
+    """The time that is left to pay the order of ``terms``, by its issuer's answer.
 
     ``exchange`` is your ``GET /api/v1/agent/swap/status/{orderId}`` with the fresh ``request_id``
     as its ``x-request-id``, and the signed answer. Raises NotPayable when the order awaits no
@@ -1300,7 +1300,7 @@ def rfc3339(moment: datetime | None) -> str | None:
 
 
 def main() -> int:
-    """This module as a script; one JSON object on stdout. Returns the exit status."""
+    """Run this module as a script; one JSON object on stdout. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Check what a service signed.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     text = "check order terms that were passed on, against what you ordered yourself"
@@ -1341,7 +1341,7 @@ def _canonical(value: Mapping[str, str | int | None]) -> bytes:
 
 
 def _json(raw: bytes, what: str) -> object:
-    """A part of a token. Names that are there twice show when it is written anew and compared."""
+    """A part of a token. Names that are there twice show when it is written again and compared."""
     try:
         return cast("object", json.loads(raw.decode()))
     except (ValueError, RecursionError) as error:

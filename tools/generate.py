@@ -38,11 +38,11 @@ from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import site_of
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.dispatch import LocalService
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
+from rpcsvc.strict_json import Json
 from tools import recorder
 from tools.dashboard import dashboard
 

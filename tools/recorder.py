@@ -17,8 +17,8 @@ from rpcsvc.domain.order import AgentState
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RecordedCall, Recording
 from rpcsvc.operations import table
 from rpcsvc.operations.dispatch import LocalService
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.strict_json import Json
 
 START_MS = 1_767_323_045_000  # 2026-01-02T03:04:05Z
 STEP_MS = 250

@@ -15,8 +15,7 @@ from typing import Final
 from rpcsvc.bootstrap import Running, running
 from rpcsvc.domain.events import Cancelled
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.policy import STEP
 from rpcsvc.settings import load_settings

@@ -64,7 +64,7 @@ class AnswerUnwritten(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One command line, and the service that it may run.
+    """A command line, and the service that it may run.
 
     ``serve`` runs the service, ``local`` runs it for calls in this process, and ``private`` serves
     it on its socket alone.
@@ -152,7 +152,7 @@ class TextOption(Once):
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
+    """Return whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -107,7 +107,7 @@ class AioStream:
             yield line
 
     async def read(self, most: int) -> bytes:
-        """At most so many bytes of it. Raises Unreachable."""
+        """Read at most ``most`` bytes. Raises Unreachable."""
         with _reported(self._name, self._sent):
             return await self._content.read(most)
 

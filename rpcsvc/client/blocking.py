@@ -141,7 +141,7 @@ class BlockingStream:
             yield line
 
     async def read(self, most: int) -> bytes:
-        """At most so many bytes of it. Raises Unreachable."""
+        """Read at most ``most`` bytes. Raises Unreachable."""
         with _reported(self._name, self._sent):
             return self._response.read(most)
 

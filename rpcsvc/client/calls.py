@@ -111,7 +111,7 @@ class Trust:
 
 
 class _Call(NamedTuple):
-    """One call as it is sent, and whether a second one has no further effect."""
+    """A call as it is sent, and whether a second one has no further effect."""
 
     operation: str
     sent: ServiceRequest
@@ -155,7 +155,7 @@ class Calls:
         """The envelope of a successful call. Raises Refused, Unreachable and Unverified.
 
         Each attempt has a new request id unless one is given; its answer must have the same id.
-        ``waitSec`` extends the timeout by so many seconds.
+        ``waitSec`` extends the timeout by its seconds.
         """
         call = self._written(operation, params, key)
         attempt, may_be_done = 0, False

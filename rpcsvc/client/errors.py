@@ -52,7 +52,7 @@ class QuoteChanged(Refused):
 
 
 class PaymentRefused(Refused):
-    """A signed payment is invalid, or failed for good. No money moved.
+    """A signed payment is invalid, or failed permanently. No money moved.
 
     ``reason`` is an error code of x402. After ``transaction_failed`` sign another payment, with
     the next ``attempt``.

@@ -21,7 +21,7 @@ WAIT_SECONDS: Final = 25
 # The service sends a heartbeat at least every 25 s.
 _SILENT_SECONDS: Final = 60.0
 _LARGEST_REFUSAL: Final = 1 << 16
-# After so many streams in a row without an event, assume that a proxy blocks streams.
+# Streams in a row without an event, after which a proxy is assumed to block streams.
 _BARREN_STREAMS: Final = 2
 
 
@@ -30,7 +30,7 @@ class _NoStream(Exception):
 
 
 class Feed:
-    """The events of one order after a cursor, each once, until the order is over for good."""
+    """The events of one order after a cursor, each once, until the order is over."""
 
     def __init__(self, calls: Calls, order_id: str, after: int) -> None:
         self._calls = calls
@@ -39,7 +39,7 @@ class Feed:
         self._is_over = False
 
     async def events(self) -> AsyncGenerator[Event]:
-        """Raises Refused, Unreachable and Unverified."""
+        """Yield the events. Raises Refused, Unreachable and Unverified."""
         barren, failed = 0, 0
         while barren < _BARREN_STREAMS:
             before = self.cursor

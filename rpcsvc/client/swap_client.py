@@ -151,7 +151,7 @@ class SwapClient:
         return _status(await self._calls.call("swap.status", {"orderId": order_id, **check}))
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
-        """The events after a cursor, each once, as they come, until the order is over for good.
+        """The events after a cursor, each once, as they come, until the order is over.
 
         Events are hints: get the status before you act on one.
         """
@@ -335,23 +335,23 @@ class SyncSwapClient:
         finished(self._client.__aexit__(kind, error, trace))
 
     def call(self, operation: str, **params: Any) -> Json:
-        """As SwapClient.call."""
+        """See SwapClient.call."""
         return finished(self._client.call(operation, **params))
 
     def quote(self, swap: Swap) -> Quote:
-        """As SwapClient.quote."""
+        """See SwapClient.quote."""
         return finished(self._client.quote(swap))
 
     def create(self, swap: Swap, *, quote: Quote | None = None) -> Placed:
-        """As SwapClient.create."""
+        """See SwapClient.create."""
         return finished(self._client.create(swap, quote=quote))
 
     def status(self, order_id: str, *, verify_to: str | None = None) -> Status:
-        """As SwapClient.status."""
+        """See SwapClient.status."""
         return finished(self._client.status(order_id, verify_to=verify_to))
 
     def events(self, order_id: str, *, after: int = 0) -> Iterator[Event]:
-        """As SwapClient.events."""
+        """See SwapClient.events."""
         feed = self._client.events(order_id, after=after)
 
         async def following() -> Event | None:
@@ -364,31 +364,31 @@ class SyncSwapClient:
             finished(feed.aclose())
 
     def wait(self, order_id: str) -> Status:
-        """As SwapClient.wait."""
+        """See SwapClient.wait."""
         return finished(self._client.wait(order_id))
 
     def cancel(self, order_id: str, session_id: str) -> Status:
-        """As SwapClient.cancel."""
+        """See SwapClient.cancel."""
         return finished(self._client.cancel(order_id, session_id))
 
     def set_refund_address(self, order_id: str, session_id: str, address: str) -> bool:
-        """As SwapClient.set_refund_address."""
+        """See SwapClient.set_refund_address."""
         return finished(self._client.set_refund_address(order_id, session_id, address))
 
     def fund(
         self, swap: Swap, placed: Placed, payer: str, sign: Signer, *, attempt: int = 1
     ) -> Funded:
-        """As SwapClient.fund."""
+        """See SwapClient.fund."""
         return finished(self._client.fund(swap, placed, payer, sign, attempt=attempt))
 
     def send_payment(self, order_id: str, payment: Json) -> Funded:
-        """As SwapClient.send_payment."""
+        """See SwapClient.send_payment."""
         return finished(self._client.send_payment(order_id, payment))
 
     def webhook_deliveries(self, order_id: str, session_id: str) -> Deliveries:
-        """As SwapClient.webhook_deliveries."""
+        """See SwapClient.webhook_deliveries."""
         return finished(self._client.webhook_deliveries(order_id, session_id))
 
     def sandbox_fund(self, order_id: str, amount: str | None = None) -> Json:
-        """As SwapClient.sandbox_fund."""
+        """See SwapClient.sandbox_fund."""
         return finished(self._client.sandbox_fund(order_id, amount))

@@ -5,7 +5,6 @@ A transport does not verify, retry or follow redirects: ``Calls`` verifies and r
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,11 +16,25 @@ from urllib.parse import SplitResult, urlsplit
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.health_probe import CONNECT_SECONDS as PROBE_SECONDS
 from rpcsvc.health_probe import SOCKET_NAME, connected
-from rpcsvc.urls import without_userinfo
+from rpcsvc.urls import is_loopback, without_userinfo
 
 ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
 _AGENT_API: Final = "/api/v1"
 _ON_SOCKET: Final = "http://localhost"
+
+CALL_SECONDS: Final = 30.0
+CONNECT_SECONDS: Final = 10.0
+# The longest answer, the status of an order with thousands of deposits, has some hundred KB.
+LARGEST_ANSWER: Final = 16 * 2**20
+MAYBE_DONE: Final = (
+    "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
+    " status."
+)
+# Copied from operations/dispatch.py, which a probe must not import.
+_RETRY: Final = {
+    "action": "retry",
+    "description": "Send the same call again later, with the same idempotency key if it had one.",
+}
 
 
 class BadUrl(Exception):
@@ -96,31 +109,11 @@ def _require_root(parts: SplitResult) -> None:
         raise ValueError("it must not have a user name, ? or #")
     if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
         raise ValueError("its path must be percent-encoded")
-    if parts.scheme == "http" and not is_this_machine(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise ValueError(
             "over plain HTTP anybody on the way could take the token and replace a deposit"
             " address, except on this machine; use https://"
         )
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether ``host`` is a loopback name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-CALL_SECONDS: Final = 30.0
-CONNECT_SECONDS: Final = 10.0
-# The longest answer, the status of an order with thousands of deposits, has some hundred KB.
-LARGEST_ANSWER: Final = 16 * 2**20
-MAYBE_DONE: Final = (
-    "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
-    " status."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +155,7 @@ class Stream(Protocol):
         ...
 
     async def read(self, most: int) -> bytes:
-        """At most so many bytes of it."""
+        """Read at most ``most`` bytes."""
         ...
 
 
@@ -224,11 +217,6 @@ _STATES: Final = {
     "rate_limited": "rate_limited",
     "unavailable": "unavailable",
     "internal_error": "internal_error",
-}
-# Copied from operations/envelope.py, which a probe must not import.
-_RETRY: Final = {
-    "action": "retry",
-    "description": "Send the same call again later, with the same idempotency key if it had one.",
 }
 
 

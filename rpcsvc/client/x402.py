@@ -22,6 +22,9 @@ VERSION: Final = 2
 MOST_SECONDS: Final = 3_600
 MAINNET: Final = "mainnet"
 
+# The networks of an order (as attested) that have its USDC on test chains.
+TEST_NETWORKS: Final = frozenset({"sandbox", "stagenet", "testnet"})
+
 
 class ChainContracts(NamedTuple):
     """A chain by number, its USDC contract, and the same of its test network."""
@@ -70,10 +73,6 @@ CHAINS: Final[Mapping[str, ChainContracts]] = {
         "0x5425890298aed601595a70AB815c96711a31Bc65",
     ),
 }
-
-
-# The networks of an order (as attested) that have its USDC on test chains.
-TEST_NETWORKS: Final = frozenset({"sandbox", "stagenet", "testnet"})
 
 
 class Bill(NamedTuple):

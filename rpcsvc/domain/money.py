@@ -13,14 +13,29 @@ from msgspec import Struct
 
 from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
 
-# What SQLite's INTEGER holds. 9.2 million XMR: more than any order, less than all XMR there is.
-MAX_UNITS = 2**63 - 1
+# What an INTEGER of SQLite and a BIGINT of PostgreSQL hold.
+LARGEST_INTEGER: Final = 2**63 - 1
+# 9.2 million XMR: more than any order, less than all XMR there is.
+MAX_UNITS: Final = LARGEST_INTEGER
 LONGEST_AMOUNT = 40
 
 # Which details of a refusal are amounts.
 _LIMITS = ("minimum", "maximum", "maxNow")
 _UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
-_AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
+
+
+def decimal_pattern(digits: int | None = None, places: int | None = None) -> str:
+    """Return a pattern of decimals without a sign or leading zeros.
+
+    Its groups are the whole part, of at most ``digits``, and the fraction with its point, of at
+    most ``places`` decimals; None for any number.
+    """
+    whole = "*" if digits is None else f"{{0,{digits - 1}}}"
+    fraction = "+" if places is None else f"{{1,{places}}}"
+    return rf"(0|[1-9][0-9]{whole})(\.[0-9]{fraction})?"
+
+
+_AMOUNT = re.compile(decimal_pattern(), re.ASCII)
 
 _COMPLAINTS: Final = tuple(
     (re.compile(pattern), complaint)
@@ -146,7 +161,7 @@ def parse_any_amount(text: object, asset: Asset, *, field: str = "amount") -> Mo
     match = _AMOUNT.fullmatch(text)
     if match is None:
         raise _refuse(field, text, _what_is_wrong(text))
-    return Money(_units(match[1], match[2] or "", asset, field, text), asset)
+    return Money(_units(match[1], (match[2] or "")[1:], asset, field, text), asset)
 
 
 def _units(whole: str, fraction: str, asset: Asset, field: str, text: str) -> int:

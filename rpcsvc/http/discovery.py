@@ -13,12 +13,12 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from rpcsvc.clock import Clock
+from rpcsvc.http.connection import Handler
 from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
-from rpcsvc.http.messages import Handler
+from rpcsvc.http.gate import CALLER, Gate
 from rpcsvc.http.site import Site
-from rpcsvc.operations.envelope import Json
+from rpcsvc.strict_json import Json
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -27,9 +27,13 @@ _HOUR = 3_600
 
 Maker = Callable[[], Json]
 
+_DAY_MS = 86_400_000
+# An entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
+_ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+
 
 class Renewal(Enum):
-    """When a cached document is rendered again.
+    """The renewal of a cached document.
 
     ``FOR_EACH_READER``: its example makes an order, and the example's idempotency key gives access
     to the order's session. No cache may keep it.
@@ -42,7 +46,7 @@ class Renewal(Enum):
 
 
 class Document(Struct, frozen=True):
-    """One document. ``render`` takes the time in milliseconds since the epoch.
+    """A document. ``render`` takes the time in milliseconds since the epoch.
 
     ``kept_seconds``: how long a client may use its copy without revalidating it.
     """
@@ -81,7 +85,7 @@ class Sources(Struct, frozen=True):
 
 
 def catalogue(site: Site, sources: Sources) -> tuple[Document, ...]:
-    """Every document of the site."""
+    """The documents of the site."""
     return (
         *_agent_documents(site, sources),
         *_descriptions(sources),
@@ -181,17 +185,12 @@ def _once(make: Maker) -> Callable[[int], bytes]:
 
 
 def _compact(make: Maker) -> Callable[[int], bytes]:
-    """As ``_once`` but without indentation, which would double the size of schemas."""
+    """A JSON document without indentation, which would double the size of schemas."""
     return lambda _now: orjson.dumps(make(), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _json(value: Json) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-_DAY_MS = 86_400_000
-# One entry of If-None-Match (RFC 9110, section 8.8.3): an opaque tag, maybe marked as weak.
-_ENTITY_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
 class Rendering(Struct, frozen=True):
@@ -265,11 +264,14 @@ class DiscoveryHttp:
 
     def _handler(self, cache: DocumentCache) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            context = self._gate.admit(request)
-            request[REQUEST_CONTEXT] = context
-            self._gate.charge(context, "requests")
+            request[CALLER] = caller = self._gate.admit(request)
+            self._gate.charge(caller, "requests")
             rendering = cache.rendering()
-            headers = self._headers(context, rendering)
+            headers = {
+                **rendering.headers,
+                **caller.headers,
+                "x-request-id": caller.request_id,
+            }
             if is_current(request.headers.getall("if-none-match", ()), rendering.etag):
                 return web.Response(status=304, headers=headers)
             headers["content-type"] = cache.document.media_type
@@ -277,13 +279,9 @@ class DiscoveryHttp:
 
         return handle
 
-    def _headers(self, context: RequestContext, rendering: Rendering) -> dict[str, str]:
-        request_id = context.request_id or self._gate.new_request_id()
-        return {**rendering.headers, **context.headers, "x-request-id": request_id}
-
 
 def is_current(if_none_match: Iterable[str], etag: str) -> bool:
-    """Whether If-None-Match names this rendering (RFC 9110, section 13.1.2).
+    """Return whether If-None-Match names this rendering (RFC 9110, section 13.1.2).
 
     The comparison is weak, as that section requires: a proxy may have marked our tag as weak.
     """

@@ -25,23 +25,34 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion11, hdrs, web
 
 from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
+from rpcsvc.http.connection import Handler
 from rpcsvc.http.event_stream import EventStream
-from rpcsvc.http.messages import BODY, STOPPING, Handler, Refusals, unread_body
+from rpcsvc.http.gate import is_on_socket, require_no_proxy
+from rpcsvc.http.messages import BODY, STOPPING, Refusals, require_framing, unread_body
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.settings import Settings
-from rpcsvc.settings_sources import parse_address
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.urls import is_loopback
 from rpcsvc.verify import UNREAD_STATUSES
 
 _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _SHOWN: Final = 100
 
-
-@lru_cache(maxsize=64)
-def is_loopback_name(name: str) -> bool:
-    """Whether a host name or address is loopback: localhost, 127.0.0.0/8, ::1."""
-    address = parse_address(name)
-    return name == "localhost" if address is None else address.is_loopback
+_METHODS: Final = "GET, HEAD, POST"
+_REQUEST_HEADERS: Final = (
+    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
+    " x-request-id"
+)
+_RESPONSE_HEADERS: Final = (
+    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
+    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
+)  # fmt: skip
+_PREFLIGHT_SECONDS: Final = 86_400
+_ALLOW_ORIGIN: Final = "access-control-allow-origin"
+_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
+# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
+_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_SERVER: Final = "rpcsvc"
 
 
 class Hosts:
@@ -69,7 +80,7 @@ class Hosts:
                 raise InvalidRequest("The header host is missing. HTTP/1.1 needs one.")
             return
         name = _name_of(given)
-        if name not in self._names and not is_loopback_name(name):
+        if name not in self._names and not is_loopback(name):
             raise MisdirectedRequest(
                 f"Nothing is served here for the host {given[:_SHOWN]!r}. Use the address under"
                 " which the service is published. Its operator adds names to allowed_hosts.",
@@ -88,18 +99,6 @@ def _bare(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
-_METHODS: Final = "GET, HEAD, POST"
-_REQUEST_HEADERS: Final = (
-    "content-type, idempotency-key, if-none-match, last-event-id, payment-signature, x-api-key,"
-    " x-request-id"
-)
-_RESPONSE_HEADERS: Final = (
-    "etag", "idempotent-replayed", "link", "payment-required", "payment-response", "ratelimit",
-    "ratelimit-policy", "retry-after", "www-authenticate", "x-request-id",
-)  # fmt: skip
-_PREFLIGHT_SECONDS: Final = 86_400
-_ALLOW_ORIGIN: Final = "access-control-allow-origin"
-_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
 _PREFLIGHT: Final = {
     "access-control-allow-methods": _METHODS,
     "access-control-allow-headers": _REQUEST_HEADERS,
@@ -162,9 +161,9 @@ class Cors:
 
 
 def is_loopback_origin(origin: str) -> bool:
-    """Whether an Origin header, which is ASCII (RFC 6454, section 6.2), names a loopback host."""
+    """Return whether an Origin header, ASCII by RFC 6454 (section 6.2), names a loopback host."""
     try:
-        return origin.isascii() and is_loopback_name(urlsplit(origin).hostname or "")
+        return origin.isascii() and is_loopback(urlsplit(origin).hostname or "")
     except ValueError:
         return False
 
@@ -172,10 +171,6 @@ def is_loopback_origin(origin: str) -> bool:
 def _is_preflight(request: web.Request) -> bool:
     headers = request.headers
     return "origin" in headers and "access-control-request-method" in headers
-
-
-# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
-_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 
 class _Waiting(NamedTuple):
@@ -251,15 +246,12 @@ def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
     raise TypeError(f"a {type(response).__name__} can't be signed")
 
 
-_SERVER: Final = "rpcsvc"
-
-
 class Edge:
     """Wraps ``routes``. Without a ``signer`` nothing is signed.
 
-    ``check`` raises a ServiceError for a request that is refused by its headers. ``direct`` has the
-    handlers of the busiest methods and targets, which are called without routing. ``observe`` is
-    called with the status of each response.
+    ``hosts`` are the names that requests over TCP may ask for; the UNIX socket answers to any.
+    ``direct`` has the handlers of the busiest methods and targets, which are called without
+    routing. ``observe`` is called with the status of each response.
 
     A request body longer than ``body_bytes`` is refused on every path. Once ``stopping`` is set,
     each response is the last of its connection.
@@ -269,7 +261,7 @@ class Edge:
         self,
         routes: web.Application,
         refusals: Refusals,
-        check: Callable[[web.Request], None],
+        hosts: Hosts,
         cors: Cors,
         signer: ResponseSigner | None,
         *,
@@ -279,7 +271,7 @@ class Edge:
     ) -> None:
         self.routes = routes
         self._refusals = refusals
-        self._check = check
+        self._hosts = hosts
         self._cors = cors
         self._batch_signer = None if signer is None else BatchSigner(signer)
         self._body_bytes = body_bytes
@@ -319,6 +311,14 @@ class Edge:
             return self._cors.preflight(request) or await handler(request)
         except Exception as error:  # noqa: BLE001 - answered and logged
             return self._refusals.answer(request, error)
+
+    def _check(self, request: web.Request) -> None:
+        """Raise a ServiceError for a request that is refused by its headers alone."""
+        if is_on_socket(request):
+            require_no_proxy(request)
+        else:
+            self._hosts.require(request)
+        require_framing(request)
 
     async def _with_body(
         self, request: web.Request, response: web.StreamResponse

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from rpcsvc.errors import InvalidInput, ServiceError
 from rpcsvc.http.messages import JSON
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Parts
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def wants_events(request: web.Request) -> bool:
-    """Whether a caller accepts an event stream and not JSON."""
+    """Return whether a caller accepts an event stream and not JSON."""
     accepted = ",".join(request.headers.getall("accept", ())).lower().split(",")
     types = {each.partition(";")[0].strip() for each in accepted if not _REFUSED.search(each)}
     return EVENT_STREAM in types and JSON not in types

@@ -17,7 +17,7 @@ import ipaddress
 import re
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import (
     IPv4Address,
@@ -27,7 +27,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple
 
 import structlog
 from aiohttp import web
@@ -36,16 +36,23 @@ from pydantic import SecretStr
 
 from rpcsvc import ids
 from rpcsvc.domain.reservations import ADDRESS, SOCKET, Client
-from rpcsvc.errors import MisdirectedRequest, RateLimited, TlsRequired, Unauthorized
-from rpcsvc.ids import RandomBytes
+from rpcsvc.errors import MisdirectedRequest, RateLimited, ServiceError, TlsRequired, Unauthorized
+from rpcsvc.ids import RandomBytes, is_request_id
 from rpcsvc.settings import Settings
 
 log = structlog.get_logger(__name__)
 WINDOW_SECONDS: Final = 60
 _NS_PER_SECOND: Final = 1_000_000_000
 _WINDOW_NS: Final = WINDOW_SECONDS * _NS_PER_SECOND
-# What proxies write into X-Forwarded-For beside a bare address: 1.2.3.4:80, [::1], [::1]:443.
+# Forms of an address in X-Forwarded-For, besides a bare one: 1.2.3.4:80, [::1], [::1]:443.
 _WITH_PORT: Final = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+
+SOCKET_CLIENT = "unix"
+RPC_TOKEN_HEADER: Final = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
+# The calls that a budget counts, where its name does not say it.
+_COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
+# Placeholder for a TCP client that has disconnected: not a loopback or client address.
+_GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 
 
 class RateLimitDecision(NamedTuple):
@@ -155,7 +162,7 @@ def address_prefix(address: str) -> str:
 class WrongTokens:
     """Counts refused tokens by network, and logs them a minute after the first: one line each.
 
-    Only the networks that sent most are logged, and only so many are kept.
+    The networks that sent most are logged, _LOGGED of them; _KEPT are counted.
     """
 
     PERIOD_SECONDS = 60.0
@@ -203,7 +210,7 @@ def client_address(
 
 
 def is_trusted(peer: str, trusted: Sequence[IPv4Network | IPv6Network]) -> bool:
-    """Whether a peer is a trusted proxy."""
+    """Return whether a peer is a trusted proxy."""
     address = _parse(peer)
     return address is not None and any(address in network for network in trusted)
 
@@ -224,14 +231,7 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
     return parsed
 
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-SOCKET_CLIENT = "unix"
-_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
-# What a budget counts, if its name does not say so.
-_COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
-# Placeholder for a TCP client that has disconnected: not a loopback or client address.
-_GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
-# What proxies add to a request; any one of them will do.
+# Headers that proxies add to a request; any of them will do.
 _FORWARDED = (
     "forwarded", "via", "x-forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
     "x-forwarded-proto", "x-forwarded-server", "x-client-ip", "x-real-ip", "true-client-ip",
@@ -239,20 +239,45 @@ _FORWARDED = (
 )  # fmt: skip
 
 
-class RequestContext(Struct):
-    """An admitted request. ``address`` is SOCKET_CLIENT on the UNIX socket.
+class Caller(Struct):
+    """An admitted request, while it is answered.
 
-    ``request_id`` is the caller's own, a generated one if that is malformed, None if it sent
-    none. ``headers`` go onto the response.
+    ``address`` is SOCKET_CLIENT on the UNIX socket. ``given_id`` is the caller's own request id, a
+    generated one if that is malformed, None if it sent none. ``given`` are the headers that came,
+    ``headers`` those that go onto the response. ``token`` is the one that admits the caller.
+
+    Each call of a JSON-RPC batch has its own request id; ``calls`` counts them. ``error`` is the
+    last one that a JSON-RPC answer reports.
     """
 
     address: str
-    request_id: str | None
+    given_id: str | None
+    new_request_id: Callable[[], str]
+    given: Mapping[str, str] = {}
     headers: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    calls: int = 0
+    error: ServiceError | None = None
+    _made_id: str | None = None
+    _last_id: str | None = None
+
+    @property
+    def budget(self) -> str | None:
+        """The budget to charge: a token's, the socket's, or (None) the client address's."""
+        if self.token is not None:
+            return f"token:{self.token}"
+        return SOCKET_CLIENT if self.address == SOCKET_CLIENT else None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the caller's idempotency keys."""
+        return "public" if self.token is None else "rpc"
 
     @property
     def client(self) -> Client:
-        """The client whose unfunded orders count, unless a token or key names another."""
+        """The client whose unfunded orders count, unless an integrator's key names another."""
+        if self.token is not None:
+            return Client("token", f"token:{self.token}")
         if self.address == SOCKET_CLIENT:
             return SOCKET
         return Client(ADDRESS, client_key(self.address))
@@ -262,18 +287,35 @@ class RequestContext(Struct):
         """True for the UNIX socket and loopback."""
         return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
 
+    @property
+    def request_id(self) -> str:
+        """The request id of the whole exchange, for the response header."""
+        return self.given_id or self._last_id or self._own_id()
 
-# Where an admitted request keeps its context.
-REQUEST_CONTEXT = web.RequestKey("context", RequestContext)
+    @property
+    def batch_request_id(self) -> str:
+        """The request id of a batch, whose calls have request ids of their own."""
+        return self.given_id or self.new_request_id()
+
+    def request_id_for(self, hint: str | None) -> str:
+        """The header's request id, else the JSON-RPC id if it is a valid one, else a new one."""
+        if self.given_id is not None:
+            return self.given_id
+        self._last_id = hint if is_request_id(hint) else self._own_id()
+        return self._last_id
+
+    def _own_id(self) -> str:
+        if self._made_id is None:
+            self._made_id = self.new_request_id()
+        return self._made_id
 
 
-def is_request_id(text: str | None) -> TypeGuard[str]:
-    """Whether a text is a valid request id."""
-    return text is not None and _REQUEST_ID.fullmatch(text) is not None
+# Where an admitted request keeps its caller.
+CALLER = web.RequestKey("caller", Caller)
 
 
 def is_on_socket(request: web.Request) -> bool:
-    """Whether a request came over the UNIX socket, by the socket's own family.
+    """Return whether a request came over the UNIX socket, by the socket's own family.
 
     A missing peer address does not show it: a TCP client that disconnected has none either.
     """
@@ -294,12 +336,12 @@ def require_no_proxy(request: web.Request) -> None:
 
 
 def _was_forwarded(request: web.Request) -> bool:
-    """Whether a proxy forwarded the request; then a loopback peer is the proxy, not the caller."""
+    """Return whether a proxy forwarded the request; its loopback peer is then not the caller."""
     return any(name in request.headers for name in _FORWARDED)
 
 
 def _came_over_tls(request: web.Request) -> bool:
-    """Whether every X-Forwarded-Proto is https: the client may have sent the first of them."""
+    """Return whether every X-Forwarded-Proto is https: the client may have sent the first."""
     lines = ",".join(request.headers.getall("x-forwarded-proto", ()))
     return all(protocol.strip().lower() == "https" for protocol in lines.split(","))
 
@@ -314,7 +356,7 @@ def _given_token(request: web.Request) -> str | None:
     """The token of a request, in the header of /rpc or as a bearer token; None without one."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     by_bearer = bearer.strip() if scheme.lower() == "bearer" else None
-    return request.headers.get(_TOKEN_HEADER) or by_bearer
+    return request.headers.get(RPC_TOKEN_HEADER) or by_bearer
 
 
 def _encoded(tokens: Sequence[SecretStr]) -> tuple[bytes, ...]:
@@ -354,9 +396,14 @@ class Gate:
             else {}
         )
 
-    def admit(self, request: web.Request) -> RequestContext:
+    def admit(self, request: web.Request) -> Caller:
         """The caller of a request. Raises TlsRequired."""
-        return RequestContext(self._address(request), self._request_id(request))
+        given_id = self._request_id(request)
+        return Caller(self._address(request), given_id, self.new_request_id, request.headers)
+
+    def unknown(self, request: web.Request) -> Caller:
+        """The caller of a request that is not admitted."""
+        return Caller("", given_request_id(request), self.new_request_id)
 
     def _request_id(self, request: web.Request) -> str | None:
         given = request.headers.get("x-request-id")
@@ -366,13 +413,13 @@ class Gate:
         """A generated request id."""
         return ids.request_id(self._random)
 
-    def charge(self, context: RequestContext, budget: str, client: str | None = None) -> None:
+    def charge(self, caller: Caller, budget: str) -> None:
         """Charge one request to a budget, and set its headers. Raises RateLimited."""
         limiter = self._limiters.get(budget)
         if limiter is None:
             return
-        verdict = limiter.take(client or client_key(context.address))
-        context.headers.update(rate_limit_headers(budget, verdict))
+        verdict = limiter.take(caller.budget or client_key(caller.address))
+        caller.headers.update(rate_limit_headers(budget, verdict))
         if not verdict.allowed:
             raise RateLimited(
                 f"More than {verdict.limit} {_COUNTED.get(budget, budget)} a minute. Come back in"
@@ -381,23 +428,24 @@ class Gate:
                 retry_after=verdict.retry_after,
             )
 
-    def require_token(self, request: web.Request, context: RequestContext) -> bool:
-        """True if a token admits the request, False if its origin does. Raises Unauthorized."""
-        if context.address == SOCKET_CLIENT:
-            return False  # the socket's file mode controls access
+    def require_token(self, request: web.Request, caller: Caller) -> str | None:
+        """The token that admits the request, None if its origin does. Raises Unauthorized."""
+        if caller.address == SOCKET_CLIENT:
+            return None  # the socket's file mode controls access
         if not self._tokens:
-            if context.is_local and not _was_forwarded(request):
-                return False
+            if caller.is_local and not _was_forwarded(request):
+                return None
             raise Unauthorized(
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
-                header=_TOKEN_HEADER,
+                header=RPC_TOKEN_HEADER,
             )
-        if not self._is_token(request.headers.get(_TOKEN_HEADER, "")):
+        given = request.headers.get(RPC_TOKEN_HEADER, "")
+        if not self._is_token(given):
             raise Unauthorized(
-                f"Send the server's AGENT_RPC_TOKEN as header {_TOKEN_HEADER}.",
-                header=_TOKEN_HEADER,
+                f"Send the server's AGENT_RPC_TOKEN as header {RPC_TOKEN_HEADER}.",
+                header=RPC_TOKEN_HEADER,
             )
-        return True
+        return given
 
     def optional_token(self, request: web.Request) -> str | None:
         """The valid token of a request, None without a token. Raises Unauthorized.
@@ -411,43 +459,46 @@ class Gate:
             raise Unauthorized(
                 "This token is not the server's AGENT_RPC_TOKEN. Send that one, or none: without a"
                 " token the limits of the public surface hold.",
-                header=_TOKEN_HEADER,
+                header=RPC_TOKEN_HEADER,
             )
         return given
 
     def _is_token(self, text: str) -> bool:
         return _is_one_of(self._tokens, text)
 
-    def require_scraper(self, request: web.Request, context: RequestContext) -> None:
-        """Like require_token, but accepts a token for metrics, and bearer tokens (Prometheus)."""
+    def require_scraper(self, request: web.Request, caller: Caller) -> None:
+        """Raise Unauthorized unless a token, of metrics or /rpc, or its origin admits a scraper.
+
+        Prometheus sends its token as a bearer token.
+        """
         if _is_one_of(self._metrics_tokens, _given_token(request) or ""):
             return
         try:
             if self.optional_token(request) is None:
-                self.require_token(request, context)
+                self.require_token(request, caller)
         except Unauthorized:
-            self.note_wrong_token(context)
+            self.note_wrong_token(caller)
             raise
 
-    def note_wrong_token(self, context: RequestContext) -> None:
+    def note_wrong_token(self, caller: Caller) -> None:
         """Count a refused token, and charge its sender. Raises RateLimited.
 
         A valid token is admitted from any address: wrong guesses from the same address must not
         lock out its owner.
         """
-        self._wrong_tokens.note(context.address)
-        self.charge(context, "wrong-tokens")
+        self._wrong_tokens.note(caller.address)
+        self.charge(caller, "wrong-tokens")
 
-    def is_insider(self, request: web.Request, context: RequestContext) -> bool:
-        """Whether the caller may call /rpc: by a token, over the socket, or from loopback.
+    def is_insider(self, request: web.Request, caller: Caller) -> bool:
+        """Return whether the caller may call /rpc: by a token, over the socket, or from loopback.
 
         Raises RateLimited after too many wrong tokens.
         """
         try:
-            self.require_token(request, context)
+            self.require_token(request, caller)
         except Unauthorized:
-            if _TOKEN_HEADER in request.headers:
-                self.note_wrong_token(context)
+            if RPC_TOKEN_HEADER in request.headers:
+                self.note_wrong_token(caller)
             return False
         return True
 

@@ -17,16 +17,19 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
+from rpcsvc.http.gate import CALLER, Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
-from rpcsvc.operations.envelope import Answer, failure, finish, head
-from rpcsvc.operations.service import NO_SESSION, Service, with_session
+from rpcsvc.operations.dispatch import failure, finish, head
+from rpcsvc.operations.service import NO_SESSION, Answer, Service, with_session
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.database import Database
 
 _AGENT_HEALTH = "health"
+
+# The reason names paths, so only the log has it.
+_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
 
 
 class HealthRoutes:
@@ -58,13 +61,13 @@ class HealthRoutes:
         ]
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """Every check by name; 503 if one fails.
+        """Answer with every check by name; 503 if one fails.
 
         The reasons name orders and balances: only callers that may use /rpc get them.
         """
         venue = self._service.venue
-        request[REQUEST_CONTEXT] = context = self._gate.admit(request)
-        is_insider = self._gate.is_insider(request, context)
+        request[CALLER] = caller = self._gate.admit(request)
+        is_insider = self._gate.is_insider(request, caller)
         checks = await self.checks()
         body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -73,16 +76,16 @@ class HealthRoutes:
         return self._respond(request, orjson.dumps(body), checks)
 
     async def livez(self, request: web.Request) -> web.StreamResponse:
-        """Answers while the process is up and its event loop runs."""
+        """Answer while the process is up and its event loop runs."""
         return self._respond(request, b'{"status":"ok"}', {})
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
-        """Whether orders can be taken."""
+        """Answer whether orders can be taken."""
         checks = await self.readiness()
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def ready_for_reads(self, request: web.Request) -> web.StreamResponse:
-        """Whether orders can be read, which a standby can as well."""
+        """Answer whether orders can be read, which a standby can as well."""
         checks = {"store": self._database.health()}
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
@@ -90,8 +93,7 @@ class HealthRoutes:
         """The envelope with status, version and time beside it."""
         request[OPERATION] = _AGENT_HEALTH
         checks = await self.readiness()
-        context = self._gate.admit(request)
-        request_id = context.request_id or self._gate.new_request_id()
+        request_id = self._gate.admit(request).request_id
         data = with_session(self._service.views, {}, NO_SESSION)
         error = _unhealthy(checks)
         if error is None:
@@ -108,12 +110,12 @@ class HealthRoutes:
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
     async def checks(self) -> dict[str, Health]:
-        """Every check by name, for the operator."""
+        """Return each check by name, for the operator."""
         venue = self._service.venue
         return {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
 
     def _signing(self) -> dict[str, Health]:
-        """Not needed to take orders: signing continues with the last keys read."""
+        """Return the health of signing. Orders are taken without it, with the last keys read."""
         if self._signer is None:
             return {}
         problem = self._signer.problem
@@ -143,12 +145,8 @@ class HealthRoutes:
         return respond(body, request_id, status=status)
 
 
-# The reason names paths, so only the log has it.
-_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
-
-
 def _unhealthy(checks: dict[str, Health]) -> Unavailable | None:
-    """Why no orders are taken, for clients; None if they are."""
+    """The reason why no orders are taken, for clients; None if they are."""
     names = [name for name, health in checks.items() if not health.ok]
     if not names:
         return None

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
 import structlog
@@ -23,13 +22,12 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.domain.reservations import ADDRESS, Client
-from rpcsvc.errors import InvalidRequest
+from rpcsvc.http.connection import HEADERS, LINE_BYTES, HttpConnection, Turns
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import client_key, is_trusted
-from rpcsvc.http.messages import ENDS_WITH_CALLER, TURNS, Handler
-from rpcsvc.http.turns import Turns
 from rpcsvc.logs import Occasional
 from rpcsvc.settings_sources import Network
 
@@ -40,7 +38,7 @@ log = structlog.get_logger(__name__)
 RESERVED_DESCRIPTORS: Final = 256
 _MOST_DESCRIPTORS: Final = 65_536
 _FEWEST_CONNECTIONS: Final = 16
-# After so many refusals in a row, accepting yields to the event loop.
+# Refusals in a row after which accepting yields to the event loop.
 _REFUSALS_AT_ONCE: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
 # From accepting a connection to the end of the head of its first request.
@@ -56,16 +54,16 @@ class Connection(Protocol):
     """The state of an HTTP connection that its limits depend on."""
 
     def is_idle(self) -> bool:
-        """Whether no request is being read or answered; part of a head counts as idle."""
+        """Return whether no request is being read or answered; part of a head counts as idle."""
         ...
 
     def has_asked(self) -> bool:
-        """Whether the head of a request was received."""
+        """Return whether the head of a request was received."""
         ...
 
 
 class _Open(Struct, eq=False):
-    """One accepted connection. ``unread_since`` is when its client stopped reading."""
+    """An accepted connection. ``unread_since`` is when its client stopped reading."""
 
     socket: socket.socket
     holders: tuple[str, ...]
@@ -208,7 +206,7 @@ class Connections:
         return {Client(ADDRESS, name).customer.name: self.most // 2, name: self._most_per_client}
 
     def _make_room(self) -> bool:
-        """Whether one more connection fits, after closing an idle one if necessary."""
+        """Return whether one more connection fits, after closing an idle one if necessary."""
         if len(self._open) - self._ending < self.most:
             return True
         if self._ending >= _REFUSALS_AT_ONCE:
@@ -279,16 +277,6 @@ class AcceptFailures:
             log.error("accept_failed", reason=error.strerror, count=count)
 
 
-_LINE_BYTES: Final = 8190
-_HEADERS: Final = 128
-# How much of an unread body is still received, and for how long: a client that is still sending
-# can read its answer only if the connection is not reset at once.
-_LINGER_BYTES: Final = 1024 * 1024
-_LINGER_SECONDS: Final = 1.0
-
-_Refuse = Callable[[web.Request, Exception], web.Response]
-
-
 class _BadRequests(logging.Filter):
     """Leaves out what aiohttp logs of requests and bodies that are not HTTP.
 
@@ -297,7 +285,7 @@ class _BadRequests(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether aiohttp's own record is logged."""
+        """Return whether aiohttp's own record is logged."""
         error = record.exc_info[1] if record.exc_info else None
         return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -350,175 +338,37 @@ class _EdgeServer(web.Server):
         handler_cancellation: bool = False,
         **options: Any,
     ) -> None:
-        turns = Turns(now)
-        handler = edge.around(routes.request_handler)
         super().__init__(
-            _in_turns(handler, turns),  # type: ignore[arg-type] # it makes web.Request
+            self._handle,  # type: ignore[arg-type] # it makes web.Request
             request_factory=routes.request_factory,
             handler_cancellation=handler_cancellation,
         )
-        self._refuse = edge.refuse
-        self._turns = turns
+        self._handler = edge.around(routes.request_handler)
+        self._make = partial(HttpConnection, self, edge.refuse, Turns(now))
         self._counted_by = connections
         self._options = {
-            "max_headers": _HEADERS,
-            "max_line_size": _LINE_BYTES,
-            "max_field_size": _LINE_BYTES,
-            "lingering_time": _LINGER_SECONDS,
+            "max_headers": HEADERS,
+            "max_line_size": LINE_BYTES,
+            "max_field_size": LINE_BYTES,
             # Encoded bodies are refused (edge.py): unpacking one costs a thousand times its size.
             "auto_decompress": False,
             **options,
         }
 
     def __call__(self) -> web.RequestHandler:
-        loop = asyncio.get_running_loop()
-        return _Connection(
-            self, self._refuse, self._turns, self._counted_by, loop=loop, **self._options
-        )
+        return self._make(loop=asyncio.get_running_loop(), **self._options)
 
+    @override
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Count a connection that is open, its TLS handshake over."""
+        super().connection_made(handler, transport)
+        if self._counted_by is not None:
+            connection = cast("HttpConnection", handler)
+            connection.descriptor = self._counted_by.attach(connection, transport)
 
-def _in_turns(handler: Handler, turns: Turns) -> Handler:
-    """The handler, called for each request in a turn of the loop that has room."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        request[TURNS] = turns
-        await turns.take()
-        return await handler(request)
-
-    return handle
-
-
-class _Connection(web.RequestHandler):
-    """A connection whose unreadable requests and failed responses the edge answers.
-
-    What it receives is read in its turn of ``turns``. Once a request is answered, at most
-    _LINGER_BYTES of its unread body are received.
-    """
-
-    __slots__ = (
-        "_answered", "_connections", "_descriptor", "_is_held", "_linger_bytes", "_refuse",
-        "_turns",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        server: web.Server,
-        refuse: _Refuse,
-        turns: Turns,
-        connections: Connections | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(server, **options)
-        self._refuse = refuse
-        self._turns = turns
-        self._is_held = False
-        self._connections = connections
-        self._descriptor: int | None = None
-        self._linger_bytes: int | None = None
-        self._answered: web.BaseRequest | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, and its TLS handshake over."""
-        super().connection_made(transport)
-        if self._connections is not None:
-            self._descriptor = self._connections.attach(self, cast("asyncio.Transport", transport))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """The client disconnected: cancel a handler that only waits, let any other one finish."""
-        request, handler = self._current_request or self._answered, self._task_handler
-        super().connection_lost(exc)
-        if handler is not None and request is not None and ENDS_WITH_CALLER in request:
-            handler.cancel()
-
-    def is_idle(self) -> bool:
-        """Whether no request is being read or answered; part of a head counts as idle."""
-        return self._waiter is not None and not self._messages and not self._is_held
-
-    def has_asked(self) -> bool:
-        """Whether the head of a request was received."""
-        return self._request_count > 0
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Send a response, and limit what is still received of its request's body."""
-        if self._connections is not None and self._descriptor is not None:
-            self._connections.touch(self._descriptor)
-        self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
-        self._answered = request
-        try:
-            return await super().finish_response(request, resp, start_time)
-        finally:
-            self._answered = None
-
-    def close(self) -> None:
-        """Take no further request; the body of the current one may still arrive.
-
-        The edge closes the connection after its response when the service stops.
-        """
-        if not self._is_arriving():
-            super().close()
-
-    def _is_arriving(self) -> bool:
-        """Whether the body of the current request is incomplete."""
-        request = self._current_request
-        return request is not None and not request.content.is_eof()
-
-    def data_received(self, data: bytes) -> None:
-        """Receive bytes from the client, in a turn that has room; until then no more are read."""
-        # aiohttp passes nothing to have the rest of what it received parsed.
-        if not data or self.transport is None or self._turns.has_room():
-            self._receive(data)
-        else:
-            self._is_held = True
-            self.transport.pause_reading()
-            self._turns.wait(partial(self._receive_held, data))
-
-    def _receive_held(self, data: bytes) -> None:
-        self._is_held = False
-        if self.transport is None:
-            return  # the client disconnected
-        if not self._reading_paused:
-            self.transport.resume_reading()
-        self._receive(data)
-
-    def _receive(self, data: bytes) -> None:
-        """Receive bytes from the client; close after _LINGER_BYTES of an unread body."""
-        if self._linger_bytes is not None:
-            self._linger_bytes -= len(data)
-            if self._linger_bytes < 0:
-                self.force_close()
-                return
-        # Once it shuts down, aiohttp drops all received bytes, the rest of a body included.
-        ending, self._force_close = self._force_close, self._force_close and not self._is_arriving()
-        super().data_received(data)
-        self._force_close = ending or self._force_close
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - aiohttp's own words, which name its parts
-    ) -> web.StreamResponse:
-        """The response to a request that aiohttp refuses; it closes the connection."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("part of a response is sent already: none can follow it")
-        error = _unreadable() if status == HTTPStatus.BAD_REQUEST else _fault(exc)
-        response = self._refuse(cast("web.Request", request), error)
-        response.force_close()
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        connection = cast("HttpConnection", request.protocol)
+        response = await connection.handle(request, self._handler)
+        if self._counted_by is not None and connection.descriptor is not None:
+            self._counted_by.touch(connection.descriptor)
         return response
-
-
-def _fault(error: BaseException | None) -> Exception:
-    """The exception behind a 5xx; aiohttp does not give that of a handler that timed out."""
-    return error if isinstance(error, Exception) else TimeoutError()
-
-
-def _unreadable() -> InvalidRequest:
-    """The answer to an unreadable request, in the same words for all causes."""
-    return InvalidRequest(
-        "The request can't be read as HTTP/1.1. Send a request line and headers of at most"
-        f" {_LINE_BYTES} bytes each, at most {_HEADERS} headers, host, content-type and"
-        " content-length once, and in path and query ASCII only: percent-encode the rest."
-    )

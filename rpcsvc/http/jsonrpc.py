@@ -1,7 +1,9 @@
 """JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
-jsonrpcserver finds and runs the methods (method_dispatch.py), one request at a time. This wrapper
-parses, validates and writes the messages and splits batches, which the library would run unbounded.
+jsonrpcserver finds a method and calls it with the params as keywords, one request at a time. This
+wrapper parses, validates and writes the messages and splits batches, which the library would run
+unbounded. A method that jsonrpcserver calls raises nothing, since the library would log the
+exception and send its text.
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 
@@ -17,11 +19,13 @@ Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 from __future__ import annotations
 
 import asyncio
-import re
+import importlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache, cached_property, partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -30,20 +34,19 @@ from rpcsvc import strict_json
 from rpcsvc.errors import (
     InternalError,
     InvalidJson,
+    InvalidParams,
     InvalidRequest,
     PayloadTooLarge,
     ProtocolError,
     ServiceError,
+    UnknownMethod,
 )
+from rpcsvc.ids import is_request_id
 from rpcsvc.strict_json import shown
-
-if TYPE_CHECKING:
-    from rpcsvc.http.method_dispatch import Method, Result
 
 C = TypeVar("C")
 
 _CONCURRENT_IN_BATCH: Final = 8
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_TYPES: Final = frozenset({str, int, float, type(None)})
 _KINDS: Final = {
     dict: "an object",
@@ -54,6 +57,10 @@ _KINDS: Final = {
     float: "a number",
     type(None): "null",
 }
+_NO_ID: Final = object()
+_PARAMS_TYPES: Final = frozenset({dict, list, type(None)})
+_LONGEST_GUESSED_NAME: Final = 48
+_LIKENESS: Final = 0.4
 
 _logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -74,7 +81,7 @@ def _never_waits(_params: dict[str, Any]) -> bool:
 
 
 class RpcMethod(Struct, Generic[C], frozen=True):
-    """One callable method.
+    """A callable method.
 
     ``call`` takes the caller's context, the JSON-RPC id if it is a string (a hint for the request
     id, not yet checked) and the params; it gives a JSON value or an orjson.Fragment, or raises
@@ -120,17 +127,12 @@ def full_error(error: ServiceError, request_id: str | None) -> bytes:
     return _error_response(None, error_object(error, request_id))
 
 
-def request_id_from(hint: str | None) -> str:
-    """``hint`` if it is a valid request id (1 to 128 of ``[A-Za-z0-9._:-]``), else a new one."""
-    return hint if hint is not None and _REQUEST_ID.fullmatch(hint) else uuid.uuid4().hex
-
-
 def _describe(_caller: Any, error: ServiceError, request_id: str | None) -> dict[str, Any]:
     return error_object(error, request_id)
 
 
 def _hinted(_caller: Any, hint: str | None) -> str:
-    return request_id_from(hint)
+    return hint if is_request_id(hint) else uuid.uuid4().hex
 
 
 class JsonRpcServer(Generic[C]):
@@ -246,7 +248,7 @@ class JsonRpcServer(Generic[C]):
         return answers
 
     def _is_wait(self, element: Any) -> bool:
-        """Whether an element is a call that waits for an event and changes nothing."""
+        """Return whether an element is a call that waits for an event and changes nothing."""
         if type(element) is not dict or type(element.get("method")) is not str:
             return False
         params, waits = element.get("params"), self._waits.get(element["method"])
@@ -275,22 +277,36 @@ class JsonRpcServer(Generic[C]):
     async def _dispatch(
         self, element: dict[str, Any], call_id: Any, context: _Context[C]
     ) -> dict[str, Any]:
-        """Have jsonrpcserver run the method. Raises UnknownMethod and InvalidParams."""
-        from rpcsvc.http.method_dispatch import dispatch  # noqa: PLC0415 - brings jsonschema: 20 ms
+        """Have jsonrpcserver run the method; return the member ``result`` or ``error``.
 
-        name, params = element["method"], element.get("params")
-        return await dispatch(self._callables, name, params, call_id, context)
+        The library's own binding of params to a signature is left out: every method takes all
+        keywords, and the model of its operation validates them. Raises UnknownMethod and
+        InvalidParams.
+        """
+        library, name, params = _jsonrpcserver(), element["method"], element.get("params")
+        found = library.get_method(self._callables, name)
+        if isinstance(found, library.Left):
+            raise _unknown_method(name, self._callables)
+        if type(params) is list and params:
+            raise InvalidParams(
+                'The member "params" is a list. Send an object: params are given by name.'
+            )
+        request = library.Request(name, params or {}, call_id)
+        outcome = await library.call(request, context, found._value)
+        if isinstance(outcome, library.Left):
+            return {"error": outcome._error._asdict()}
+        return {"result": outcome._value.result}
 
     @cached_property
-    def _callables(self) -> dict[str, Method]:
-        """The methods as jsonrpcserver calls them."""
+    def _callables(self) -> dict[str, Callable[..., Awaitable[Any]]]:
+        """The methods as jsonrpcserver calls them: context by position, params as keywords."""
         return {name: partial(self._run, name, method) for name, method in self._methods.items()}
 
     async def _run(
         self, name: str, method: RpcMethod[C], context: _Context[C], /, **params: Any
-    ) -> Result:
-        """Run a method; its failure is an Error."""
-        from rpcsvc.http.method_dispatch import Error, Success  # noqa: PLC0415 - as above
+    ) -> Any:
+        """Run a method; return jsonrpcserver's Success, or its Error for a failure."""
+        from jsonrpcserver import Error, Success  # noqa: PLC0415 - brings jsonschema: 20 ms
 
         if context.is_notification and not method.runs_as_notification:
             return Success(None)
@@ -315,8 +331,27 @@ class JsonRpcServer(Generic[C]):
         return RpcAnswer(status, self._refusal(caller, None, error, request_id))
 
 
-_NO_ID: Final = object()
-_PARAMS_TYPES: Final = frozenset({dict, list, type(None)})
+@cache
+def _jsonrpcserver() -> Any:
+    """Import jsonrpcserver's dispatcher with the first call: it brings jsonschema, 20 ms."""
+    with warnings.catch_warnings():
+        # On import the library reads its schema (unused here) by functions deprecated since 3.11.
+        warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
+        return importlib.import_module("jsonrpcserver.async_dispatcher")
+
+
+def _unknown_method(name: str, methods: Iterable[str]) -> UnknownMethod:
+    guessable = name if len(name) <= _LONGEST_GUESSED_NAME else ""
+    near = get_close_matches(guessable, methods, n=3, cutoff=_LIKENESS)
+    if near:
+        offer = f"The nearest: {', '.join(near)}."
+        return UnknownMethod(
+            f'There is no method "{shown(name)}". {offer}', details={"nearest": near}
+        )
+    return UnknownMethod(
+        f'There is no method "{shown(name)}", nor one like it. See details for all methods.',
+        details={"methods": sorted(methods)},
+    )
 
 
 def _id_of(element: Any) -> Any:
@@ -331,7 +366,7 @@ def _is_beyond_64_bits(call_id: Any) -> bool:
 
 
 def _problem(request: Any) -> ProtocolError | None:
-    """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
+    """The reason why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
     wrong = _wrong_member(request)
     if wrong is not None:
         return InvalidRequest(wrong)

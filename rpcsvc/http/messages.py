@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,28 +24,32 @@ from rpcsvc.errors import (
     UnknownMethod,
     UnsupportedMediaType,
 )
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
+from rpcsvc.http.connection import TURNS
+from rpcsvc.http.gate import CALLER, Caller, Gate, given_request_id
 from rpcsvc.http.jsonrpc import full_error
 from rpcsvc.http.site import BFF_ROOT, MCP_PATH, RPC_PATH
-from rpcsvc.http.turns import Turns
 from rpcsvc.http.x402 import payment_headers
 from rpcsvc.logs import Occasional
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 
 log = structlog.get_logger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # The operation of a request whose route belongs to one.
 OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
-# Set on a request that only waits: its handler is cancelled when its caller hangs up.
-ENDS_WITH_CALLER = web.RequestKey("ends_with_caller", bool)
 # Types have some 30 characters, and their parameters few more.
 _LONGEST_TYPE: Final = 256
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
 BODY_SECONDS: Final = 30
+
+# The complete body of a request, once it was read.
+BODY = web.RequestKey("body", bytes)
+# The event that is set when the service stops.
+STOPPING = web.RequestKey("stopping", asyncio.Event)
+# How long an arriving body may pause when the service stops, and how long it may take in all.
+_PAUSE_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 6.0
 
 
 def media_type(request: web.Request) -> str:
@@ -94,10 +98,6 @@ def require_framing(request: web.Request) -> None:
         )
 
 
-# The complete body of a request, once it was read.
-BODY = web.RequestKey("body", bytes)
-
-
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge without reading more than the limit.
 
@@ -140,14 +140,6 @@ async def _read(request: web.Request, limit: int) -> bytes:
         ) from None
     await request[TURNS].take()  # many bodies may arrive together
     return body
-
-
-# Set on a request: the turns of the event loop, and the event that is set when the service stops.
-TURNS = web.RequestKey("turns", Turns)
-STOPPING = web.RequestKey("stopping", asyncio.Event)
-# How long an arriving body may pause when the service stops, and how long it may take in all.
-_PAUSE_SECONDS: Final = 2.0
-_STOP_SECONDS: Final = 6.0
 
 
 async def _arrived(request: web.Request) -> bytes:
@@ -229,14 +221,14 @@ def respond(
     return web.Response(body=body, status=status, headers=all_headers)
 
 
-def respond_with(reply: Reply, context: RequestContext, request_id: str) -> web.Response:
+def respond_with(reply: Reply, caller: Caller) -> web.Response:
     """An operation's reply over HTTP."""
-    headers = context.headers
+    headers = caller.headers
     if reply.replayed:
         headers["idempotent-replayed"] = "true"
     headers.update(error_headers(reply.error))
     headers.update(payment_headers(reply))
-    return respond(reply.body, request_id, status=reply.http_status, headers=headers)
+    return respond(reply.body, caller.request_id, status=reply.http_status, headers=headers)
 
 
 def error_headers(error: ServiceError | None) -> dict[str, str]:
@@ -293,7 +285,7 @@ class Refusals:
         headers: Mapping[str, str] | None = None,
         request_id: str | None = None,
     ) -> web.Response:
-        context = request.get(REQUEST_CONTEXT)
+        caller = request.get(CALLER)
         chosen = request_id or self.request_id(request)
         flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
@@ -312,7 +304,7 @@ class Refusals:
                 "request_refused", request_id=chosen, code=error.code, status=status, count=count
             )
         all_headers = {
-            **(context.headers if context else {}),
+            **(caller.headers if caller else {}),
             **error_headers(error),
             **(headers or {}),
         }

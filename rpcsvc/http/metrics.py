@@ -23,8 +23,8 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.deposit_rules import spread_earned
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import Order, TransferKind
-from rpcsvc.operations.envelope import Reply, code_of
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.dispatch import code_of
+from rpcsvc.operations.service import Call, Reply
 
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _COMMIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)

@@ -15,14 +15,15 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.http.documents.agent import description
 from rpcsvc.http.documents.recording import RecordedCall, of_site
-from rpcsvc.http.openapi.document import TAGS, VERSION, contact
-from rpcsvc.http.openapi.operations import effect_sentence, tag_of
+from rpcsvc.http.gate import RPC_TOKEN_HEADER
+from rpcsvc.http.openapi.document import TAGS, VERSION, contact, effect_sentence, tag_of
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.narrowing import cases_of
 from rpcsvc.operations.service import Example, Operation
+from rpcsvc.strict_json import Json
 
 OPENRPC: Final = "1.3.2"
 DISCOVER: Final = "rpc.discover"
@@ -101,7 +102,7 @@ def _introduction(site: Site) -> str:
 
 def _admission(site: Site) -> str:
     if site.rpc_needs_token:
-        return f"Needs the operator's token in the header {links.RPC_TOKEN_HEADER}."
+        return f"Needs the operator's token in the header {RPC_TOKEN_HEADER}."
     return "No token is set: answers local clients only."
 
 
@@ -132,7 +133,7 @@ def _description(operation: Operation) -> str:
     parts = [effect_sentence(operation)]
     if operation.idempotent:
         parts.append(
-            f"Send `{links.IDEMPOTENCY_HEADER}` with a new value for each order, and the same"
+            f"Send `{IDEMPOTENCY_KEY}` with a new value for each order, and the same"
             " value when the call is repeated: then a retry can't make a second order."
         )
     if operation.creates:
@@ -162,7 +163,7 @@ def _params(site: Site, operation: Operation) -> list[Json]:
             "A UUID made for this order. 16 to 255 printable ASCII characters, shared with HTTPS;"
             " 1 to 255 where the server has a token, whose keys are apart from those of HTTPS."
         )
-        params.append(_content(links.IDEMPOTENCY_HEADER, {**key, "description": text}))
+        params.append(_content(IDEMPOTENCY_KEY, {**key, "description": text}))
     return params
 
 
@@ -206,7 +207,7 @@ def _examples(site: Site, operation: Operation) -> list[Json]:
 
 
 def _good_example(site: Site, operation: Operation) -> str:
-    """Where an operation's answer is shown: the OpenAPI document, or the call itself."""
+    """The place where an operation's answer is shown: the OpenAPI document, or the call itself."""
     path = f"{API_ROOT}{operation.path}"
     if operation.method == "GET" and not operation.params.model_fields:
         return site.absolute(path)

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 from aiohttp import web
-from msgspec import Struct
 
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.reservations import Client
@@ -29,23 +28,18 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
+from rpcsvc.http.connection import ENDS_WITH_CALLER, TURNS, Handler
 from rpcsvc.http.event_stream import EventStream, from_last_event, wants_events
 from rpcsvc.http.gate import (
-    REQUEST_CONTEXT,
-    SOCKET_CLIENT,
+    CALLER,
+    Caller,
     Gate,
-    RequestContext,
-    given_request_id,
     is_on_socket,
-    is_request_id,
 )
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, full_error
 from rpcsvc.http.messages import (
-    ENDS_WITH_CALLER,
     JSON,
     OPERATION,
-    TURNS,
-    Handler,
     error_headers,
     read_body,
     read_json_object,
@@ -58,15 +52,19 @@ from rpcsvc.http.messages import (
 from rpcsvc.http.x402 import with_payment
 from rpcsvc.local_secret import OPERATOR_HEADER
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.inputs import MOST_PROBLEMS, bare_key, combined, read_key
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, MOST_PROBLEMS, Problems, bare_key, read_key
 from rpcsvc.operations.params import LONGEST_NAME, Params, plain_types
-from rpcsvc.operations.service import Call, Effect, Operation
+from rpcsvc.operations.service import Call, Effect, Operation, Reply
+from rpcsvc.strict_json import Json
 
-IDEMPOTENCY_KEY: Final = "idempotency-key"
 # An integer in a query, at most as long as a row id.
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
+
+# "JSON-RPC 2.0 Transport: HTTP" names all three.
+_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
+# The session that the CLI remembers (operations/service.py, Call).
+LOCAL_SESSION: Final = "x-agent-local-session"
 
 
 def require_no_query(request: web.Request) -> None:
@@ -74,9 +72,7 @@ def require_no_query(request: web.Request) -> None:
     if "?" not in request.raw_path:
         return
     given = dict(request.query)
-    problems = [_in_query(name, given[name]) for name in list(given)[:MOST_PROBLEMS]]
-    if problems:
-        raise combined(problems)
+    Problems(_in_query(name, given[name]) for name in list(given)[:MOST_PROBLEMS]).raise_found()
 
 
 def require_no_query_of_rpc(request: web.Request) -> None:
@@ -177,7 +173,7 @@ class OperationRoutes:
         self._transport = transport
 
     def routes(self, operations: Iterable[Operation]) -> list[web.RouteDef]:
-        """One route for each operation that has a path, and a refusal of other methods there."""
+        """Return a route for each operation with a path, and a refusal of other methods there."""
         offered = sorted((op for op in operations if op.path), key=_path_of)
         found: list[web.RouteDef] = []
         for under, group in groupby(offered, _path_of):
@@ -191,37 +187,35 @@ class OperationRoutes:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             request[OPERATION] = operation.name
-            context = self._gate.admit(request)
-            request[REQUEST_CONTEXT] = context
+            request[CALLER] = caller = self._gate.admit(request)
             key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
-            request_id = context.request_id or self._gate.new_request_id()
             call = Call(
-                request_id,
+                caller.request_id,
                 idempotency_key=key,
-                client=context.client,
+                client=caller.client,
                 transport=self._transport,
             )
             follow = operation.follow if wants_events(request) else None
             try:
-                self._gate.charge(context, "orders" if operation.idempotent else "requests")
+                self._gate.charge(caller, "orders" if operation.idempotent else "requests")
                 call = self._identify(request, call)
                 params = await self._params(operation, request, numbers)
                 if follow is not None:
                     params = from_last_event(request, params)
             except ServiceError as error:
                 reply = self._dispatcher.refuse(operation.name, error, call)
-                return respond_with(reply, context, request_id)
+                return respond_with(reply, caller)
             if follow is not None or waits(operation, params):
                 end_with_caller(request)
             if follow is None:
                 reply = await self._dispatcher.run(operation, params, call)
-                return respond_with(reply, context, request_id)
+                return respond_with(reply, caller)
             found = await self._dispatcher.follow(operation, follow, params, call)
             if isinstance(found, Reply):
-                return respond_with(found, context, request_id)
+                return respond_with(found, caller)
             if found is None:
-                return respond(None, request_id, status=204, headers=context.headers)
-            return EventStream(found, request_id, context.headers)
+                return respond(None, caller.request_id, status=204, headers=caller.headers)
+            return EventStream(found, caller.request_id, caller.headers)
 
         return handle
 
@@ -243,7 +237,7 @@ class OperationRoutes:
 
 
 def waits(operation: Operation, params: Mapping[str, Any]) -> bool:
-    """Whether a call waits for an event and changes nothing."""
+    """Return whether a call waits for an event and changes nothing."""
     return operation.effect is Effect.READ and "waitSec" in params
 
 
@@ -302,56 +296,11 @@ def by_integrator(integrators: Integrators) -> Identify:
     return identify
 
 
-# "JSON-RPC 2.0 Transport: HTTP" names all three.
-_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
-# The session that the CLI remembers (operations/service.py, Call).
-LOCAL_SESSION: Final = "x-agent-local-session"
-
-
-class Caller(Struct):
-    """The HTTP request that a JSON-RPC message came in, while it is being answered."""
-
-    context: RequestContext
-    headers: Mapping[str, str]
-    namespace: str
-    budget_of: str | None
-    client: Client
-    new_request_id: Callable[[], str]
-    calls: int = 0
-    transport: str = "rpc"
-    _fallback_id: str | None = None
-    _last_id: str | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The request id of the whole exchange, for the response header."""
-        return self.context.request_id or self._last_id or self._fallback()
-
-    @property
-    def batch_request_id(self) -> str:
-        """The request id of a batch, whose calls have request ids of their own."""
-        return self.context.request_id or self.new_request_id()
-
-    def request_id_for(self, hint: str | None) -> str:
-        """The header's request id, else the JSON-RPC id if it is a valid one, else a new one."""
-        given = self.context.request_id
-        if given is not None:
-            return given
-        self._last_id = hint if is_request_id(hint) else self._fallback()
-        return self._last_id
-
-    def _fallback(self) -> str:
-        if self._fallback_id is None:
-            self._fallback_id = self.new_request_id()
-        return self._fallback_id
-
-
-def refused(gate: Gate, context: RequestContext, error: ServiceError) -> web.Response:
+def refused(caller: Caller, error: ServiceError) -> web.Response:
     """A refusal before the body is read, with the HTTP status of the error."""
-    request_id = context.request_id or gate.new_request_id()
-    headers = {**context.headers, **error_headers(error)}
-    refusal = full_error(error, request_id)
-    return respond(refusal, request_id, status=error.http_status, headers=headers)
+    headers = {**caller.headers, **error_headers(error)}
+    refusal = full_error(error, caller.request_id)
+    return respond(refusal, caller.request_id, status=error.http_status, headers=headers)
 
 
 async def carry_out(
@@ -361,6 +310,7 @@ async def carry_out(
     hint: str | None,
     params: dict[str, Any],
     *,
+    transport: str,
     keyed_by_terms: bool = False,
     held_to: str | None = None,
 ) -> Reply:
@@ -372,9 +322,9 @@ async def carry_out(
         caller.request_id_for(hint),
         caller.namespace,
         client=caller.client,
-        local_session=caller.headers.get(LOCAL_SESSION),
+        local_session=caller.given.get(LOCAL_SESSION),
         keyed_by_terms=keyed_by_terms,
-        transport=caller.transport,
+        transport=transport,
         held_to=held_to,
     )
     try:
@@ -384,9 +334,9 @@ async def carry_out(
         reply = dispatcher.refuse(operation.name, error, call, params)
     else:
         reply = await dispatcher.run(operation, params, call)
-    caller.context.headers.update(error_headers(reply.error))
+    caller.headers.update(error_headers(reply.error))
     if reply.replayed:
-        caller.context.headers["idempotent-replayed"] = "true"
+        caller.headers["idempotent-replayed"] = "true"
     return reply
 
 
@@ -402,7 +352,7 @@ class RpcHttp:
     """The /rpc endpoint.
 
     ``admin`` methods exist over the UNIX socket only, for calls with the ``operator_proof`` of who
-    can read the data directory: a proxy that was put on the socket passes strangers' calls on.
+    can read the data directory: a proxy on the socket would pass on calls from the network.
     """
 
     def __init__(
@@ -434,26 +384,22 @@ class RpcHttp:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
         try:
-            context = self._gate.admit(request)
+            caller = self._gate.admit(request)
         except TlsRequired as error:
-            return refused(self._gate, RequestContext("", given_request_id(request)), error)
+            return refused(self._gate.unknown(request), error)
         try:
-            by_token = self._require_token(request, context)
-            client = self._budget_of(request, context, by_token=by_token)
-            self._gate.charge(context, "rpc", client)
+            caller.token = self._require_token(request, caller)
+            self._gate.charge(caller, "rpc")
             require_no_query_of_rpc(request)
             require_json(request, self._body_bytes, _MEDIA_TYPES)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
-            return refused(self._gate, context, error)
-        namespace = "rpc" if by_token else "public"
-        who = Client("token", client) if by_token and client else context.client
-        caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
+            return refused(caller, error)
         server = self._of_operator if self._is_operator(request) else self._public
         turn = request[TURNS].take
         answer = await server.answer(body, caller, partial(end_with_caller, request), turn)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
-        return respond(answer.body, request_id, status=answer.status, headers=context.headers)
+        return respond(answer.body, request_id, status=answer.status, headers=caller.headers)
 
     def _is_operator(self, request: web.Request) -> bool:
         if OPERATOR_HEADER not in request.headers or not is_on_socket(request):
@@ -461,21 +407,13 @@ class RpcHttp:
         given = request.headers[OPERATOR_HEADER].encode("utf-8", "surrogateescape")
         return hmac.compare_digest(given, self._proof)
 
-    def _require_token(self, request: web.Request, context: RequestContext) -> bool:
-        """Like Gate.require_token. Raises RateLimited after too many wrong tokens."""
+    def _require_token(self, request: web.Request, caller: Caller) -> str | None:
+        """Return the caller's token. Raises Unauthorized, and RateLimited after too many."""
         try:
-            return self._gate.require_token(request, context)
+            return self._gate.require_token(request, caller)
         except Unauthorized:
-            self._gate.note_wrong_token(context)
+            self._gate.note_wrong_token(caller)
             raise
-
-    def _budget_of(
-        self, request: web.Request, context: RequestContext, *, by_token: bool
-    ) -> str | None:
-        """The budget to charge: a token's, the socket's, or (None) the client address's."""
-        if by_token:
-            return "token:" + request.headers["x-agent-rpc-token"]
-        return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None
 
     def _methods(self, table: Methods) -> dict[str, RpcMethod[Caller]]:
         run = table.dispatcher
@@ -484,7 +422,7 @@ class RpcHttp:
     def _method(self, dispatcher: Dispatcher, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
-            reply = await carry_out(dispatcher, operation, caller, hint, params)
+            reply = await carry_out(dispatcher, operation, caller, hint, params, transport="rpc")
             if isinstance(reply.error, InternalError):
                 raise reply.error
             return orjson.Fragment(reply.body)
@@ -508,12 +446,12 @@ class RpcHttp:
         """Charge one further call of a batch; the request was charged for the first."""
         caller.calls += 1
         if caller.calls > 1:
-            self._gate.charge(caller.context, "rpc", caller.budget_of)
+            self._gate.charge(caller, "rpc")
 
 
 def _described(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
     """The error object of one call. Its ``Retry-After`` is also set as a header."""
-    caller.context.headers.update(error_headers(error))
+    caller.headers.update(error_headers(error))
     return error_object(error, request_id)
 
 
@@ -523,7 +461,7 @@ def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
     Raises InvalidInput for null, which would make an order that no retry finds again, and for a
     key in a header.
     """
-    require_no_key_header(caller.headers)
+    require_no_key_header(caller.given)
     if IDEMPOTENCY_KEY not in params:
         return None
     key = params.pop(IDEMPOTENCY_KEY)

@@ -17,17 +17,18 @@ from pydantic import BaseModel, TypeAdapter
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
-from rpcsvc.http.documents import links, recording
+from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
 from rpcsvc.http.documents.agent import example_swap
 from rpcsvc.http.documents.recording import RecordedCall
 from rpcsvc.http.site import Site
 from rpcsvc.operations import bff_models, models, narrowing, params
 from rpcsvc.operations.discovery import schemas_of
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.service import Example, Operation
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.strict_json import Json
 
 NULL: Final[Json] = {"type": "null"}
 _ROOT: Final = "#/components/schemas/"
@@ -36,10 +37,14 @@ _PLACEHOLDER: Final = "$orderId"
 OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
 # Notes for readers of the code, such as "(spec 2.3)", are removed from the document.
 _INTERNAL_NOTE: Final = re.compile(r"\s?\((?:spec|design)[^()]*\)")
-_KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
+_KEY_PROPERTY: Final = IDEMPOTENCY_KEY
 
 
 # --- names ---
+
+_DROPPED: Final = frozenset({"title", "$defs"})
+# Each of these keywords applies to one type only, so other types can be beside it.
+_OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
 def ref(name: str) -> Json:
@@ -77,7 +82,7 @@ def _title(model: type[BaseModel]) -> str:
 
 
 def component_schemas(site: Site) -> Json:
-    """Every named schema of the operations, sorted by name."""
+    """The named schemas of the operations, sorted by name."""
     found = _envelope_parts()
     for operation in site.operations:
         described = schemas_of(operation, site.networks)
@@ -139,7 +144,7 @@ def _with_references(value: Any, named: dict[str, tuple[str, Json]], used: Json)
 
 
 def in_path(name: str, path: str | None) -> bool:
-    """Whether a param is part of an operation's path."""
+    """Return whether a param is part of an operation's path."""
     return f"{{{name}}}" in (path or "")
 
 
@@ -308,7 +313,7 @@ def lifted(schema: Json, *, is_answer: bool) -> Json:
 
 
 def _tidy(schema: Json, *, is_answer: bool) -> Json:
-    """One schema without titles and null defaults, its choices as lists of types."""
+    """A schema without titles and null defaults, its choices as lists of types."""
     tidied: Json = {}
     for key, value in schema.items():
         if key in _DROPPED or (key, value) == ("default", None):
@@ -317,9 +322,6 @@ def _tidy(schema: Json, *, is_answer: bool) -> Json:
             continue
         tidied |= _tidy_keyword(key, value, is_answer=is_answer)
     return tidied
-
-
-_DROPPED: Final = frozenset({"title", "$defs"})
 
 
 def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
@@ -338,10 +340,6 @@ def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
         case (("items" | "additionalProperties" | "if" | "then" | "else"), dict()):
             value = _tidy(value, is_answer=is_answer)
     return {key: value}
-
-
-# Each of these keywords applies to one type only, so other types can be beside it.
-_OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
 
 
 def _choice(branches: list[Json]) -> Json:
@@ -382,7 +380,7 @@ def without_null(schema: Json) -> Json:
 
 
 def errors_by_code() -> dict[str, type[ServiceError]]:
-    """For each code the error that it stands for."""
+    """The error of each code, the one that it stands for."""
     found: dict[str, type[ServiceError]] = {}
     for cls in error_classes():
         found.setdefault(cls.code, cls)
@@ -465,7 +463,7 @@ def params_of(site: Site, example: Example) -> Json:
 
 
 def needs_order(call: Example | RecordedCall) -> bool:
-    """Whether an example is about an order that has to be made first."""
+    """Return whether an example is about an order that has to be made first."""
     return ORDER_ID in call.params
 
 

@@ -20,7 +20,7 @@ from rpcsvc.health import Health
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import error_headers, respond
 from rpcsvc.http.metrics import Labels, Metrics, counter, gauge
-from rpcsvc.operations.envelope import flat_failure
+from rpcsvc.operations.dispatch import flat_failure
 from rpcsvc.orders.settlement import Readings
 from rpcsvc.orders.waits import Waits
 from rpcsvc.store.leases import Lease
@@ -246,15 +246,14 @@ class MetricsHttp:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """All families."""
-        context = self._gate.admit(request)
+        caller = self._gate.admit(request)
         try:
-            self._gate.require_scraper(request, context)
+            self._gate.require_scraper(request, caller)
             found = await self._readout.families()
         except ServiceError as error:
-            request_id = context.request_id or self._gate.new_request_id()
-            headers = {**context.headers, **error_headers(error)}
+            headers = {**caller.headers, **error_headers(error)}
             status = error.http_status
-            return respond(flat_failure(error), request_id, status=status, headers=headers)
+            return respond(flat_failure(error), caller.request_id, status=status, headers=headers)
         registry = CollectorRegistry()
         registry.register(_Rendered([*self._metrics.families(), *found]))
         headers = {"content-type": CONTENT_TYPE_LATEST}

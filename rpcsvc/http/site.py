@@ -75,6 +75,13 @@ class Site(Struct, frozen=True):
         token = ' --token "$AGENT_RPC_TOKEN"' if self.rpc_needs_token else ""
         return f"--url {self.url}{token}"
 
+    def operation(self, name: str) -> Operation:
+        """Return an operation of the site. Raises KeyError when the site does not offer it."""
+        for operation in self.operations:
+            if operation.name == name:
+                return operation
+        raise KeyError(name)
+
     def rpc_method(self, operation: Operation) -> str:
         """The JSON-RPC method of an operation."""
         return f"{self.brand.slug}.{operation.name}"

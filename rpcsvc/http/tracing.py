@@ -34,8 +34,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order, OrderStatus
 from rpcsvc.ids import RandomBytes
-from rpcsvc.operations.envelope import Reply, code_of
-from rpcsvc.operations.service import Call, Effect
+from rpcsvc.operations.dispatch import code_of
+from rpcsvc.operations.service import Call, Effect, Reply
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 
 # A collector that does not answer delays the stop of the service by twice this.

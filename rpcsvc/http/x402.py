@@ -11,8 +11,9 @@ import orjson
 from aiohttp import web
 
 from rpcsvc.errors import InvalidInput, PaymentRequired
-from rpcsvc.operations.envelope import Json, Reply
+from rpcsvc.operations.service import Reply
 from rpcsvc.operations.x402 import FIELD, encoded
+from rpcsvc.strict_json import Json
 
 SIGNATURE: Final = "PAYMENT-SIGNATURE"
 REQUIRED: Final = "PAYMENT-REQUIRED"

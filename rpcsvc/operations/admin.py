@@ -19,10 +19,10 @@ from pydantic.alias_generators import to_camel
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import ASSETS, format_units
 from rpcsvc.errors import InvalidInput
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Operation, Service
 from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.strict_json import Json
 
 PREFIX: Final = "admin."
 MOST_LISTED: Final = 10_000

@@ -46,9 +46,8 @@ from rpcsvc.operations.bff_models import (
     Nothing,
     TwapConfig,
 )
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
-    combined,
+    Problems,
     read_destination,
     read_refund_address,
     read_session,
@@ -63,10 +62,16 @@ from rpcsvc.operations.swap import cancel_order, find_funding
 from rpcsvc.operations.views import draft_order_view, may_fund
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest, VenueQuote
+from rpcsvc.strict_json import Json
 
-# A list has at most so many of a session's newest orders.
+# The newest orders of a session that a list has at most.
 LONGEST_LIST = 100
 CREATE = "bff.orders.create"
+
+# A chunk of 2^53 USD in USDC units: far more than any order, so the order is not split.
+_MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
+# A percentage has two decimals: written by the same code as amounts are.
+_PERCENT = Asset("%", 2)
 
 
 class Pair(NamedTuple):
@@ -198,7 +203,7 @@ def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
 
 @contextmanager
 def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
-    """Translates refusals that all surfaces share into the fields, numbers and units of the BFF."""
+    """Translate refusals that all surfaces share into the fields, numbers and units of the BFF."""
     try:
         yield
     except UnsupportedChain as refusal:
@@ -218,13 +223,12 @@ def _amount_refused(refusal: InputError, received: str) -> InputError:
 def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
     xmr, usdc = ("from", "to") if to_usdc else ("to", "from")
     given = {"from": params.from_token, "to": params.to_token}
-    problems: list[InputError] = []
+    problems = Problems()
     if given[xmr] != XMR.symbol:
-        problems.append(_wrong_token(f"{xmr}Token", given[xmr], XMR.symbol, "chain 0"))
+        problems.add(_wrong_token(f"{xmr}Token", given[xmr], XMR.symbol, "chain 0"))
     if not _is_contract(given[usdc], chain):
-        problems.append(_wrong_token(f"{usdc}Token", given[usdc], chain.usdc_contract, chain.name))
-    if problems:
-        raise combined(problems)
+        problems.add(_wrong_token(f"{usdc}Token", given[usdc], chain.usdc_contract, chain.name))
+    problems.raise_found()
 
 
 def _is_contract(token: str, chain: Chain) -> bool:
@@ -265,29 +269,18 @@ def _amount(text: str, pair: Pair) -> Money:
 
 async def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
     pair = _pair(service, params)
-    problems: list[InputError] = []
-    session = None
-    try:
+    problems, refund_to = Problems(), None
+    with problems:
         session = read_session(params.session_id)
-    except InputError as problem:
-        problems.append(problem)
-    try:
+    with problems:
         to = await read_destination(params.to_address, pair.direction, service, field="toAddress")
-    except InputError as problem:
-        problems.append(problem)
-    refund_to = None
-    try:
-        if params.refund_address is not None:
+    if params.refund_address is not None:
+        with problems:
             refund_to = await read_refund_address(params.refund_address, pair.direction, service)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if params.funding is not None:
+    if params.funding is not None:
+        with problems:
             require_signable(pair.direction)
-    except InputError as problem:
-        problems.append(problem)
-    if problems:
-        raise combined(problems)
+    problems.raise_found()
     amount = _amount(params.from_amount, pair)
     plan = _plan(params.twap_config)
     who = call.client
@@ -303,10 +296,6 @@ async def _request(service: Service, params: BffOrderParams, call: Call) -> Orde
         to_field="toAddress",
         pays_gas=params.funding is not None,
     )
-
-
-# A chunk of 2^53 USD in USDC units: far more than any order, so the order is not split.
-_MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
 
 
 def _plan(config: TwapConfig | None) -> TwapPlan | None:
@@ -368,10 +357,6 @@ def _quote_view(found: VenueQuote, call: Call) -> Json:
             "amountUsd": _usd(fee, payout, rate),
         }
     return view | _funding_gas(found.funding_gas)
-
-
-# A percentage has two decimals: written by the same code as amounts are.
-_PERCENT = Asset("%", 2)
 
 
 def _new_order(service: Service, placed: PlacedOrder) -> bytes:

@@ -17,16 +17,17 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import CheckoutUrl, Time, TwapProgress, Units, View
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.params import (
+    AMOUNT_PATTERN,
     FundingKind,
     OrderId,
     Params,
     RefundAddress,
     SessionId,
 )
+from rpcsvc.strict_json import Json
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[
@@ -49,7 +50,7 @@ UsdText = Annotated[
     str,
     Field(
         description="US dollars as a decimal string; one USDC counts as one.",
-        json_schema_extra={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"},
+        json_schema_extra={"pattern": AMOUNT_PATTERN},
     ),
 ]
 
@@ -83,7 +84,7 @@ class BffQuoteParams(Params):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """By direction, and within it by chain."""
+        """Return the cases by direction, and within it by chain."""
         return [_pair_case(direction, networks) for direction in Direction]
 
     @classmethod
@@ -340,7 +341,7 @@ class BridgeDepositParams(BridgeParams):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """One: the exchange's addresses are those of EVM networks."""
+        """Return one case: the exchange's addresses are those of EVM networks."""
         return [{"properties": {"toAddress": narrowing.address(USDC, networks)}}]
 
 
@@ -353,7 +354,7 @@ class BridgeWithdrawParams(BridgeParams):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """One: Monero's addresses."""
+        """Return one case: Monero's addresses."""
         return [{"properties": {"toAddress": narrowing.address(XMR, networks)}}]
 
 

@@ -11,13 +11,13 @@ from rpcsvc.domain.order import PERPS, Order, Report
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.errors import OrderNotFound, Unavailable
 from rpcsvc.operations.bff_models import BridgeOrderIdParams, BridgeParams, Nothing
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import read_destination
 from rpcsvc.operations.ordering import PlacedOrder, place
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.swap import find_any_order
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import ExchangeRate, OrderRequest
+from rpcsvc.strict_json import Json
 
 
 async def rates(service: Service, _params: Nothing, _call: Call) -> Flat:

@@ -8,13 +8,16 @@ from typing import Any
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.operations.envelope import Answer, Json, action
-from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import NoParams
-from rpcsvc.operations.service import Call, Operation, Service
+from rpcsvc.operations.service import Answer, Call, Operation, Service, action
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
+from rpcsvc.strict_json import Json
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
 
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
@@ -52,7 +55,7 @@ def schemas_of(operation: Operation, networks: Networks) -> Json:
     """``{params, result}`` of one operation, from the models that validate."""
     params = operation.params.input_schema(networks)
     if operation.idempotent:
-        params["properties"]["idempotency-key"] = IDEMPOTENCY_KEY_SCHEMA
+        params["properties"][IDEMPOTENCY_KEY] = IDEMPOTENCY_KEY_SCHEMA
     return {"params": params, "result": operation.result.model_json_schema(by_alias=True)}
 
 
@@ -64,8 +67,6 @@ IDEMPOTENCY_KEY_SCHEMA: Json = {
     " there, blanks around it are no part of it.",
 }
 
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-_OBJECTS = {"type": "array", "items": {"type": "object"}}
 ENVELOPE_SCHEMA: Json = {
     "type": "object",
     "required": [

@@ -13,13 +13,13 @@ from typing import Any, Final
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import AGENT_STATE_OF, DepositKey, Order, OrderStatus
-from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.params import EventsParams
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_order
 from rpcsvc.operations.views import mined_txid
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
 from rpcsvc.store.changes import HistoryEntry
+from rpcsvc.strict_json import Json
 
 # Public names of the order machine's events (domain/events.py).
 TYPE_OF: Final = {
@@ -43,6 +43,9 @@ TYPE_OF: Final = {
     "TransferFailed": "transfer.failed",
 }
 
+# Longest silence of a stream: proxies close a connection after about a minute.
+HEARTBEAT_SECONDS: Final = 25
+
 
 async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     """The events after a cursor; if there are none, those that come within ``waitSec``.
@@ -59,10 +62,6 @@ async def events(service: Service, params: EventsParams, call: Call) -> Answer:
     cursor = entries[-1].version if entries else params.after
     data = {"events": [event_view(order, entry) for entry in entries], "cursor": cursor}
     return Answer(AGENT_STATE_OF[order.status], data, _next(order, cursor))
-
-
-# Longest silence of a stream: proxies close a connection after about a minute.
-HEARTBEAT_SECONDS: Final = 25
 
 
 async def follow(
@@ -99,7 +98,7 @@ async def _followed(
 
 
 def _is_all(order: Order, cursor: int) -> bool:
-    """Whether no more events will follow a cursor."""
+    """Return whether no more events will follow a cursor."""
     is_over = order.status.is_terminal and all(each.state.is_final for each in order.transfers)
     return is_over and cursor >= order.version
 

@@ -18,10 +18,9 @@ from rpcsvc.domain.authorizations import (
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import AGENT_STATE_OF, Order
 from rpcsvc.errors import OrderNotFundable, PaymentRefused, PaymentRequired
-from rpcsvc.operations.envelope import Answer, Json, X402Settlement
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import FundingParams
-from rpcsvc.operations.service import Call, Service, ViewContext
+from rpcsvc.operations.service import Answer, Call, Service, ViewContext, X402Settlement
 from rpcsvc.operations.swap import find_order, look_again
 from rpcsvc.operations.views import may_fund
 from rpcsvc.operations.x402 import (
@@ -34,6 +33,7 @@ from rpcsvc.operations.x402 import (
 )
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.store.authorizations import AuthorizationRecord, AuthorizationState
+from rpcsvc.strict_json import Json
 
 # An offer has to leave the payer some time to sign.
 _LEAST_OFFER_SECONDS: Final = 2 * LEAST_SECONDS
@@ -83,7 +83,7 @@ async def fund(service: Service, params: FundingParams, call: Call) -> Answer:
 
 
 def _is_repeated(known: AuthorizationRecord, order: Order, signed: SignedAuthorization) -> bool:
-    """Whether a payment is the one on record under its nonce."""
+    """Return whether a payment is the one on record under its nonce."""
     return known.order_id == order.order_id and known.signed.is_same_payment(signed)
 
 
@@ -134,7 +134,7 @@ def _settlement(record: AuthorizationRecord, chain_id: int) -> Json:
 
 
 async def _due(service: Service, authorizations: Authorizations, order: Order) -> Due:
-    """What has to be paid now. Raises OrderNotFundable."""
+    """The payment that is due now. Raises OrderNotFundable."""
     if not may_fund(order, service.clock.now_ms()):
         raise _not_fundable(order, "Nothing is due on the order any more")
     if _seconds_left(service, order) < _LEAST_OFFER_SECONDS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from types import SimpleNamespace
@@ -30,8 +31,6 @@ from rpcsvc.errors import (
     UnsupportedDirection,
     VerificationFailed,
 )
-from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.narrowing import as_integer
 from rpcsvc.operations.params import (
     LONGEST_NAME,
     ORDER_ID_PATTERN,
@@ -41,16 +40,35 @@ from rpcsvc.operations.params import (
 )
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports.venue import FaultKind
+from rpcsvc.strict_json import Json, as_integer
 
 P = TypeVar("P", bound=Params)
 T = TypeVar("T")
 
 _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
+# The header, and over JSON-RPC the param, of the key.
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 LEAST_PUBLIC_KEY = 16
 LONGEST_KEY = 255
 
 _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address", "funding")
+
+# Bounded: an answer to thousands of unknown properties would be many times their size.
+MOST_PROBLEMS: Final = 16
+# For how many of them a near name is looked for: a batch has fifty calls.
+_MOST_GUESSES: Final = 4
+_CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
+# How a validator names the branches of a union; they are no part of a field's name.
+_BRANCHES: Final = frozenset({"str", "int", "dict[str,any]"})
+# In any spelling: the idempotency key has a different place on each transport.
+_KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
+_KEY_PLACE: Final = (
+    "The key goes into the header idempotency-key over HTTPS, and into the param idempotency-key"
+    " over JSON-RPC, of calls that create an order."
+)
+_QUOTED: Final = re.compile(r"'([^']*)'")
+_LIMITS: Final = ("ge", "le", "min_length", "max_length")
 
 
 class SwapIntent(Struct, frozen=True):
@@ -73,27 +91,63 @@ class SwapIntent(Struct, frozen=True):
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
+class Problems:
+    """Collects the problems of a call's inputs, and raises them once, as one error.
+
+    ``with problems:`` takes the InputError or InputErrors that its block raises, and what follows
+    the block runs.
+    """
+
+    def __init__(self, found: Iterable[InputError] = ()) -> None:
+        self._found = list(found)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, InputError):
+            self._found.append(error)
+        elif isinstance(error, InputErrors):
+            self._found += error.problems
+        else:
+            return False
+        return True
+
+    def add(self, *problems: InputError) -> None:
+        """Add problems that were found without raising them."""
+        self._found += problems
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that have a problem."""
+        return frozenset(problem.field for problem in self._found)
+
+    @property
+    def error(self) -> InputError | InputErrors:
+        """One error for all problems. There has to be one."""
+        return self._found[0] if len(self._found) == 1 else InputErrors(self._found)
+
+    def raise_found(self) -> None:
+        """Raise one error for all problems; return if there are none."""
+        if self._found:
+            raise self.error
+
+
 async def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
     """Validate the params of a call together with its idempotency key.
 
     Raises InputError or InputErrors that name every problem, the key's included.
     """
-    wrong_key = None
+    problems = Problems()
     if call.idempotency_key is not None:
-        try:
+        with problems:
             read_key(call.idempotency_key, call.namespace)
-        except InvalidInput as problem:
-            wrong_key = problem
-    if wrong_key is None:
-        return await parse_params(model, params, service)
-    problems: list[InputError] = [wrong_key]
-    try:
-        await parse_params(model, params, service)
-    except InputError as problem:
-        problems.append(problem)
-    except InputErrors as others:
-        problems += others.problems
-    raise combined(problems)
+    with problems:
+        parsed = await parse_params(model, params, service)
+    problems.raise_found()
+    return parsed
 
 
 async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
@@ -103,46 +157,36 @@ async def parse_params(model: type[P], params: dict[str, Any], service: Service)
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
-        problems = problems_of(model, error)
-        problems += await _problems_of_rest(model, params, problems, service)
-        raise combined(problems) from None
-    return parsed
+        problems = Problems(problems_of(model, error))
+    else:
+        return parsed
+    await _read_rest(model, params, service, problems)
+    raise problems.error
 
 
-async def read_intent(params: Any, service: Service) -> tuple[SwapIntent, list[InputError]]:
-    """Read direction, chain, amount and addresses; returns them and all problems found."""
+async def read_intent(params: Any, service: Service, problems: Problems) -> SwapIntent:
+    """Read direction, chain, amount and addresses; what is wrong is added to ``problems``."""
     chain = amount = to = refund_to = None
     known = vars(params)  # pydantic is slow to report a missing attribute
     given, refund = known.get("to"), known.get("refund_address")
     direction = Direction(params.direction) if params.direction else None
-    problems: list[InputError] = []
-    try:
-        if params.chain is not None:
+    if params.chain is not None:
+        with problems:
             chain = service.chains.resolve(params.chain)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if params.amount is not None:
+    if params.amount is not None:
+        with problems:
             amount = _amount(params.amount, direction)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if given is not None:
+    if given is not None:
+        with problems:
             to = await read_destination(given, direction, service)
-    except InputError as problem:
-        problems.append(problem)
-    try:
-        if refund is not None and direction is not None:
+    if refund is not None and direction is not None:
+        with problems:
             refund_to = await read_refund_address(refund, direction, service)
-    except InputError as problem:
-        problems.append(problem)
     funding = known.get("funding")
-    try:
-        if funding is not None:
+    if funding is not None:
+        with problems:
             require_signable(direction)
-    except InputError as problem:
-        problems.append(problem)
-    return SwapIntent(direction, chain, amount, to, refund_to, funding), problems
+    return SwapIntent(direction, chain, amount, to, refund_to, funding)
 
 
 def require_signable(direction: Direction | None) -> None:
@@ -173,7 +217,7 @@ def read_session(session_id: str | None, *, field: str = "sessionId") -> str | N
 
 
 def is_session_id(text: str) -> bool:
-    """Whether ``text`` has the form of a session id, a UUID of version 4."""
+    """Return whether ``text`` has the form of a session id, a UUID of version 4."""
     return _UUID.fullmatch(text) is not None
 
 
@@ -191,14 +235,14 @@ def read_order_id(order_id: str) -> str:
 def read_key(key: object, namespace: str) -> str:
     """The idempotency key. Raises InvalidInput for a wrong form.
 
-    In the namespace that all callers share, whoever guesses a key gets the order's session.
+    In the namespace that all callers share, a guessed key gives the order's session away.
     """
     least = LEAST_PUBLIC_KEY if namespace == "public" else 1
     if not isinstance(key, str) or not _KEYS[least].fullmatch(key):
         raise InvalidInput(
             f"idempotency-key must be {least} to {LONGEST_KEY} printable ASCII characters. Send a"
             " UUID that is made for this order.",
-            field="idempotency-key",
+            field=IDEMPOTENCY_KEY,
             received=key,
         )
     return key
@@ -308,28 +352,17 @@ def require_verified(verify: str | None, to_address: str) -> None:
         )
 
 
-async def _problems_of_rest(
-    model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
-) -> list[InputError]:
-    """The problems in the meaning of well-typed inputs, so that one correction can fix all
-    of them.
-    """
-    wrong = {problem.field for problem in found}
+async def _read_rest(
+    model: type[Params], params: dict[str, Any], service: Service, problems: Problems
+) -> None:
+    """Read the meaning of well-typed inputs, so that one correction can fix all problems."""
+    wrong = problems.fields
     known = {name: info.alias or name for name, info in model.model_fields.items()}
     names = {name for name, wire in known.items() if wire not in wrong}
     rest = {
         name: as_integer(params.get(known[name])) if name in names else None for name in _INTENT
     }
-    return (await read_intent(SimpleNamespace(**rest), service))[1]
-
-
-# Bounded: an answer to thousands of unknown properties would be many times their size.
-MOST_PROBLEMS: Final = 16
-# For how many of them a near name is looked for: a batch has fifty calls.
-_MOST_GUESSES: Final = 4
-
-
-_CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
+    await read_intent(SimpleNamespace(**rest), service, problems)
 
 
 HINTS = {
@@ -366,35 +399,13 @@ HINTS = {
 }
 
 
-# How a validator names the branches of a union; they are no part of a field's name.
-_BRANCHES: Final = frozenset({"str", "int", "dict[str,any]"})
-
-
-# In any spelling: the idempotency key has a different place on each transport.
-_KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
-
-
-_KEY_PLACE: Final = (
-    "The key goes into the header idempotency-key over HTTPS, and into the param idempotency-key"
-    " over JSON-RPC, of calls that create an order."
-)
-
-
-_QUOTED: Final = re.compile(r"'([^']*)'")
-
-
-def combined(problems: list[InputError]) -> InputError | InputErrors:
-    """One error for all the problems of a call."""
-    return problems[0] if len(problems) == 1 else InputErrors(problems)
-
-
 def missing(field: str) -> MissingInput:
     """The error for a required input that was not sent."""
     return MissingInput(f"{field} is missing. {HINTS.get(field, '')}".strip(), field=field)
 
 
 def problems_of(model: type[Params], error: ValidationError) -> list[InputError]:
-    """One problem per field, although a union reports each of its branches."""
+    """Return one problem for each field, although a union reports each of its branches."""
     by_field: dict[str, InputError] = {}
     for count, item in enumerate(error.errors(include_url=False)[:MOST_PROBLEMS]):
         by_field.setdefault(_path(item), _problem(model, item, is_guessed=count < _MOST_GUESSES))
@@ -520,9 +531,6 @@ _BOUNDS: Final = {
     "string_too_short": ("minimumLength", "is too short: send at least {} character."),
     "string_too_long": ("maximumLength", "is too long: send at most {} characters."),
 }
-
-
-_LIMITS: Final = ("ge", "le", "min_length", "max_length")
 
 
 _TYPES: Final = {

@@ -7,31 +7,19 @@ checksums, limits that move with the rate, addresses of the service or of a toke
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BeforeValidator
 
 from rpcsvc.domain.addresses import EVM_PATTERN, ZERO_ADDRESS, MoneroNetwork, monero_pattern
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
-from rpcsvc.operations.envelope import Json
+from rpcsvc.domain.money import MAX_UNITS, XMR, Asset, decimal_pattern
+from rpcsvc.strict_json import Json, as_integer
 
 _NULL: Final = {"type": "null"}
 
 
-def as_integer(value: Any) -> Any:
-    """Converts 42161.0 to 42161, since JSON has one kind of number and some languages write all as
-    floats.
-
-    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
-    """
-    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
-    return int(value) if is_whole else value
-
-
 # Type of whole numbers that callers send; fractions are refused.
-
-
 WHOLE: Final = BeforeValidator(as_integer)
 
 
@@ -128,7 +116,7 @@ def amount(*assets: Asset) -> Json:
     digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
     return {
         "type": "string",
-        "pattern": rf"^(0|[1-9][0-9]{{0,{digits - 1}}})(\.[0-9]{{1,{decimals}}})?$",
+        "pattern": f"^{decimal_pattern(digits, decimals)}$",
         "not": {"type": "string", "pattern": "^[0.]+$"},
     }
 

@@ -32,8 +32,8 @@ from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.domain.webhooks import Webhook
-from rpcsvc.operations.envelope import Answer, head
-from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, with_session
+from rpcsvc.operations.dispatch import head
+from rpcsvc.operations.service import NO_SESSION, Answer, Service, Stored, ViewContext, with_session
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim, retried
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, VenueQuote

@@ -12,27 +12,27 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
+from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR, decimal_pattern
 from rpcsvc.domain.payment_check import TRANSACTION_KEYS, require_no_secret, require_unsigned
 from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.webhooks import LONGEST_URL, SECRET_PATTERN, URL_PATTERN
 from rpcsvc.operations import narrowing
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import WHOLE, Networks
 from rpcsvc.operations.x402 import describe_payment
 from rpcsvc.orders.ports.venue import NEEDED, RATE_PATTERN, FaultKind
 from rpcsvc.orders.quoted import PATTERN as DIGEST_PATTERN
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.strict_json import Json
 
 # Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
 UUID_PATTERN = (
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
 )
 ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
-# Of a field's name in an error.
+# The characters of a field's name in an error.
 LONGEST_NAME = 64
-AMOUNT_PATTERN = r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"
+AMOUNT_PATTERN = f"^{decimal_pattern()}$"
 
 Direction = Annotated[
     Literal["x2u", "u2x"],
@@ -228,7 +228,7 @@ class PlanParams(Params):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """By direction; while it is not known, an amount of either asset and either address."""
+        """Return the cases by direction; without one, an amount and address of either asset."""
         unknown = {
             "direction": {"const": None},
             "chain": narrowing.chain(networks),
@@ -251,7 +251,7 @@ class QuoteParams(Params):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:
-        """By direction."""
+        """Return the cases by direction."""
         return [_swap_case(direction, networks) for direction in DirectionKind]
 
 
@@ -406,7 +406,7 @@ class CheckParams(Params):
 
     @classmethod
     def screen(cls, given: Mapping[str, Any]) -> None:
-        """What is signed or a key, in whichever field: it would be repeated as received."""
+        """Refuse signed transactions and private keys in every field: errors echo what came."""
         for name, value in given.items():
             require_no_secret(name, "params")
             if name == "transaction":
@@ -517,7 +517,7 @@ class FaultParams(Params):
 
     @classmethod
     def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the base class's parameter
-        """By what a fault needs."""
+        """Return the cases by what a fault needs."""
         needs: dict[str | None, Json] = {
             None: {},
             "orderId": {"type": "string"},

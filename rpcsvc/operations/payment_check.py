@@ -22,19 +22,20 @@ from rpcsvc.domain.payment_check import (
     require_no_secret,
 )
 from rpcsvc.errors import InvalidInput, InvalidJson
-from rpcsvc.operations.envelope import Answer, Json, action, showable
+from rpcsvc.operations.dispatch import showable
 from rpcsvc.operations.params import CheckParams
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Answer, Call, Service, action
 from rpcsvc.operations.swap import find_funding, look_again
 from rpcsvc.operations.views import may_fund
 from rpcsvc.orders.ports.wallets import NetworkNames
+from rpcsvc.strict_json import Json
 
 _WAYS = "Send one of: transaction; paymentUri; address, amount, asset and chain."
 _MOST_DEPTH = 4
 
 
 async def check(service: Service, params: CheckParams, _call: Call) -> Answer:
-    """Whether the payment is the one that the order waits for.
+    """Return whether the payment is the one that the order waits for.
 
     Raises OrderNotFound, and InvalidInput for what is signed or holds a key.
     """

@@ -21,12 +21,11 @@ from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.order import Terms
+from rpcsvc.domain.order import AgentState, Terms
 from rpcsvc.domain.reservations import SOCKET, TICKETS_REASON, Client
 from rpcsvc.domain.webhooks import Targets
-from rpcsvc.errors import RateLimited, Unavailable
+from rpcsvc.errors import RateLimited, ServiceError, Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
@@ -37,12 +36,20 @@ from rpcsvc.store.changes import Ticket, TicketCharge, TicketsTaken
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.replicas import RateRows
 from rpcsvc.store.webhooks import WebhookStore
+from rpcsvc.strict_json import Json
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, session_sha256
 
 # Parts of a log as they arrive; an empty list after a silent while.
 Parts: TypeAlias = "AsyncGenerator[list[Json], None]"
 Follow: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Parts | None]]"
 Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
+
+# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
+_ROW_BYTES: Final = 200
+# The bytes of a day by this are kept for tickets of orders with money in them.
+_KEPT_FOR_MONEY: Final = 4
+_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
+NO_SESSION = (None, "none")
 
 
 class Effect(StrEnum):
@@ -127,7 +134,7 @@ class Cli(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
+    """An operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
 
     The agent API, the BFF and the admin methods are tables of it. Dispatcher, routes, command line
     and documents are loops over them.
@@ -162,13 +169,6 @@ class Operation(Struct, frozen=True, eq=False):
         """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
         name = kebab(self.name).replace(".", ":")
         return name if self.sandbox_only else f"agent:{name}"
-
-
-# Bytes of a ticket beside its texts: numbers, ids, its row and its client's count.
-_ROW_BYTES: Final = 200
-# One part in so many of a day's bytes.
-_KEPT_FOR_MONEY: Final = 4
-_LATER: Final = "Write again tomorrow, or to the contact that the service publishes."
 
 
 class TicketBudget(NamedTuple):
@@ -296,7 +296,7 @@ def with_sandbox(
 
 
 class Call(NamedTuple):
-    """One call: who asks, under which idempotency key, and which integrator brings it.
+    """A call: who asks, under which idempotency key, and which integrator brings it.
 
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
     caller did not send, and is no part of what an idempotency key stands for.
@@ -318,7 +318,45 @@ class Call(NamedTuple):
     held_to: str | None = None
 
 
-NO_SESSION = (None, "none")
+class X402Settlement(NamedTuple):
+    """The SettlementResponse of an x402 payment; None while the outcome is unknown."""
+
+    response: Json | None
+
+
+class Answer(NamedTuple):
+    """The result of an operation. ``next_actions`` hold calls that can be sent as they stand.
+
+    ``settlement`` is set if the order is paid by x402.
+    """
+
+    state: AgentState
+    data: Json
+    next_actions: Sequence[Json] = ()
+    missing_inputs: Sequence[str] = ()
+    validation_errors: Sequence[Json] = ()
+    ok: bool = True
+    settlement: X402Settlement | None = None
+
+
+class Reply(NamedTuple):
+    """An answer ready to send: the envelope's JSON bytes, and what the transport adds."""
+
+    body: bytes
+    http_status: int = 200
+    replayed: bool = False
+    error: ServiceError | None = None
+    settlement: X402Settlement | None = None
+
+
+def action(
+    name: str, description: str, operation: str | None = None, params: Json | None = None
+) -> Json:
+    """A next action; with an operation, a call that can be sent as it stands."""
+    step: Json = {"action": name, "description": description}
+    if operation is not None:
+        step |= {"operation": operation, "params": params or {}}
+    return step
 
 
 class Flat(NamedTuple):

@@ -18,19 +18,18 @@ from rpcsvc.domain.order import AGENT_STATE_OF, REFUND_ADDRESS, AgentState, Orde
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.reservations import SOCKET
 from rpcsvc.errors import (
-    InputError,
     InvalidDestination,
-    InvalidInput,
     OrderNotFound,
     Unavailable,
 )
-from rpcsvc.operations.envelope import Answer, Json, action
-from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
+from rpcsvc.operations.inputs import Problems, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import ListParams, RefundAddressParams, SupportParams
 from rpcsvc.operations.service import (
     NO_SESSION,
+    Answer,
     Call,
     Service,
+    action,
     session_source,
     with_session,
 )
@@ -38,11 +37,14 @@ from rpcsvc.operations.swap import find_any_order, look_again, require_owner
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.store.changes import Change, Ticket
 from rpcsvc.store.database import StaleWrite
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 
 # How often a ticket budget is read again because another ticket was charged to it meanwhile.
 _TRIES: Final = 5
+
+_ACCEPTED = "Look at the order again until its refund has settled."
 
 
 async def list_orders(service: Service, params: ListParams, call: Call) -> Answer:
@@ -113,9 +115,6 @@ async def set_refund_address(service: Service, params: RefundAddressParams, call
     return Answer(AgentState.READY, data, [step])
 
 
-_ACCEPTED = "Look at the order again until its refund has settled."
-
-
 def _why_not(order: Order) -> str:
     if order.terms.refund_address is not None:
         return "The order was made with a refundAddress, and refunds go there and nowhere else."
@@ -125,7 +124,7 @@ def _why_not(order: Order) -> str:
 
 
 async def _give(service: Service, order: Order, address: str, params: RefundAddressParams) -> bool:
-    """Whether the order takes the address. Giving the same address again is accepted."""
+    """Return whether the order takes the address. Giving the same address again is accepted."""
     if order.terms.refund_address is not None:
         return False
     if order.refund_to == address:
@@ -151,7 +150,7 @@ def _upstream_ticket(service: Service, params: RefundAddressParams) -> Ticket:
 
 
 def awaits_address(order: Order) -> bool:
-    """Whether a refund of the order waits for an address, here or at its upstream."""
+    """Return whether a refund of the order waits for an address, here or at its upstream."""
     return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
 
 
@@ -225,18 +224,12 @@ def _read_ids(params: SupportParams) -> tuple[str | None, str | None]:
 
     Raises InvalidInput or InputErrors for malformed ones.
     """
-    session = order_id = None
-    problems: list[InputError] = []
-    try:
+    problems = Problems()
+    with problems:
         session = read_session(params.session_id)
-    except InvalidInput as problem:
-        problems.append(problem)
-    try:
+    with problems:
         order_id = None if params.order_id is None else read_order_id(params.order_id)
-    except InvalidInput as problem:
-        problems.append(problem)
-    if problems:
-        raise combined(problems)
+    problems.raise_found()
     return session, order_id
 
 
@@ -266,7 +259,7 @@ async def _refund_address(
 
 
 def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
-    """Whether the ticket sets a refund address: no budget may block a refund."""
+    """Return whether the ticket sets a refund address: no budget may block a refund."""
     if order is None or refund_to is None:
         return False
     return awaits_address(order)

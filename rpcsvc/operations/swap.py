@@ -20,18 +20,16 @@ from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, req
 from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.errors import (
-    InputError,
-    InvalidInput,
     MissingInput,
     OrderNotFound,
     Unavailable,
     VerificationFailed,
 )
-from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
+from rpcsvc.operations.dispatch import head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
+    Problems,
     SwapIntent,
-    combined,
     keyed_webhook,
     missing,
     read_intent,
@@ -51,10 +49,12 @@ from rpcsvc.operations.params import (
     SwapParams,
 )
 from rpcsvc.operations.service import (
+    Answer,
     Call,
     SandboxService,
     Service,
     Stored,
+    action,
     session_source,
     with_session,
 )
@@ -62,6 +62,7 @@ from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, QuoteRequest, VenueQuote
 from rpcsvc.orders.quoted import FIELD, QuotedTerms, quote_terms, read_digest, write_digest
+from rpcsvc.strict_json import Json
 
 DEPOSIT_POLICY = [
     {
@@ -105,6 +106,11 @@ DEPOSIT_POLICY = [
 
 # Rendered once, because every quote has the same.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
+
+_NO_SESSION = (
+    "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
+    " it tells a repeated call from a new order, and is half of the order's secret."
+)
 
 
 def quote_view(service: Service, quote: VenueQuote) -> dict[str, Any]:
@@ -150,12 +156,15 @@ def _funding_fees(quote: VenueQuote) -> Json:
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
     """The known inputs of a swap, normalised, and the missing ones. Reserves nothing."""
-    intent, problems = await read_intent(params, service)
+    problems = Problems()
+    intent = await read_intent(params, service, problems)
     if not problems:
-        problems = await _limit_problems(service, intent)
+        with problems:
+            await _require_possible(service, intent)
     if problems:
-        wrong = {problem.field for problem in problems}
-        raise combined(problems + [missing(name) for name in intent.missing if name not in wrong])
+        wrong = problems.fields
+        problems.add(*(missing(name) for name in intent.missing if name not in wrong))
+    problems.raise_found()
     data = {"intent": _intent_view(intent, has_funds=params.has_funds)}
     if intent.missing:
         actions = [action(f"provide_{name}", HINTS[name]) for name in intent.missing]
@@ -165,9 +174,9 @@ async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
 
 async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     """A price for the amount at the current rate."""
-    intent, problems = await read_intent(params, service)
-    if problems:
-        raise combined(problems)
+    problems = Problems()
+    intent = await read_intent(params, service, problems)
+    problems.raise_found()
     request = QuoteRequest(
         *_swap_of(intent), client=call.client, pays_gas=intent.funding is not None
     )
@@ -216,7 +225,7 @@ async def _wait_for_change(service: Service, params: StatusParams, call: Call) -
 
 
 async def is_being_paid(authorizations: Authorizations, order_id: str) -> bool:
-    """Whether a signed payment of the order is under way.
+    """Return whether a signed payment of the order is under way.
 
     Read the order afterwards: if the payment just ended, the order then has its deposit.
     """
@@ -273,20 +282,16 @@ def _no_order(order_id: str) -> OrderNotFound:
 # --- plan ---
 
 
-async def _limit_problems(service: Service, intent: SwapIntent) -> list[InputError]:
-    """Problems with an unusable chain or funding, or an amount outside the limits, as far as they
-    are known.
+async def _require_possible(service: Service, intent: SwapIntent) -> None:
+    """Raise an InputError for an unusable chain or funding, or an amount outside the limits, as
+    far as they are known.
     """
-    try:
-        if intent.chain is not None:
-            service.venue.profile.require_offered(intent.chain)
-        if intent.funding is not None:
-            service.venue.profile.require_authorizations()
-        if intent.amount is not None:
-            await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
-    except InputError as problem:
-        return [problem]
-    return []
+    if intent.chain is not None:
+        service.venue.profile.require_offered(intent.chain)
+    if intent.funding is not None:
+        service.venue.profile.require_authorizations()
+    if intent.amount is not None:
+        await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
 
 
 async def _require_within_limits(
@@ -343,41 +348,23 @@ def _ready_actions(intent: SwapIntent, *, has_funds: bool | None) -> list[Json]:
 def _swap_of(intent: SwapIntent) -> tuple[Direction, Chain, Money]:
     """Direction, chain and amount, which the params model guarantees."""
     if intent.direction is None or intent.chain is None or intent.amount is None:
-        raise combined([missing(name) for name in intent.missing if name != "to"])
+        raise Problems(missing(name) for name in intent.missing if name != "to").error
     return intent.direction, intent.chain, intent.amount
 
 
-_NO_SESSION = (
-    "sessionId is missing. Make a random UUID (version 4) for this order, from a random generator:"
-    " it tells a repeated call from a new order, and is half of the order's secret."
-)
-
-
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
-    intent, problems = await read_intent(params, service)
-    session = None
-    try:
+    problems = Problems()
+    intent = await read_intent(params, service, problems)
+    with problems:
         session = read_session(params.session_id)
-    except InvalidInput as problem:
-        problems.append(problem)
     if call.keyed_by_terms and params.session_id is None:
-        problems.append(MissingInput(_NO_SESSION, field="sessionId"))
-    webhook = None
-    try:
+        problems.add(MissingInput(_NO_SESSION, field="sessionId"))
+    with problems:
         webhook = read_webhook(params.webhook, service)
-    except InputError as problem:
-        problems.append(problem)
-    held: list[QuotedTerms] = []
-    try:
-        held = [
-            _quoted(each, intent)
-            for each in (params.quote_digest, call.held_to)
-            if each is not None
-        ]
-    except InvalidInput as problem:
-        problems.append(problem)
-    if problems:
-        raise combined(problems)
+    digests = [each for each in (params.quote_digest, call.held_to) if each is not None]
+    with problems:
+        held = [_quoted(each, intent) for each in digests]
+    problems.raise_found()
     to, refund_to = intent.to or "", intent.refund_address
     request = OrderRequest(
         *_swap_of(intent),

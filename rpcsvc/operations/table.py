@@ -25,8 +25,8 @@ from rpcsvc.operations import (
     tools,
     webhooks,
 )
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Effect, Example, Operation
+from rpcsvc.strict_json import Json
 
 T = TypeVar("T")
 

@@ -28,14 +28,20 @@ from rpcsvc.errors import InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import session
 from rpcsvc.operations.admin import MOST_LISTED, admin_row
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import Params, SupportParams
 from rpcsvc.operations.service import Call, Cli, Confirmation, Effect, Flat, Service
 from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 
 # --- params ------------------------------------------------------------------------------------
+
+_STATES: Final = {
+    "pending": tuple(state for state in TransferState if state not in FINAL_TRANSFERS),
+    "all": tuple(TransferState),
+}
+_ONE: Final = {"transfer_id": "TRANSFER"}
 
 
 class TransfersParams(Params):
@@ -68,11 +74,6 @@ class RefundParams(Params):
 
 # --- the next step of a transfer ---------------------------------------------------------------
 
-_STATES: Final = {
-    "pending": tuple(state for state in TransferState if state not in FINAL_TRANSFERS),
-    "all": tuple(TransferState),
-}
-
 
 def receipt_of(item: BookedTransfer) -> dict[str, Any] | None:
     """The receipt that proves a transfer."""
@@ -92,7 +93,7 @@ def next_of(item: BookedTransfer, signed: Sequence[Signed], paused: str | None) 
 
 
 def is_blocked(item: BookedTransfer) -> bool:
-    """Whether the transfer is a refund that the agreed refund address refused."""
+    """Return whether the transfer is a refund that the agreed refund address refused."""
     failed = item.state is TransferState.FAILED and item.kind == TransferKind.REFUND.value
     return failed and item.action_required == REFUND_BLOCKED
 
@@ -109,7 +110,7 @@ def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
 
 
 def _cancellation(item: BookedTransfer) -> str:
-    """Says when an unsigned payout is cancelled."""
+    """Say when an unsigned payout is cancelled."""
     is_payout = item.kind == TransferKind.PAYOUT.value
     waits = item.state is TransferState.PLANNED and item.on_deadline is OnDeadline.REFUND
     if not (is_payout and waits and item.deadline_at is not None):
@@ -172,7 +173,7 @@ class Transfers:
         return Flat({"paused": paused, "transfers": views})
 
     async def show_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:
-        """Everything about one payout or refund. Raises InvalidInput."""
+        """Describe one payout or refund. Raises InvalidInput."""
         item = await self._find(service, params.transfer_id)
         paused = self._paused()
         view = await self._view(item, paused, full=params.full)
@@ -319,7 +320,6 @@ def _address(service: Service, order: Order, text: str) -> str:
     return parse_monero_address(text, field="address", networks=service.monero_networks).text
 
 
-_ONE: Final = {"transfer_id": "TRANSFER"}
 TRANSFERS: Final = (
     admin_row(
         "payouts.list",

@@ -12,7 +12,6 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.withdrawals import Withdrawal
 from rpcsvc.operations.admin import MOST_LISTED, admin_row, json_of
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.params import NoParams, Params
 from rpcsvc.operations.service import Call, Cli, Effect, Flat, Service
 from rpcsvc.orders.settlement import Treasury
@@ -22,6 +21,9 @@ from rpcsvc.orders.withdrawals import (
     Withdrawals,
     read_request,
 )
+from rpcsvc.strict_json import Json
+
+_INCOMPLETE: Final = ". Exit status: 0, or 1 when a node or wallet could not be asked."
 
 
 class AnnotationParams(Params):
@@ -65,7 +67,6 @@ async def remove(
     return Flat(json_of(await treasury.remove_annotation(params.network, params.txid)))
 
 
-_INCOMPLETE: Final = ". Exit status: 0, or 1 when a node or wallet could not be asked."
 TREASURY: Final = (
     admin_row(
         "treasury.show",

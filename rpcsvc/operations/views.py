@@ -26,8 +26,8 @@ from rpcsvc.domain.order import (
     TransferState,
     TwapPlan,
 )
-from rpcsvc.operations.envelope import Json, action
-from rpcsvc.operations.service import ViewContext
+from rpcsvc.operations.service import ViewContext, action
+from rpcsvc.strict_json import Json
 
 _LOCK_WARNING = (
     "The rate is locked until priceLockedUntil, which comes earlier if the market moves far. A"
@@ -77,7 +77,7 @@ def _twap(order: Order, now: int) -> Json:
 
 
 def may_fund(order: Order, now: int) -> bool:
-    """Whether the user should send something yet; the address is valid until ``expiresAt``."""
+    """Return whether the user may still send; the address is valid until ``expiresAt``."""
     awaits = order.status in AWAITS_DEPOSIT and order.due_units > 0
     return awaits and now < order.terms.expires_at
 
@@ -101,7 +101,7 @@ def order_view(views: ViewContext, order: Order, now: int, *, is_paying: bool) -
 
 
 def _price_locked_until(order: Order) -> str | None:
-    """Until when the rate is or was locked; None for an order that an upstream settles."""
+    """The end of the price lock; None for an order that an upstream settles."""
     return None if order.terms.upstream_id is not None else iso8601(order.price_locked_until)
 
 
@@ -180,7 +180,7 @@ def _refund_warning(order: Order) -> str:
 
 
 def deposit_view(order: Order, deposit: Deposit) -> Json:
-    """One entry of ``data.deposits``."""
+    """An entry of ``data.deposits``."""
     return {
         "txid": deposit.key.txid,
         "amount": format_units(deposit.units, order.terms.deposit_asset),
@@ -199,7 +199,7 @@ def _use(order: Order, deposit: Deposit) -> str:
 
 
 def transfer_view(transfer: Transfer) -> Json:
-    """One entry of ``data.transfers``."""
+    """An entry of ``data.transfers``."""
     return {
         "kind": transfer.kind.value,
         "address": transfer.address,
@@ -262,13 +262,13 @@ def status_actions(
 
 
 def awaits_upstream_refund(order: Order) -> bool:
-    """Whether an upstream may wait for an XMR address: it reports only the address that it has."""
+    """Return whether an upstream may wait for an XMR address: it reports only one it has."""
     is_going_back = order.status is OrderStatus.REFUNDING or _was_swapped_in_part(order.report)
     return is_going_back and order.refund_to is None and may_be_refunded_upstream(order)
 
 
 def may_be_refunded_upstream(order: Order) -> bool:
-    """Whether an upstream may still use an address, also for deposits after the order's end.
+    """Return whether an upstream may still use an address, also for deposits after the order's end.
 
     Its last report on a finished order may be old, because nobody polls it any more.
     """
@@ -279,7 +279,7 @@ def may_be_refunded_upstream(order: Order) -> bool:
 
 
 def _was_swapped_in_part(report: Report | None) -> bool:
-    """Whether a part of the deposit was not swapped, and nothing was sent back yet."""
+    """Return whether a part of the deposit was not swapped, and nothing was sent back yet."""
     if report is None or report.extra is None or report.refund_txid is not None:
         return False
     return report.output is not None and orjson.loads(report.extra).get("status") == "failed"

@@ -17,17 +17,18 @@ from rpcsvc.domain.webhooks import message_id
 from rpcsvc.errors import InvalidInput
 from rpcsvc.operations import admin
 from rpcsvc.operations.admin import admin_row
-from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.events import TYPE_OF, event_view
 from rpcsvc.operations.ordering import status_answer
 from rpcsvc.operations.params import DeliveriesParams, Params
 from rpcsvc.operations.service import (
+    Answer,
     Call,
     Cli,
     Effect,
     Flat,
     Service,
     ViewContext,
+    action,
     session_source,
     with_session,
 )
@@ -35,6 +36,7 @@ from rpcsvc.operations.swap import find_any_order, find_order, is_being_paid, re
 from rpcsvc.orders.authorizations import Authorizations
 from rpcsvc.store.orders import OrderStore
 from rpcsvc.store.webhooks import BookedDelivery, BookedWebhook
+from rpcsvc.strict_json import Json
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,8 @@ from rpcsvc.domain.addresses import EVM_PATTERN
 from rpcsvc.domain.authorizations import Due, SignedAuthorization
 from rpcsvc.domain.usdc import LARGEST_WORD, Authorization
 from rpcsvc.errors import InvalidInput, InvalidJson
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import WHOLE
+from rpcsvc.strict_json import Json
 
 FIELD: Final = "payment"
 VERSION: Final = 2
@@ -167,7 +167,7 @@ def _decoded(text: str) -> Json:
 
 
 def requirements(due: Due, seconds: int) -> PaymentRequirements:
-    """The requirements to sign for a payment that is due, valid for so many seconds."""
+    """The requirements to sign for a payment that is due, valid for ``seconds``."""
     domain = due.domain
     extra = {"name": domain.name, "version": domain.version, "assetTransferMethod": EIP3009}
     return PaymentRequirements.model_validate(

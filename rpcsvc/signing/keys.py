@@ -34,6 +34,13 @@ HANDOVER_SECONDS: Final = 10
 _FORMAT: Final = 1
 Json = dict[str, Any]
 
+KEYS_DIR: Final = "keys"
+RING_NAME: Final = "ring.json"
+FRESH_NAME: Final = "ring.json.new"
+_LARGEST_RING: Final = 1024 * 1024
+PUBLISHED_MINUTES: Final = 15
+LEAST_PUBLISHED_MINUTES: Final = 10
+
 
 class SigningKeyError(Exception):
     """The keys can't be used as they are; the message says what the operator has to do."""
@@ -81,7 +88,7 @@ class Keys(Struct, frozen=True):
         return Keys(self.next.key, (old, *self.retired))
 
     def is_handed_over(self, second: int) -> bool:
-        """Whether no replica signs with ``current`` any more, because the next key took over."""
+        """Return whether every replica has left ``current`` for the next key."""
         return self.next is not None and second >= self.next.signs_from + HANDOVER_SECONDS
 
 
@@ -174,17 +181,13 @@ def _moment(text: str) -> str:
 
 
 log = structlog.get_logger(__name__)
-KEYS_DIR: Final = "keys"
-RING_NAME: Final = "ring.json"
-FRESH_NAME: Final = "ring.json.new"
-_LARGEST_RING: Final = 1024 * 1024
-# Of a file: another one, or one that was written, has another.
+# The mark of a file: a new or a changed file has another.
 Mark = tuple[int, int, int, int]
 
 
 @contextmanager
 def explaining(directory: Path) -> Iterator[None]:
-    """Whatever the system refuses within is raised as a SigningKeyError."""
+    """Raise what the system refuses within the block as a SigningKeyError."""
     try:
         yield
     except OSError as error:
@@ -315,8 +318,6 @@ def _overwrite(fd: int) -> None:
         log.warning("signing_key_overwrite_failed", reason=str(error))
 
 
-PUBLISHED_MINUTES: Final = 15
-LEAST_PUBLISHED_MINUTES: Final = 10
 """How long a key is published before it signs. Verifiers keep a key set for up to ten minutes."""
 
 RandomBytes = Callable[[int], bytes]

@@ -14,6 +14,7 @@ import orjson
 from msgspec import Struct
 
 from rpcsvc.domain.chains import MONERO_NETWORK
+from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.domain.reservations import funded_reservations_of, reservations_of
@@ -109,7 +110,7 @@ _FEES_BETWEEN: Final = (
     " coalesce(l1_fee, 0) AS besides FROM evm_payments"
     " WHERE prepared_at >= :since AND prepared_at < :before AND mined_txid IS NOT NULL"
 )
-_LATEST: Final = 2**63 - 1
+_LATEST: Final = LARGEST_INTEGER
 _WITHDRAWALS_OVER: Final = (
     "SELECT network, state, count(*) AS withdrawals FROM withdrawals"
     " WHERE state IN ('settled', 'failed', 'cancelled') GROUP BY network, state"

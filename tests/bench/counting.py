@@ -6,8 +6,7 @@ import sys
 import time
 
 from rpcsvc.http.metrics import Metrics
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 
 
 def count(calls: int) -> None:

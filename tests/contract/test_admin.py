@@ -53,7 +53,7 @@ async def over_socket(served: Served) -> AsyncIterator[Socket]:
             yield Socket(session, operator_headers(data_dir))
 
 
-def test_the_table_is_the_one_that_is_tried(served: Served) -> None:
+def test_admin_table_has_the_tested_methods(served: Served) -> None:
     assert [operation.name for operation in served.up.admin] == [PREFIX + m for m in METHODS]
 
 

@@ -110,7 +110,7 @@ async def test_a_wrong_destination_is_refused(served: Served, way: str, to: str)
     assert served.count("orders") == 0
 
 
-async def test_swaps_and_bridge_orders_are_not_each_other(served: Served) -> None:
+async def test_swap_and_bridge_orders_are_found_on_their_own_paths(served: Served) -> None:
     bridged = (await post(served, "/bridge/deposit", {"toAddress": EVM})).body["orderId"]
     for path in (f"/orders/{bridged}", f"/bridge/order/ord_{'0' * 26}"):
         answer = await call(served, "GET", path)

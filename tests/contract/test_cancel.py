@@ -51,7 +51,7 @@ async def test_cancel_ends_an_unfunded_order(served: Served) -> None:
     assert seen["data"]["sessionId"] is None
 
 
-async def test_cancel_twice_answers_the_same(served: Served) -> None:
+async def test_second_cancel_gets_the_same_answer(served: Served) -> None:
     owned = await ordered(served)
     path = f"/agent/swap/cancel/{owned['orderId']}"
     body = {"sessionId": owned["sessionId"].upper()}

@@ -45,7 +45,7 @@ def part(text: str, name: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", found[1]))
 
 
-async def test_page_shows_rate_minimum_and_what_else_may_happen(served: Served) -> None:
+async def test_page_shows_rate_minimum_and_the_deposit_cases(served: Served) -> None:
     order = await make_order(served, X2U, refundAddress=MONERO)
     text = await markup(served, order.path)
     get = part(text, "get")

@@ -381,7 +381,7 @@ async def test_new_key_of_the_issuer_is_learnt(served: Served) -> None:
             assert (await client.create(Swap(**WANTED))).order.status == "awaiting_deposit"
 
 
-async def test_new_key_without_the_pinned_one_is_not_believed(served: Served) -> None:
+async def test_client_refuses_a_new_key_once_the_pinned_one_is_revoked(served: Served) -> None:
     async with client_of(served.url) as client:
         await client.quote(Swap(**WANTED))
         rotate(served, revoke=True)

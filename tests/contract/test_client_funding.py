@@ -225,7 +225,7 @@ async def test_failed_payment_is_followed_by_a_next_attempt(served: Served) -> N
         ("scheme", "upto"),
     ],
 )
-async def test_other_offer_than_the_orders_is_not_signed(
+async def test_client_signs_no_offer_that_differs_from_its_order(
     served: Served, monkeypatch: pytest.MonkeyPatch, field: str, value: str
 ) -> None:
     honest = x402.requirements

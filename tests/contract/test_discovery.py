@@ -23,7 +23,7 @@ from rpcsvc.bootstrap import Running, running
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
-from rpcsvc.http.edge import Cors, Edge
+from rpcsvc.http.edge import Cors, Edge, Hosts
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import Refusals
 from rpcsvc.http.site import site_of
@@ -96,7 +96,7 @@ def documents_edge(up: Running, sources: StubSources) -> Edge:
     return Edge(
         routes,
         Refusals(gate, up.dispatcher, flat_dispatcher(up.service), time.monotonic),
-        lambda _request: None,
+        Hosts(up.settings),
         Cors(discovery.paths, ()),
         None,
         body_bytes=65_536,

@@ -14,7 +14,7 @@ import pytest
 from rpcsvc.domain.order import AGENT_STATE_OF
 from rpcsvc.errors import ForbiddenOrigin, InputError, InputErrors, ServiceError
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
-from rpcsvc.operations.envelope import code_of
+from rpcsvc.operations.dispatch import code_of
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.error_codes import all_errors
 from tests.contract.serving import EVM, MONERO, SWAP, UNKNOWN_ORDER, Served, split_path
@@ -315,7 +315,7 @@ def test_the_error_tree_is_the_error_table() -> None:
         assert cls.retryable == (cls.code in {"rate_limited", "unavailable", "internal_error"})
 
 
-def test_of_several_problems_the_leading_one_names_the_code() -> None:
+def test_code_of_several_problems_is_of_the_leading_one() -> None:
     kinds = [cls for cls in all_errors(InputError) if cls is not InputErrors]
     for cls in kinds:
         missing = next(kind for kind in kinds if kind.code == "missing_input")

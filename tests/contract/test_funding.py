@@ -102,7 +102,7 @@ async def test_documented_x402_client_signs_usdc_of_each_chain_alone(served: Ser
                     await client.create_payment_payload(required)
 
 
-async def test_address_has_a_daily_limit_of_payments(tmp_path: Path) -> None:
+async def test_daily_payment_limit_of_an_address_is_enforced(tmp_path: Path) -> None:
     environ = {"RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8", "AGENT_RPC_TOKEN": "t" * 32}
     limit = {"orders__address_authorizations_a_day": 1}
     by = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
@@ -177,7 +177,7 @@ async def test_payment_of_something_else_is_refused(served: Served) -> None:
     assert served.count("funding_authorizations") == 0
 
 
-async def test_payment_covers_the_remaining_due_amount(served: Served) -> None:
+async def test_payment_of_more_than_is_due_is_refused(served: Served) -> None:
     order_id = await new_order(served)
     early = header(await signed(await offered(served, order_id)))
     await served.post("/sandbox/fund", {"orderId": order_id, "amount": "50"})
@@ -231,7 +231,7 @@ async def _cancelled(served: Served) -> str:
     return order_id
 
 
-async def test_concurrent_copies_of_a_payment_are_one_debit(served: Served) -> None:
+async def test_copies_of_a_payment_at_once_debit_the_payer_once(served: Served) -> None:
     order_id = await new_order(served)
     payment = header(await signed(await offered(served, order_id)))
     answers = await asyncio.gather(*(fund(served, order_id, **payment) for _ in range(8)))
@@ -298,7 +298,7 @@ async def test_unknown_outcome_is_202_and_never_a_402(
     assert debits(served) == [(PAYER.address, 150_000_000)]
 
 
-async def test_payment_in_another_form_is_the_one_under_way(
+async def test_payment_written_in_another_form_is_the_same_payment(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wallets and libraries write the same signature in different ways."""

@@ -59,7 +59,7 @@ async def test_plan_hands_funding_on_to_quote_and_execute(served: Served) -> Non
 
 
 @pytest.mark.parametrize("path", ["plan", "quote", "create", "execute"])
-async def test_funding_of_xmr_deposits_is_refused(served: Served, path: str) -> None:
+async def test_funding_x402_is_refused_for_xmr_deposits(served: Served, path: str) -> None:
     swap = {**SWAP, "funding": "x402"}
     answer = await served.post(f"/agent/swap/{path}", priced(swap) if path == "quote" else swap)
     assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_input")
@@ -71,7 +71,7 @@ async def test_funding_of_xmr_deposits_is_refused(served: Served, path: str) -> 
     assert (problem["field"], problem["allowed"]) == ("funding", ["x402"])
 
 
-async def test_digest_is_of_the_funding_too(served: Served) -> None:
+async def test_quote_digest_is_refused_for_another_funding(served: Served) -> None:
     plain, paying = [(await quoted(served, swap))["quoteDigest"] for swap in (BACK, PAYING)]
     for swap, digest in ((BACK, paying), (PAYING, plain)):
         refused = await served.post("/agent/swap/create", {**swap, "quoteDigest": digest})

@@ -43,7 +43,7 @@ async def test_failing_check_degrades_health_and_readiness_not_livez(
     assert (await served.client.get("/readyz")).status == 200
 
 
-async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served) -> None:
+async def test_degraded_agent_health_answers_an_error_envelope(served: Served) -> None:
     for fault, check in (("engine", "engine"), ("rates", "rates")):
         await served.post("/sandbox/fault", {"fault": f"{fault}_down"})
         answer = await served.http("GET", "/health", headers={"x-request-id": "mine"})

@@ -73,7 +73,9 @@ async def test_more_than_the_wallet_holds_is_refused_with_the_most(
     assert served.count("orders") == int(path.endswith("create"))
 
 
-async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Wallet) -> None:
+async def test_quote_over_locked_money_is_refused_until_it_unlocks(
+    served: Served, hold: Wallet
+) -> None:
     hold(Holdings(free=66 * USDC, locked=500 * USDC, seconds_to_unlock=840))
 
     answer = await served.post("/agent/swap/quote", QUOTE)

@@ -110,7 +110,7 @@ def is_of_state(error: ServiceError) -> bool:
     )
 
 
-async def test_what_keeps_to_the_schema_is_accepted(world: World) -> None:
+async def test_inputs_of_the_schema_are_accepted(world: World) -> None:
     for row in ROWS:
         for params in drawn(world.requests(row), 10):
             error = await world.refusal(row, params)

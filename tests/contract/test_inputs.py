@@ -136,7 +136,7 @@ async def test_a_chain_goes_by_name_alias_or_number(served: Served, chain: Any) 
 
 
 @pytest.mark.parametrize("chain", [42161.5, 1e300, -0.5])
-async def test_a_number_that_is_no_whole_one_is_no_chain(served: Served, chain: float) -> None:
+async def test_chain_refuses_a_number_with_a_fraction(served: Served, chain: float) -> None:
     answer = await served.post("/agent/swap/plan", {"chain": chain})
     assert [(p["field"], p["code"]) for p in answer.body["validationErrors"]] == [
         ("chain", "invalid_input")

@@ -582,7 +582,7 @@ async def test_batch_of_50_is_answered_and_of_51_runs_nothing() -> None:
         b"[" * 100_000,
     ],
 )
-async def test_what_is_not_safe_json_is_a_parse_error_and_runs_nothing(params: bytes) -> None:
+async def test_unsafe_json_is_a_parse_error_and_runs_nothing(params: bytes) -> None:
     caller = Caller()
     element = b'{"jsonrpc":"2.0","method":"echo","id":1,"params":%b}' % params
 
@@ -678,7 +678,7 @@ async def test_library_failure_is_logged_and_its_text_is_not_sent(
     def failing(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("rpcsvc.http.method_dispatch.call", failing)
+    monkeypatch.setattr("jsonrpcserver.async_dispatcher.call", failing)
     with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         _, sent = await server.answer(json.dumps(request("echo", id="r-1")).encode(), caller)
 

@@ -90,7 +90,7 @@ async def test_tasks_need_their_capability_and_an_order(served: Served, method: 
     assert shaken.body["error"]["code"] == -32601
 
 
-async def test_wait_is_a_task_only_where_it_can_be_one(served: Served) -> None:
+async def test_wait_becomes_a_task_only_for_valid_arguments(served: Served) -> None:
     order_id = await ordered(served)
     undeclared = await call(served, "get_swap_status", {"orderId": order_id, "waitSec": 1})
     assert undeclared["resultType"] == "complete"

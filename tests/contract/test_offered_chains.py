@@ -94,7 +94,7 @@ async def test_an_unknown_chain_is_refused_with_those_on_offer(sidecar: Served) 
 
 @pytest.mark.parametrize("path", ["/quote", "/orders"])
 @pytest.mark.parametrize("back", [False, True], ids=["x2u", "u2x"])
-async def test_over_the_bff_it_is_refused_by_field_and_number(
+async def test_bff_refuses_a_chain_off_offer_by_field_and_number(
     sidecar: Served, path: str, back: bool
 ) -> None:
     body: dict[str, Any] = {**(TO_USDC if path == "/quote" else ORDER), **ON_OPTIMISM}
@@ -111,7 +111,7 @@ async def test_over_the_bff_it_is_refused_by_field_and_number(
     assert sidecar.count("relays") == 0
 
 
-async def test_another_token_is_refused_with_the_one_that_is_swapped(sidecar: Served) -> None:
+async def test_token_that_is_not_swapped_is_refused_with_the_right_one(sidecar: Served) -> None:
     tether = "0xFd086bC7CD5C481DCC9C85ebE478A1C0b69FCbb9"
     answer = await post(sidecar, "/quote", {**TO_USDC, "toToken": tether})
     assert answer.body["error"]["code"] == "unsupported_token"
@@ -150,7 +150,7 @@ async def test_changed_list_is_followed_and_existing_orders_stay(tmp_path: Path)
         assert (await rpc(served, "swap.create", **SWAP, chain="base"))["ok"]
 
 
-async def test_what_is_known_is_kept_when_a_refresh_fails(tmp_path: Path) -> None:
+async def test_offered_chains_stay_when_a_refresh_fails(tmp_path: Path) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path) as served:
         api.server.script.append(does.answer({"error": "no"}, status=404))
         await refresh(served)
@@ -198,7 +198,7 @@ async def test_chain_refused_by_the_upstream_is_refused_with_allowed(
         assert (await rpc(served, "swap.create", **SWAP, chain="base"))["ok"]
 
 
-async def test_only_tokens_swapped_here_are_offered_of_those_listed(
+async def test_upstream_tokens_that_are_not_swapped_are_not_offered(
     tmp_path: Path,
 ) -> None:
     details = {

@@ -179,7 +179,7 @@ async def test_every_link_leads_to_an_answer(served: Served) -> None:
         ("get", CAPABILITIES, {"what": "x"}, 400, "invalid_input"),
     ],
 )
-async def test_what_an_operation_refuses_is_declared(
+async def test_openapi_declares_the_refusals_of_an_operation(
     served: Served, method: str, path: str, params: Json, status: int, code: str
 ) -> None:
     answer = await send(served, method, path, params)
@@ -254,7 +254,7 @@ async def test_budgets_and_their_refusal_are_declared(tmp_path: Path) -> None:
             assert answer.status == (200 if path == links.HEALTH else 429)
 
 
-async def test_what_is_down_is_declared_with_when_to_come_back(served: Served) -> None:
+async def test_openapi_declares_503_with_retry_after(served: Served) -> None:
     await send(served, "post", FAULT, {"fault": "engine_down"})
     for method, path, params in (
         ("post", CREATE, SWAP),

@@ -223,7 +223,7 @@ async def test_who_is_not_let_in_gets_a_declared_error(tmp_path: Path) -> None:
         assert declared(document, await served.rpc("swap.plan", {}, **good), "service.swap.plan")
 
 
-async def test_what_an_operation_refuses_is_a_result_as_declared(served: Served) -> None:
+async def test_refusal_over_json_rpc_is_a_result_of_its_schema(served: Served) -> None:
     for name, params in (
         ("swap.quote", {}),
         ("swap.create", {**SWAP, "amount": "0.01", "what": None}),

@@ -54,9 +54,7 @@ async def checked(
     return {"exit": process.returncode, **json.loads(out)}
 
 
-async def test_file_in_place_its_copy_and_the_command_say_the_same(
-    served: Served, tmp_path: Path
-) -> None:
+async def test_verify_file_its_copy_and_the_command_agree(served: Served, tmp_path: Path) -> None:
     order = await made(served, refundAddress=MONERO)
     copy = shutil.copy(verify.__file__, tmp_path / "verify.py")
 

@@ -59,7 +59,7 @@ async def test_digest_refuses_worse_terms_only(
     assert (await execute(served, held)).status == 200
 
 
-async def test_digest_is_bound_to_its_swap(served: Served) -> None:
+async def test_quote_digest_is_refused_for_another_swap(served: Served) -> None:
     digest = await quoted(served)
     for change in ({"amount": "0.9"}, {"chain": "base"}):
         refused = await execute(served, {**SWAP, **change, "quoteDigest": digest})
@@ -77,7 +77,7 @@ def test_digest_of_the_first_form_is_read() -> None:
     )
 
 
-async def test_digest_leaves_a_retry_its_answer(served: Served) -> None:
+async def test_retry_with_a_digest_replays_the_first_answer(served: Served) -> None:
     await set_rate(served, "170")
     held = {**SWAP, "quoteDigest": await quoted(served)}
     first = await execute(served, held, idempotency_key=KEY)

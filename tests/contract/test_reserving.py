@@ -113,7 +113,7 @@ async def test_addresses_together_leave_a_part_to_known_callers(tmp_path: Path) 
         assert by_token.body["result"]["ok"], by_token.body
 
 
-async def test_what_is_refused_over_json_rpc_is_a_result(tmp_path: Path) -> None:
+async def test_rate_limited_order_over_json_rpc_is_a_result(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path, orders__unfunded_token_orders=1) as served:
         params = {**X2U, "amount": "1"}
         headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}

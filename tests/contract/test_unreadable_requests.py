@@ -111,7 +111,7 @@ def must_be_ours(got: Got, status: int, code: str, state: str = "invalid_input")
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-async def test_what_can_t_be_read_as_a_request_gets_an_envelope(served: Served, name: str) -> None:
+async def test_unreadable_request_gets_an_envelope(served: Served, name: str) -> None:
     raw, status, code = UNREADABLE[name]
 
     (got,) = await answers(served, raw)
@@ -354,7 +354,7 @@ async def test_refusals_before_any_limit_are_logged_once_a_minute(served: Served
         (b"content-encoding: gzip", "POST", 415),
     ],
 )
-async def test_whatever_is_refused_at_rpc_is_refused_as_json_rpc(
+async def test_early_refusal_at_rpc_is_a_json_rpc_error(
     served: Served, header: bytes, method: str, status: int
 ) -> None:
     (got,) = await answers(served, post(header, b"connection: close", to="/rpc", method=method))

@@ -217,7 +217,7 @@ async def test_unanswered_read_says_so_and_changes_nothing(
 
 
 @cases(WRONG)
-async def test_a_read_whose_answer_will_not_get_better_is_not_repeated(
+async def test_read_with_a_lasting_failure_is_not_repeated(
     world: World, behaviour: Behaviour
 ) -> None:
     with pytest.raises(UpstreamBroken):
@@ -522,7 +522,7 @@ async def test_errors_logs_and_reprs_hide_the_key_and_whole_addresses(
     assert {entry["event"] for entry in logs} == {"upstream_call_retried", "upstream_refused"}
 
 
-async def test_what_an_upstream_says_is_kept_bounded(world: World) -> None:
+async def test_upstream_message_is_kept_up_to_its_limit(world: World) -> None:
     long = {"error": {"code": "invalid_input", "message": "x" * 200_000}}
     with pytest.raises(UpstreamRefused) as caught:
         await world.read(does.answer(long, status=400))

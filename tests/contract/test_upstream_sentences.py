@@ -71,9 +71,7 @@ async def test_claim_is_on_disk_before_the_upstream_gets_the_order(
     assert met == [["claimed"]]
 
 
-async def test_what_the_upstream_answered_is_kept_beside_the_order(
-    api: V1Api, served: Served
-) -> None:
+async def test_upstream_answer_is_kept_beside_the_order(api: V1Api, served: Served) -> None:
     order = (await create(served))["data"]["order"]
     api.statuses = deque(["swapping"])
     async with asyncio.timeout(180):
@@ -88,9 +86,7 @@ async def test_what_the_upstream_answered_is_kept_beside_the_order(
     assert b'"swapping"' in row[2]
 
 
-async def test_a_status_that_is_not_known_is_logged_in_its_own_word(
-    api: V1Api, served: Served
-) -> None:
+async def test_unknown_upstream_status_is_logged_as_it_came(api: V1Api, served: Served) -> None:
     order_id = (await create(served))["data"]["order"]["orderId"]
     api.statuses = deque(["almost_done_i_think"])
     with logs_of("rpcsvc.settlement.upstream.engine") as logs:
@@ -150,7 +146,7 @@ async def test_configured_key_is_sent_and_the_upstream_takes_its_fee(
         assert there.terms.integrator == "acme"
 
 
-async def test_a_key_that_the_upstream_refuses_makes_health_say_so(tmp_path: Path) -> None:
+async def test_health_names_an_api_key_that_the_upstream_refuses(tmp_path: Path) -> None:
     async with (
         serving(tmp_path / "central", {"RPCSVC_INTEGRATORS": ACME}) as central,
         service(central.url, tmp_path / "sidecar", "bff", API_KEY="another-key") as sidecar,
@@ -221,9 +217,7 @@ async def test_a_bridge_order_is_followed_to_its_end(
     assert order["tx_in"] != order["tx_out"] is not None
 
 
-async def test_a_bridge_order_that_goes_the_other_way_is_not_believed(
-    api: V1Api, served: Served
-) -> None:
+async def test_bridge_answer_of_the_other_direction_is_refused(api: V1Api, served: Served) -> None:
     made = (await post(served, "/bridge/deposit", {"toAddress": EVM})).body
     api.change_status = {"type": "withdraw"}
     api.statuses = deque(["failed"])

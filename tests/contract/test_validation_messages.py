@@ -55,7 +55,7 @@ async def test_misspelt_idempotency_key_gets_its_place(served: Served, spelling:
     assert served.count("orders") == 0
 
 
-async def test_a_key_in_the_body_and_one_for_a_plan_learn_the_same(served: Served) -> None:
+async def test_misplaced_idempotency_key_learns_where_it_goes(served: Served) -> None:
     body = await served.post("/agent/swap/create", {**SWAP, "idempotency-key": "mine-0123456789a"})
     plan = await served.rpc("swap.plan", {"idempotency-key": "mine-0123456789a"})
     for answer in (body.body, plan.body["result"]):
@@ -168,7 +168,7 @@ async def test_each_missing_input_of_the_bff_says_what_to_send(served: Served) -
             )
 
 
-async def test_what_may_be_null_has_to_be_sent_as_null(served: Served) -> None:
+async def test_ticket_fields_that_take_null_have_to_be_sent(served: Served) -> None:
     ticket = {"category": "question", "message": "m"}
     answer = await bff.post(served, "/support/tickets", ticket)
     reported = answer.body["error"]["details"]["problems"]
@@ -272,7 +272,7 @@ async def test_a_ticket_about_an_unknown_order_leads_to_no_order(served: Served)
     assert UNKNOWN_ORDER in step["description"]
 
 
-async def test_a_bridge_order_is_looked_at_where_it_can_be_seen(served: Served) -> None:
+async def test_bridge_order_is_polled_over_the_bff(served: Served) -> None:
     made = await bff.post(served, "/bridge/deposit", {"toAddress": EVM})
     order_id = made.body["orderId"]
     ticket = await served.post(TICKETS, {"message": "m", "orderId": order_id})

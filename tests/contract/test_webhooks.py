@@ -252,7 +252,7 @@ async def test_deliveries_are_for_the_owner_alone(pair: tuple[Served, Receiver])
     assert (found["webhook"], found["deliveries"]) == (None, [])
 
 
-async def test_webhook_is_kept_with_who_named_it(tmp_path: Path) -> None:
+async def test_webhook_is_stored_with_the_client_that_named_it(tmp_path: Path) -> None:
     """The networks of one IPv6 customer are one client, and no address is stored."""
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         for address in ("2001:db8:0:1::1", "2001:db8:0:2::1", "2001:db8:1:1::1"):
@@ -284,7 +284,7 @@ async def test_a_key_stands_for_its_webhook_too(served: Served) -> None:
     assert SECRET not in json.dumps(first.body)
 
 
-async def test_a_key_of_before_is_the_same_without_a_webhook(served: Served) -> None:
+async def test_idempotency_key_ignores_a_webhook_that_is_null(served: Served) -> None:
     await served.post("/agent/swap/create", SWAP, idempotency_key=KEY)
     again = await served.post("/agent/swap/create", {**SWAP, "webhook": None}, idempotency_key=KEY)
     assert again.headers["idempotent-replayed"] == "true"

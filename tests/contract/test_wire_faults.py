@@ -67,7 +67,7 @@ async def test_an_idempotency_key_header_of_another_form_is_refused(
     assert served.count("orders") == 0
 
 
-async def test_two_idempotency_keys_are_one_too_many(served: Served) -> None:
+async def test_two_idempotency_key_headers_are_refused(served: Served) -> None:
     lines = posted(
         CREATE,
         SWAP_BYTES,

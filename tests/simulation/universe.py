@@ -23,8 +23,7 @@ from rpcsvc import clock as product_clock
 from rpcsvc.bootstrap import Running, running_on
 from rpcsvc.domain.addresses import evm_checksum, stagenet_subaddress
 from rpcsvc.errors import Unavailable
-from rpcsvc.operations.envelope import Reply
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Reply
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settings_onchain import read_chains

@@ -503,7 +503,7 @@ def test_answer_is_one_line_without_a_terminal_unless_pretty(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("text", ["é 漢", "\U0001f980", "half a pair: \ud83e", '"\\\n\0'])
-def test_whatever_text_comes_back_is_valid_json_in_utf_8(cli: Cli, text: str) -> None:
+def test_cli_prints_any_text_as_json_in_utf_8(cli: Cli, text: str) -> None:
     cli.service.note = text
     assert cli("agent:capabilities") == 0
     assert json.loads(cli.out.decode())["data"]["note"] == text

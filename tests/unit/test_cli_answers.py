@@ -24,7 +24,7 @@ from rpcsvc.client import blocking
 from rpcsvc.client.blocking import finished, rpc_calls
 from rpcsvc.client.transport import endpoint_of
 from rpcsvc.errors import RateLimited
-from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.dispatch import failure
 from tests.command_line import clean_environ
 from tests.operator_cli import Envelopes
 
@@ -155,7 +155,7 @@ def test_gateway_error_says_that_the_order_may_exist(
     ("status", "is_elsewhere"),
     [(301, True), (404, True), (405, True), (401, False), (413, False), (429, False)],
 )
-def test_what_was_refused_on_the_way_was_not_carried_out(
+def test_refusal_on_the_way_says_that_nothing_was_carried_out(
     cli: Cli, upstream: Upstream, status: int, is_elsewhere: bool
 ) -> None:
     upstream.answer({"error": {"message": "no"}}, status=status)
@@ -203,7 +203,7 @@ def test_repeatable_failure_is_retryable_as_in_the_envelopes(cli: Cli, upstream:
     assert [step["action"] for step in own["nextActions"]] == ["retry"]
 
 
-def test_what_may_not_be_repeated_has_no_retry(cli: Cli, upstream: Upstream) -> None:
+def test_error_that_is_not_retryable_offers_no_retry(cli: Cli, upstream: Upstream) -> None:
     upstream.answer(refusal("unauthorized", retryable=False), status=401)
     assert cli("agent:capabilities", "--url", upstream.url) == 1
     assert cli.answer["nextActions"] == []
@@ -355,7 +355,7 @@ def test_oversized_answer_is_not_read_to_its_end(
     assert "more than 1000 bytes" in cli.err
 
 
-def test_what_answers_a_probe_gives_the_terminal_no_orders(cli: Cli, upstream: Upstream) -> None:
+def test_health_escapes_control_characters_of_an_answer(cli: Cli, upstream: Upstream) -> None:
     upstream.answers = [(200, b"\x1b]0;owned\x07\x1b[2J{\n}")]
     assert cli("health", "--url", upstream.url) == 0
     assert cli.out == "\\u001b]0;owned\\u0007\\u001b[2J{\n}\n"

@@ -60,7 +60,7 @@ def test_differences_are_a_table_and_status_1(
     ]
 
 
-def test_json_is_one_object(
+def test_audit_prints_one_json_object(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit(monkeypatch, tmp_path, WRONG, "--json") == FAILED
@@ -111,7 +111,7 @@ def test_pending_alone_is_well(
     ("failure", "status"),
     [(Unfit("another wallet"), UNREACHABLE), (BooksUnreadable("no database"), USAGE)],
 )
-def test_what_can_not_be_audited_is_said_and_is_no_difference(
+def test_audit_that_fails_reports_the_reason_and_no_difference(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -56,7 +56,7 @@ async def test_the_report_counts_settled_payouts_only(tmp_path: Path, cli: Cli) 
         }
 
 
-async def test_relays_names_what_is_in_doubt(tmp_path: Path, cli: Cli) -> None:
+async def test_relays_lists_orders_in_doubt(tmp_path: Path, cli: Cli) -> None:
     async with served(tmp_path) as box:
         for n, state in enumerate(RelayState):
             why = state.value

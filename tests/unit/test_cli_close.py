@@ -326,7 +326,7 @@ def test_closed_payout_is_not_free_in_an_older_copy(
 
 
 @pytest.mark.parametrize("found", [NotAdopted("it may be mined yet"), "cd" * 32])
-def test_close_leaves_what_may_be_mined_yet(
+def test_close_refuses_a_payout_that_may_still_be_mined(
     cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch, found: str | Exception
 ) -> None:
     ends(monkeypatch, found)
@@ -338,12 +338,12 @@ def test_close_leaves_what_may_be_mined_yet(
     assert (books.closed, books.payments[0].state) == (frozenset(), "settled")
 
 
-def test_close_takes_no_other_txid_for_what_was_signed(cli: Cli, settled: str) -> None:
+def test_close_of_a_signed_payout_takes_no_other_txid(cli: Cli, settled: str) -> None:
     assert cli("payouts", "close", settled, "cd" * 32, "--note", "paid") == FAILED
     assert "the same without TXID" in cli.err
 
 
-def test_close_wants_the_txid_of_what_paid_a_planned_one(cli: Cli, order: Order) -> None:
+def test_close_of_a_planned_payout_needs_a_txid(cli: Cli, order: Order) -> None:
     assert cli("payouts", "close", order.transfers[0].transfer_id, "--note", "paid") == FAILED
     assert "Name the TXID" in cli.err
 

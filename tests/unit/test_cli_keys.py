@@ -342,7 +342,9 @@ def test_an_option_is_given_once(cli: Cli, saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5", "", "9" * 40])
-def test_a_number_is_a_whole_one(cli: Cli, saved: Saved, number: str) -> None:
+def test_verify_refuses_a_max_age_that_is_no_whole_number(
+    cli: Cli, saved: Saved, number: str
+) -> None:
     assert cli(*saved.arguments(), f"--max-age={number}") == 2
 
 
@@ -406,7 +408,7 @@ def test_too_many_bytes_are_no_key_set(cli: Cli, saved: Saved, site: Site) -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"keys":[],"keys":[]}', b"\xff"])
-def test_what_is_no_key_set_verifies_nothing(
+def test_verify_refuses_a_document_that_is_no_key_set(
     cli: Cli, saved: Saved, site: Site, body: bytes
 ) -> None:
     assert cli(*saved.arguments(jwks=site(200, body))) == 1
@@ -648,13 +650,13 @@ def test_unpayable_order_is_verified_only_when_allowed(
     assert cli.answer["expired"] is True
 
 
-def test_what_is_no_attestation_is_not_verified(cli: Cli, check: Check) -> None:
+def test_verify_refuses_text_that_is_no_attestation(cli: Cli, check: Check) -> None:
     assert check("eyJhbGciOiJub25lIn0.e30.", *ORDER) == 1
     assert cli.error == "malformed_attestation"
 
 
 @pytest.mark.parametrize("option", ["--direction", "--chain-id", "--amount", "--to"])
-def test_what_decides_over_the_money_must_be_given(
+def test_verify_requires_the_options_that_decide_over_money(
     cli: Cli, ring: KeyRing, check: Check, option: str
 ) -> None:
     at = ORDER.index(option)

@@ -92,7 +92,7 @@ def test_keys_are_made_once_and_their_words_never_shown(cli: Setup) -> None:
     assert HdKeys(read_mnemonic(path)).address(0) in first["detail"]
 
 
-def test_what_is_down_is_named_with_its_setting(cli: Setup) -> None:
+def test_onchain_check_names_the_setting_of_a_node_that_is_down(cli: Setup) -> None:
     found = cli.checks()
     assert {name for name, check in found.items() if not check["ok"]} == {
         "monero node", "arbitrum node",

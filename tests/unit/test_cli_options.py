@@ -36,7 +36,7 @@ def _never(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("flag", ["--url", "--token", "--data-dir", "--config", "--request-id"])
-def test_what_directs_a_call_is_given_once(
+def test_option_that_directs_a_call_is_refused_twice(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(["agent:capabilities", flag, "a", flag, "b"], tmp_path) == 2
@@ -55,7 +55,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
             yield action
 
 
-def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
+def test_options_given_twice_are_refused_by_all_commands() -> None:
     """Except for options with a default, which choose the output, and for lists."""
     free = {
         name

@@ -148,7 +148,7 @@ def test_no_database_is_made_by_the_way(cli: Cli, command: tuple[str, ...]) -> N
 @pytest.mark.parametrize(
     "command", [*CHANGING, ("treasury", "explain", "monero", TXID, "--note", "x")]
 )
-def test_they_are_of_the_engine_onchain(cli: Cli, command: tuple[str, ...]) -> None:
+def test_onchain_commands_refuse_another_engine(cli: Cli, command: tuple[str, ...]) -> None:
     cli.environ["RPCSVC_ENGINE"] = "sandbox"
     assert cli(*command) == USAGE
     assert "onchain" in cli.err
@@ -269,7 +269,9 @@ def test_lost_deposit_is_written_off_once_its_payout_is_signed(
     assert (f"a deposit of 7 units for {order.order_id}" in cli.out) is is_signed
 
 
-def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotation_keeps_income_from_contracts_in_wei(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, "received 7 wei from contracts, as you say")
     wei = 10**20 + 7  # more than an integer of SQLite holds
@@ -298,7 +300,7 @@ def test_transaction_that_no_chain_has_is_not_annotated(
         ("arbitrum", TXID, "--note", "x", "--internal-wei", str(2**96)),
     ],
 )  # fmt: skip
-def test_an_explanation_says_which_and_what_for(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_annotation_needs_a_transaction_and_a_note(cli: Cli, arguments: tuple[str, ...]) -> None:
     make_database(cli.data_dir)
     assert cli("treasury", "explain", *arguments) == USAGE
     assert annotated(cli.data_dir) == []
@@ -317,7 +319,7 @@ def test_the_data_directory_may_be_given_before_the_action(
     assert len(annotated(elsewhere)) == 1
 
 
-def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
+def test_annotation_without_a_database_makes_no_database(cli: Cli) -> None:
     assert cli("treasury", "explain", "monero", TXID, "--note", "x") == USAGE
     assert "no database" in cli.err
     assert not (cli.data_dir / DATABASE_NAME).exists()

@@ -81,14 +81,14 @@ def test_top_refuses_an_interval_out_of_range(cli: Cli, seconds: str) -> None:
     assert "must be 1 to 3600" in cli.err
 
 
-def test_lines_name_the_pause_and_what_is_not_known() -> None:
+def test_top_shows_the_pause_and_a_dash_for_unknown_values() -> None:
     series = {"rpcsvc_block_age_seconds": [({"network": "monero"}, 130.0)]}
     shown = lines(ServiceSample(HEALTH, series, {"paused": "by\x1b[2J me", "transfers": []}))
     assert shown[0].endswith(r"PAYOUTS PAUSED: by\u001b[2J me")
     assert row("\n".join(shown), "monero")[1:] == ["-"] * 7 + ["2", "min", "-"]
 
 
-def test_lines_name_the_alerts_whose_condition_holds() -> None:
+def test_top_shows_the_alerts_that_fire() -> None:
     series: Series = {
         "rpcsvc_check_ok": [({"check": "rates"}, 0.0), ({"check": "store"}, 1.0)],
         "rpcsvc_nonces_unexplained": [({"network": "base", "kind": "missing"}, 2.0)],

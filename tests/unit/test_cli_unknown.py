@@ -42,7 +42,7 @@ def test_an_unknown_option_is_named_with_the_nearest_known_one(
     assert f"usage: rpcsvc {command}" in reported, "the usage of this command, not of all"
 
 
-def test_key_where_none_is_taken_gets_where_one_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misplaced_key_option_learns_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
     reported = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k-0123456789abcd")
     assert "Only calls that create an order take --idempotency-key." in reported
 

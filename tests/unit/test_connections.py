@@ -68,7 +68,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_one_address_has_only_so_many(stack: ExitStack) -> None:
+def test_connections_of_one_address_are_limited(stack: ExitStack) -> None:
     world = World(stack, most_per_client=3)
     first, *_ = [world.open("2001:db8::1", Speaker()) for _ in range(3)]
     assert world.open("2001:db8::2") is None  # the same /64
@@ -78,7 +78,7 @@ def test_one_address_has_only_so_many(stack: ExitStack) -> None:
     assert world.open("2001:db8::2") is not None
 
 
-def test_networks_of_one_customer_have_half_of_all(stack: ExitStack) -> None:
+def test_connections_of_one_ipv6_customer_are_limited_to_half(stack: ExitStack) -> None:
     world = World(stack)
     opened = [world.open(f"2001:db8:0:{n:x}::1", Speaker(idle=False)) for n in range(9)]
     assert [each is None for each in opened] == [*[False] * 8, True]
@@ -182,7 +182,7 @@ async def test_failures_to_accept_are_logged_once_a_minute() -> None:
     assert not loop.default_exception_handler.called
 
 
-async def test_other_failures_are_reported_as_ever() -> None:
+async def test_failures_other_than_accept_go_to_the_default_handler() -> None:
     loop = Mock(spec=asyncio.AbstractEventLoop)
     context = {"exception": ValueError("x"), "message": "y"}
     AcceptFailures(lambda: 0.0)(loop, context)

@@ -199,7 +199,7 @@ def test_agent_json_gives_the_limits_of_the_settings() -> None:
     assert agent.limits(site_with(rate_limit__enabled=False))["rateLimits"] == []
 
 
-def test_the_budgets_say_whose_calls_they_count_and_which() -> None:
+def test_rate_limits_name_the_calls_and_callers_that_count() -> None:
     rows = {row["budget"]: row for row in agent.limits(site_with())["rateLimits"]}
     assert {name: row["per"] for name, row in rows.items()} == dict.fromkeys(rows, "client address")
     assert "BFF" in rows["orders"]["for"]
@@ -366,7 +366,7 @@ def test_llms_full_says_who_shares_idempotency_keys() -> None:
     assert (shared in by_token, apart in by_token) == (False, True)
 
 
-def test_a_json_rpc_token_is_shown_as_needed_only_where_it_is() -> None:
+def test_documents_show_the_token_only_where_it_is_needed() -> None:
     assert "x-agent-rpc-token: <" in full(site_with(tokens="correct-horse-battery-staple"))
     assert "x-agent-rpc-token: <" not in full(site_with())
 
@@ -379,7 +379,7 @@ def test_the_words_of_a_brand_stay_words() -> None:
     assert llms.llms_txt(site).decode().startswith('# \\<b\\>\\](x) "&" \\| \\`\\#\\`\n')
 
 
-def test_a_bar_in_a_table_s_cell_does_not_end_it() -> None:
+def test_table_escapes_a_bar_in_a_cell() -> None:
     assert table(("a",), [("x|y",)]) == "| a |\n|---|\n| x\\|y |"
 
 
@@ -475,7 +475,7 @@ def test_a_document_is_written_once_and_only_when_asked_for() -> None:
     assert times == [ManualClock().now]
 
 
-def test_a_daily_document_is_written_anew_at_midnight() -> None:
+def test_daily_document_is_rendered_again_at_midnight() -> None:
     cache, clock, times = counted(Renewal.DAILY)
     clock.now = clock.now // DAY_MS * DAY_MS
     cache.rendering()

@@ -28,10 +28,10 @@ def gate() -> Gate:
 
 def test_caller_without_an_address_is_not_the_socket() -> None:
     request = request_over(socket.AF_INET, None)
-    context = gate().admit(request)
-    assert not context.is_local
+    caller = gate().admit(request)
+    assert not caller.is_local
     with pytest.raises(Unauthorized):
-        gate().require_token(request, context)
+        gate().require_token(request, caller)
 
 
 @pytest.mark.parametrize("peer", ["", "/run/client.sock", "127.0.0.1"])

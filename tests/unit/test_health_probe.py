@@ -189,7 +189,7 @@ def test_probe_leaves_other_words_to_the_command_line(
         (b"", 3, "does not answer in HTTP"),
     ],
 )
-def test_probe_says_what_it_was_answered(
+def test_probe_prints_why_an_answer_is_unusable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, status: int, says: str
 ) -> None:
     with listening(tmp_path / "d", answer):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.settlement.onchain.evm.connection import Conditions
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
@@ -21,7 +22,6 @@ from rpcsvc.settlement.onchain.evm.gas import (
 from rpcsvc.settlement.onchain.evm.node import FeeData
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import (
-    LARGEST_STORED,
     BlockPoint,
     EvmPayment,
     EvmPaymentState,
@@ -135,9 +135,9 @@ def test_last_replacement_offers_the_cap_while_it_is_a_rise() -> None:
 
 
 def test_a_price_fits_the_database_whatever_the_bound() -> None:
-    price = first_price(FeeData(LARGEST_STORED // 2 + 1, 0), 21_000, 2**200)
+    price = first_price(FeeData(LARGEST_INTEGER // 2 + 1, 0), 21_000, 2**200)
     assert price is not None
-    assert price.max_fee == LARGEST_STORED
+    assert price.max_fee == LARGEST_INTEGER
 
 
 def test_price_is_too_low_when_the_next_block_would_refuse_it() -> None:

@@ -176,7 +176,7 @@ RAW = "02f8b1" + KEY * 3
     [RAW, f"0x{RAW}", f"ethereum:{TOKEN}?data=0x{RAW}", {"tx": RAW}, {RAW: 1}, [{"a": [RAW]}],
      b64encode(bytes.fromhex(RAW)).decode(), f"address={KEY}", "xprv" + "9" * 107],
 )  # fmt: skip
-def test_check_treats_possible_signatures_as_secret(value: Any) -> None:
+def test_check_repeats_neither_keys_nor_signed_transactions(value: Any) -> None:
     with pytest.raises(InvalidInput) as refusal:
         require_no_secret(value, "address")
     assert refusal.value.received is None

@@ -88,7 +88,7 @@ async def test_a_receipt_without_a_proof_is_proven_by_the_key() -> None:
     ],
 )
 @pytest.mark.parametrize("which", ["by_key", "by_proof"])
-async def test_what_key_and_proof_do_not_both_show_is_not_proven(
+async def test_receipt_needs_key_and_proof_to_agree(
     which: str, differs: dict[str, Any], why: str
 ) -> None:
     wallet = Wallet()
@@ -113,7 +113,7 @@ async def test_a_receipt_that_lacks_something_is_not_proven(
 
 
 @pytest.mark.parametrize("code", [WalletCode.UNKNOWN, WalletCode.WRONG_TX_KEY])
-async def test_what_the_wallet_refuses_is_not_proven(code: WalletCode) -> None:
+async def test_receipt_that_the_wallet_refuses_is_not_proven(code: WalletCode) -> None:
     with pytest.raises(NotProven, match="its own words"):
         await check(Wallet(error=code))
 
@@ -195,7 +195,7 @@ NO_ADDRESS = replace(transfer(), topics=(*transfer().topics[:2], b"\xff" * 32))
         (Node(chain=1), "on chain 1, not on"),
     ],
 )
-async def test_what_the_event_does_not_show_is_not_proven(node: Node, why: str) -> None:
+async def test_usdc_receipt_needs_the_transfer_event(node: Node, why: str) -> None:
     with pytest.raises(NotProven, match=why):
         await check_usdc(node)
 

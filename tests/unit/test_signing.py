@@ -189,7 +189,7 @@ def test_a_branded_signer_uses_its_own_header_names(ring: KeyRing, clock: SetClo
     assert sorted(headers) == sorted(verify.signature_headers("acme"))
 
 
-def test_each_second_is_written_anew(ring: KeyRing, clock: SetClock) -> None:
+def test_signed_at_follows_the_clock_by_the_second(ring: KeyRing, clock: SetClock) -> None:
     signer = ResponseSigner(ring, clock)
 
     def signed_at(ms: int) -> str:
@@ -288,7 +288,7 @@ def test_the_first_start_makes_private_files(keys: Path, clock: SetClock) -> Non
     assert "secret" not in repr(ring.current)
 
 
-def test_the_next_start_finds_the_same_key(ring: KeyRing, keys: Path, clock: SetClock) -> None:
+def test_next_start_signs_with_the_key_on_disk(ring: KeyRing, keys: Path, clock: SetClock) -> None:
     again = KeyRing.load_or_create(keys, clock, Counter())
     assert (again.current, again.retired) == (ring.current, ())
 
@@ -333,7 +333,7 @@ def test_unknown_files_are_refused_by_name(ring: KeyRing, keys: Path, name: str)
         ring.rotate()
 
 
-def test_other_directory_is_not_made_one_of_keys(keys: Path, clock: SetClock) -> None:
+def test_key_ring_refuses_a_directory_with_other_files(keys: Path, clock: SetClock) -> None:
     keys.mkdir(parents=True, mode=0o700)
     (keys / "photo.jpg").touch()
     with pytest.raises(SigningKeyError, match=r"photo\.jpg"):
@@ -390,7 +390,7 @@ def test_a_damaged_ring_is_refused_and_left_as_it_is(
     assert (keys / "ring.json").read_bytes() == before
 
 
-def test_what_is_no_file_is_refused(keys: Path, clock: SetClock, tmp_path: Path) -> None:
+def test_key_ring_refuses_a_link_or_a_pipe(keys: Path, clock: SetClock, tmp_path: Path) -> None:
     KeyRing.load_or_create(keys, clock, Counter())
     ring_file = keys / "ring.json"
     ring_file.rename(tmp_path / "elsewhere")
@@ -621,7 +621,7 @@ def copied(keys: Path, place: Path) -> Path:
     return Path(shutil.copytree(keys, place))
 
 
-def test_replicas_whose_clocks_differ_sign_what_holds(
+def test_replicas_with_differing_clocks_sign_validly(
     ring: KeyRing, keys: Path, clock: SetClock, tmp_path: Path
 ) -> None:
     prepared = ring.prepare()
@@ -904,7 +904,7 @@ def example() -> Json:
     return dict(found)
 
 
-def test_the_worked_example_is_what_the_service_makes(example: Json, tmp_path: Path) -> None:
+def test_signer_makes_the_worked_example_of_the_docs(example: Json, tmp_path: Path) -> None:
     clock = SetClock()
     ring = KeyRing.load_or_create(
         tmp_path / "keys", clock, lambda _: bytes.fromhex(example["seed"])

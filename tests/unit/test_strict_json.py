@@ -40,7 +40,7 @@ def refusal(body: bytes, **limits: int) -> str:
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]))
-def test_whatever_json_dumps_writes_is_read_back_as_it_was(
+def test_loads_reads_what_pythons_json_writes(
     value: Any, ascii_only: bool, indent: int | None
 ) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
@@ -49,7 +49,7 @@ def test_whatever_json_dumps_writes_is_read_back_as_it_was(
 
 
 @given(VALUES)
-def test_what_is_written_is_read_back_as_it_was(value: Any) -> None:
+def test_loads_reads_what_dumps_writes(value: Any) -> None:
     assert strict_json.loads(strict_json.dumps(value)) == value
 
 
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_back_as_it_was(value: Any) -> None:
 @example(b"1e400")
 @example(b"1e16")
 @example(b"NaN")
-def test_quick_reader_accepts_only_what_the_strict_one_does(body: bytes) -> None:
+def test_quick_reader_reads_as_the_strict_one_does(body: bytes) -> None:
     quick = strict_json._plain(body)
 
     if quick is not None:
@@ -112,7 +112,7 @@ def test_any_bytes_are_read_or_refused_and_written_back(body: bytes) -> None:
         b"nul",
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(body: bytes) -> None:
+def test_loads_refuses_invalid_json_with_its_place(body: bytes) -> None:
     message = refusal(body)
 
     assert message.startswith("The body is not JSON: ")
@@ -151,7 +151,7 @@ def test_a_long_duplicate_key_is_not_echoed_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_is_refused_by_name(name: str) -> None:
+def test_loads_refuses_nan_and_infinity_by_name(name: str) -> None:
     assert refusal(b'{"amount":%s}' % name.encode()).startswith(f"{name} is not")
 
 

@@ -31,7 +31,7 @@ def ticket(size: int, at: int) -> Ticket:
     return Ticket("tkt_1", at, "other", "m" * (size - 205), None, None, None)
 
 
-def test_client_has_so_many_tickets_a_day() -> None:
+def test_daily_ticket_limit_of_a_client_is_enforced() -> None:
     budget = TicketBudget(2, 10_000)
     charge = budget.charge("one", ticket(300, DAY), TicketsTaken(1, 300), has_money=False)
     assert charge == TicketCharge(1, "one", 300, 2, 7_500)
@@ -100,7 +100,7 @@ async def test_ticket_with_the_awaited_refund_address_is_accepted(tmp_path: Path
         assert answer["data"]["refundAddress"] == {"accepted": True, "address": MONERO}
 
 
-async def test_owner_of_a_paid_order_is_heard_when_others_fill_the_day(tmp_path: Path) -> None:
+async def test_ticket_about_money_is_taken_when_the_day_is_full(tmp_path: Path) -> None:
     """13 addresses with 20 of the largest tickets each are all bytes of a day."""
     async with sandbox(tmp_path) as box:
         order, unpaid = await box.order("x2u"), await box.order("x2u")

@@ -41,7 +41,7 @@ def order() -> Order:
         (ev.Cancelled(), OrderSpan("Cancelled", LATER, LATER)),
     ],
 )
-def test_step_ends_with_its_event(event: ev.Event | None, step: OrderSpan) -> None:
+def test_span_ends_with_the_event_of_its_step(event: ev.Event | None, step: OrderSpan) -> None:
     assert span_of(order(), event, SINCE, LATER) == step
 
 

@@ -140,7 +140,7 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, [], [0, 101]], ids=["no answer", "empty", "unknown ones"])
-async def test_what_is_known_is_kept_when_a_refresh_fails(bad: list[int] | None) -> None:
+async def test_offered_chains_stay_when_a_refresh_fails(bad: list[int] | None) -> None:
     time = VirtualTime()
     stub = UpstreamStub(time, [ARBITRUM], bad, [BASE])
     watch, chains = watch_of(time, stub)

@@ -317,7 +317,7 @@ def test_a_key_set_that_is_not_to_the_letter_is_refused(jwks: Any) -> None:
         verify_response(exchange(), jwks)
 
 
-def test_keys_of_other_kinds_beside_ours_are_passed_over() -> None:
+def test_verify_skips_keys_of_other_kinds() -> None:
     jwks = {"keys": [{"kty": "RSA", "kid": "r"}, 5, None, {"kid": []}, KEY.jwk()]}
     assert verify_response(exchange(), jwks)
 
@@ -596,7 +596,7 @@ TWICE = canonical(terms())[:-1] + b',"toAddress":"' + OTHER_EVM.encode() + b'"}'
     ],
     ids=lambda token: str(token)[:24],
 )  # fmt: skip
-def test_what_is_not_an_attestation_to_the_letter_is_refused(token: Any) -> None:
+def test_verify_refuses_a_malformed_attestation(token: Any) -> None:
     with pytest.raises(verify.MalformedAttestation):
         verify_attestation(token, JWKS, expected())
 
@@ -690,7 +690,7 @@ def test_an_order_that_awaits_its_deposit_may_be_paid() -> None:
     ],
     ids=str,
 )
-def test_an_order_in_any_other_state_is_not_to_be_paid(answer: Json, said: str) -> None:
+def test_time_to_pay_refuses_an_order_in_any_other_state(answer: Json, said: str) -> None:
     with pytest.raises(verify.NotPayable, match=said):
         payable(answer)
 
@@ -774,7 +774,7 @@ def test_any_headers_and_keys_raise_only_a_verification_error(
 
 @given(payload=JSON_VALUES, header=JSON_VALUES, name=st.sampled_from(list(terms())), now=TIMES)
 @settings(max_examples=100, deadline=None)
-def test_whatever_is_signed_only_a_verification_error_is_raised(
+def test_verify_raises_only_verification_errors(
     payload: Any, header: Any, name: str, now: datetime | None
 ) -> None:
     tokens = (
@@ -788,7 +788,7 @@ def test_whatever_is_signed_only_a_verification_error_is_raised(
 
 @given(token=st.text() | st.from_regex(r"[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*"))
 @settings(deadline=None)
-def test_whatever_token_comes_it_is_refused(token: str) -> None:
+def test_verify_refuses_every_random_token(token: str) -> None:
     with pytest.raises(VerificationError):
         verify_attestation(token, JWKS, expected())
 
@@ -805,7 +805,7 @@ def test_no_character_of_a_token_can_be_changed(at: int, byte: str) -> None:
         verify_attestation(changed, JWKS, expected())
 
 
-def test_a_value_too_large_to_write_down_is_refused_all_the_same() -> None:
+def test_verify_refuses_integers_too_large_to_print() -> None:
     jwks = _jwk_changed(x=10**5000, use="sig")
     with pytest.raises(verify.BadJwks):
         verify_response(exchange(), jwks)

@@ -6,22 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from rpcsvc.cli.context import Context, Json
 from rpcsvc.cli.opening import in_process
 from rpcsvc.client.errors import Unreachable
 from rpcsvc.errors import InvalidRequest, ServiceError, Unavailable
-from rpcsvc.ids import request_id, system_random
+from rpcsvc.ids import is_request_id, request_id, system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.dispatch import failure
 from rpcsvc.operations.inputs import is_session_id
 from rpcsvc.operations.table import OPERATIONS
-
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def call_in_process(context: Context, params: Json, key: Any, session: str | None) -> Json:
@@ -49,7 +46,7 @@ def call_in_process(context: Context, params: Json, key: Any, session: str | Non
 
 
 def _call_id(given: str | None) -> str:
-    return given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
+    return given if is_request_id(given) else request_id(system_random)
 
 
 def failed_call(argv: Sequence[str], operation: str, error: BaseException) -> Json:

@@ -1,4 +1,4 @@
-"""One command for each operation of the table, which remembers its session and order.
+"""A command for each operation of the table, which remembers its session and order.
 
 ``commands.json`` describes the commands: ``make generate`` writes it from the operation table,
 because importing the table takes longer than a call. ``<data-dir>/cli-state.json`` keeps session
@@ -43,9 +43,16 @@ KEPT_SERVICES = 20
 # The state file's name for the service of the data directory.
 HERE = ""
 
+FIELD: Final = "field_"
+# The defaults of the settings brand.slug and engine.
+_SLUG: Final = "service"
+_NETWORK: Final = "sandbox"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
+
 
 class Input(NamedTuple):
-    """One input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
+    """An input. ``kind`` of its value is ``text``, ``integer`` or ``boolean``."""
 
     name: str
     option: str
@@ -65,7 +72,7 @@ class Command(NamedTuple):
     inputs: tuple[Input, ...]
 
     def takes(self, name: str) -> bool:
-        """Whether the operation has an input of that name."""
+        """Return whether the operation has an input of that name."""
         return any(each.name == name for each in self.inputs)
 
 
@@ -152,18 +159,11 @@ def _read(value: Any) -> CliState:
 
 
 def _is_plain(text: Any) -> bool:
-    """Whether a header can hold the text."""
+    """Return whether a header can hold the text."""
     return isinstance(text, str) and text.isascii() and text.isprintable()
 
 
 # --- one call ----------------------------------------------------------------------------------
-
-
-FIELD: Final = "field_"
-# The defaults of the settings brand.slug and engine.
-_SLUG: Final = "service"
-_NETWORK: Final = "sandbox"
-IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
 def run_operation(context: Context) -> int:
@@ -287,7 +287,7 @@ def _remember(memory: _StateOfService, before: CliState, command: Command, envel
 
 
 class CalledService(NamedTuple):
-    """What the settings say about the called service.
+    """The settings about the called service.
 
     ``network`` is None for a URL: the service there may be configured differently.
     """
@@ -352,9 +352,6 @@ def print_envelope(envelope: Json, *, pretty: bool | None) -> None:
         raise AnswerUnwritten(
             f"The answer can't be written to stdout: {error.strerror}. {MAYBE_DONE}"
         ) from error
-
-
-_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_commands(parsers: Any) -> None:

@@ -38,6 +38,10 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TxCheck, WalletCode
 from rpcsvc.strict_json import loads
 
+_EVM_TXID: Final = re.compile(r"0x[0-9a-fA-F]{64}")
+# The wallet has not looked: that says nothing of the receipt.
+_NOT_LOOKED: Final = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
+
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
@@ -147,7 +151,7 @@ def _receipt(source: str) -> Json:
 
 
 def _difference(receipt: Json, given: argparse.Namespace) -> str | None:
-    """How the receipt differs from the caller's order: one of another payout proves
+    """The difference of the receipt from the caller's order: one of another payout proves
     nothing.
     """
     address, asset = str(receipt.get("address")), XMR if receipt["asset"] == "XMR" else USDC
@@ -177,11 +181,6 @@ def _print(document: Json, status: int) -> int:
     return status
 
 
-_EVM_TXID: Final = re.compile(r"0x[0-9a-fA-F]{64}")
-# The wallet has not looked: that says nothing of the receipt.
-_NOT_LOOKED: Final = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
-
-
 class NotProven(Exception):
     """The receipt does not hold; the message says what differs."""
 
@@ -198,7 +197,10 @@ class Proven:
 
 
 async def check_monero(receipt: Json, wallet: WalletClient) -> Proven:
-    """By the transaction's key, and by the proof where there is one. Raises NotProven, RpcFailure.
+    """Prove a payout by the transaction's key, and by the proof where there is one.
+
+    Raises NotProven and RpcFailure.
+
 
     Any wallet does: nothing of it is used.
     """
@@ -228,7 +230,7 @@ def _require_received(found: TxCheck, units: int) -> None:
 
 
 async def check_evm(receipt: Json, client: EvmClient, token: str) -> Proven:
-    """By the token's Transfer event. Raises NotProven, RpcFailure.
+    """Prove a payout by the token's Transfer event. Raises NotProven, RpcFailure.
 
     ``token`` is the USDC contract that the caller knows, not what the receipt says.
     """

@@ -57,7 +57,7 @@ def _audit(context: Context) -> int:
 
 
 async def audited(settings: Settings, progress: Progress = lambda _text: None) -> AuditReport:
-    """One audit of a data directory. Raises SettingsError and the errors in NOT_MADE."""
+    """Audit a data directory. Raises SettingsError and the errors in NOT_MADE."""
     chains = read_chains(settings.chains_file)
     async with AsyncExitStack() as held:
         server = None

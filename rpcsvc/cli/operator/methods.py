@@ -1,4 +1,8 @@
-"""The commands of admin methods, made from the rows of the admin table that have a ``cli``."""
+"""The commands of admin methods, made from the rows of the admin table that have a ``cli``.
+
+``rpcsvc integrators``, ``relays``, ``tickets`` and ``webhooks`` are nothing else: records of the
+running service. stdout is exactly one JSON object, but where a row prints a table.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from rpcsvc.cli.context import (
     FAILED,
@@ -26,10 +30,15 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
-from rpcsvc.operations.admin import PREFIX
+from rpcsvc.domain.integrators import key_hash
+from rpcsvc.ids import system_random
+from rpcsvc.operations.admin import PREFIX, RECORDS
 from rpcsvc.operations.params import plain_types
 from rpcsvc.operations.service import Cli, Confirmation, Operation
+from rpcsvc.operations.webhooks import WEBHOOKS
 from rpcsvc.settings import Settings
+
+KEY_BYTES: Final = 24
 
 Printer: TypeAlias = Callable[[Cli, Json], object]
 
@@ -151,3 +160,29 @@ def _confirm(settings: Settings, confirmation: Confirmation, params: Json) -> No
     sys.stderr.flush()
     if sys.stdin.readline().strip() != "yes":
         raise UsageError("Nothing was changed.")
+
+
+# --- records of the running service ---
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser("integrators", help="list integrators and the fees they earned")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "make an API key and the hash to configure; the key is shown once"
+    add_command(actions, "new-key", text, _new_key)
+    add_methods(actions, RECORDS, "integrators")
+    relays = add_methods(commands, RECORDS).add_subparsers(metavar="ACTION")
+    # Options given before the action apply, too.
+    add_methods(relays, RECORDS, "relays", argument_default=argparse.SUPPRESS)
+    for word, text, rows in (
+        ("tickets", "read and close what users have written to you", RECORDS),
+        ("webhooks", "messages to the webhooks of orders", WEBHOOKS),
+    ):
+        parser = commands.add_parser(word, help=text, description=text)
+        add_methods(parser.add_subparsers(required=True, metavar="ACTION"), rows, word)
+
+
+def _new_key(_context: Context) -> int:
+    key = system_random(KEY_BYTES).hex()
+    return print_json({"key": key, "hash": key_hash(key).hex()})

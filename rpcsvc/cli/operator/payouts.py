@@ -188,7 +188,7 @@ def _resume(context: Context) -> int:
 
 
 def _turn_off(settings: Settings, switch: PauseSwitch) -> None:
-    """Raises UsageError."""
+    """Raise UsageError."""
     try:
         switch.resume()
     except OSError as error:
@@ -219,7 +219,7 @@ def _resume_all(settings: Settings, switch: PauseSwitch, before: str | None) -> 
 
 
 def _has_service(settings: Settings) -> bool:
-    """Whether a service runs, or ever ran, on the data directory: a running one may have lost its
+    """Return whether a service runs, or ever ran, on the data directory: one may have lost its
     database.
 
     A wrong directory, such as /var instead of ./var, has neither.

@@ -19,6 +19,12 @@ from rpcsvc.store.database import Database, DatabaseUnusable
 from rpcsvc.store.schema import UnknownSchema
 from rpcsvc.terminal import printable
 
+# Seconds. Long: a command may wait for nodes, or for a wallet that scans blocks first.
+SECONDS: Final = 600
+_OF_THE_CALLER: Final = frozenset(
+    {"invalid_input", "missing_input", "invalid_destination", "idempotency_conflict"}
+)
+
 
 def onchain_settings(context: Context) -> Settings:
     """The settings of a service with engine onchain. Raises UsageError for another engine."""
@@ -79,15 +85,8 @@ def end_progress() -> None:
     show_progress("")
 
 
-# Seconds. Long: a command may wait for nodes, or for a wallet that scans blocks first.
-SECONDS: Final = 600
-_OF_THE_CALLER: Final = frozenset(
-    {"invalid_input", "missing_input", "invalid_destination", "idempotency_conflict"}
-)
-
-
 def is_running(settings: Settings) -> bool:
-    """Whether a service answers on the data directory."""
+    """Return whether a service answers on the data directory."""
     return socket_endpoint(settings.data_dir) is not None
 
 

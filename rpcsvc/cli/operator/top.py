@@ -71,6 +71,9 @@ _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 # Samples by family: labels and value.
 Series = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
+_OLDEST: Final = "rpcsvc_orders_open_oldest_seconds"
+_TRANSFER_HEAD: Final = ("TRANSFER UNDER WAY", "STATE", "AMOUNT", "NETWORK", "SINCE")
+
 
 class ServiceSample(NamedTuple):
     """Answers of the service: /health, /metrics, and the transfers under way."""
@@ -195,10 +198,6 @@ def lines(view: ServiceSample) -> list[str]:
     )
     shown = [_title(view), *(line for block in blocks for line in ("", *block))]
     return [printable(line) for line in shown]
-
-
-_OLDEST: Final = "rpcsvc_orders_open_oldest_seconds"
-_TRANSFER_HEAD: Final = ("TRANSFER UNDER WAY", "STATE", "AMOUNT", "NETWORK", "SINCE")
 
 
 def _title(view: ServiceSample) -> str:

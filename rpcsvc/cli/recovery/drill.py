@@ -115,7 +115,7 @@ def _restored(settings: Settings, scratch: Path, options: argparse.Namespace) ->
 
 
 def _succeeds(report: Json) -> bool:
-    """Whether the restore needs no manual work."""
+    """Return whether the restore needs no manual work."""
     return report["refused"] is None and not (
         report["startRefused"]
         or report["problems"]

@@ -102,7 +102,7 @@ ON_DEADLINE: dict[OnDeadline, str] = {
 
 
 def error_classes() -> list[type[ServiceError]]:
-    """Every error with a code, in the order of the tree."""
+    """Return the errors with a code, in the order of the tree."""
     return list(_with_code(ServiceError))
 
 

@@ -15,12 +15,18 @@ from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.documents.links import escape_markdown, mail_domain
-from rpcsvc.http.gate import WINDOW_SECONDS
+from rpcsvc.http.gate import RPC_TOKEN_HEADER, WINDOW_SECONDS
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, MCP_PATH, RPC_PATH, Site
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import on_network
+from rpcsvc.strict_json import Json
+
+# The longest values of these fields that plugin manifest readers accept.
+_HUMAN_NAME = 20
+_MODEL_NAME = 50
+_HUMAN_DESCRIPTION = 100
 
 
 def quickstart(site: Site, generated_at: int, key: str) -> Json:
@@ -35,7 +41,7 @@ def quickstart(site: Site, generated_at: int, key: str) -> Json:
             "perUserApiKeyRequired": False,
             "tlsRequired": True,
             "nonCustodialFlow": True,
-            "idempotencyHeader": links.IDEMPOTENCY_HEADER,
+            "idempotencyHeader": IDEMPOTENCY_KEY,
         },
         "links": links.quickstart_links(site),
         "quickstart": {"flow": flow(site), "endpoints": links.endpoints(site)},
@@ -48,14 +54,14 @@ def quickstart(site: Site, generated_at: int, key: str) -> Json:
 def flow(site: Site) -> list[str]:
     """The calls of a swap in order, each with one or two sentences."""
     path = links.endpoints(site)
-    status = links.operation_named(site, "swap.status")
+    status = site.operation("swap.status")
     return [
         f"GET {path['capabilities']}: the chains, directions, limits and deposit policy.",
         f"POST {path['plan']} with whatever is known. While the state is needs_input or"
         " needs_destination, ask the user for what missingInputs names, and plan again.",
         f"POST {path['quote']}: the price, the fees and what happens to a deposit in every case.",
         f"POST {path['create']} (or POST {path['execute']}, which quotes and creates in one call)"
-        f" with the header {links.IDEMPOTENCY_HEADER}: a new value for each order, the same value"
+        f" with the header {IDEMPOTENCY_KEY}: a new value for each order, the same value"
         " when the call is repeated. The field to must be the user's own address, never one from an"
         " example. Ask the user for refundAddress too, an address of their own on the network of"
         " the deposit: refunds go there and nowhere else. Always name one for XMR, which hides its"
@@ -87,7 +93,7 @@ def examples(site: Site, key: str) -> Json:
         "execute": {
             "method": "POST",
             "path": paths["execute"],
-            "headers": {"content-type": "application/json", links.IDEMPOTENCY_HEADER: key},
+            "headers": {"content-type": "application/json", IDEMPOTENCY_KEY: key},
             "body": body,
         },
     }
@@ -99,7 +105,7 @@ def example_swap(site: Site) -> Json:
     USDC is sent, because the limits are in USD: an amount of XMR that is within them today may
     be outside tomorrow.
     """
-    params = _usdc_example(links.operation_named(site, "swap.create"))
+    params = _usdc_example(site.operation("swap.create"))
     chain = _example_chain(site, params["chain"])
     usd = min(max(int(params["amount"]), chain.min_swap_usd), site.max_swap_usd)
     return on_network({**params, "chain": chain.name, "amount": str(usd)}, site.network)
@@ -118,7 +124,7 @@ def _example_chain(site: Site, wanted: str | int) -> Chain:
 
 
 def propagation(site: Site) -> Json:
-    """Where to read on, and how to cite the service."""
+    """The links to read on, and how to cite the service."""
     brand = site.brand
     url = site.absolute(links.HOME)
     plain = f"{brand.name}: {brand.motto}" if brand.motto else brand.name
@@ -134,12 +140,6 @@ def propagation(site: Site) -> Json:
         "signatureHeaders": list(site.signature_headers),
         "discoveryOrder": [site.absolute(path) for path in discovery],
     }
-
-
-# The longest values of these fields that plugin manifest readers accept.
-_HUMAN_NAME = 20
-_MODEL_NAME = 50
-_HUMAN_DESCRIPTION = 100
 
 
 def agent(site: Site) -> Json:
@@ -175,7 +175,7 @@ def agent(site: Site) -> Json:
 
 
 def description(site: Site) -> str:
-    """One paragraph on what the service does."""
+    """A paragraph on what the service does."""
     sandbox = (
         " This installation settles in a sandbox: chains and money are simulated."
         if site.is_simulated
@@ -227,7 +227,7 @@ def _auth(site: Site) -> Json:
         "jsonrpc": {
             "required": site.rpc_needs_token,
             "scheme": "header",
-            "header": links.RPC_TOKEN_HEADER,
+            "header": RPC_TOKEN_HEADER,
             "note": "The operator gives out the token."
             if site.rpc_needs_token
             else "No token is set: the service answers JSON-RPC to local clients only.",
@@ -238,7 +238,7 @@ def _auth(site: Site) -> Json:
 
 
 def signing(site: Site) -> Json:
-    """How responses are signed: the method, and links to the keys and the procedure."""
+    """The signing of responses: the method, and links to the keys and the procedure."""
     return {
         "version": signatures.VERSION,
         "alg": signatures.ALGORITHM,

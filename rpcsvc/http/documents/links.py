@@ -32,9 +32,6 @@ LLMS_FULL = "/llms-full.txt"
 ROBOTS = "/robots.txt"
 SITEMAP = "/sitemap.xml"
 
-IDEMPOTENCY_HEADER = "idempotency-key"
-RPC_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
-
 # The documents with a one-line description, in the order in which a new user reads them.
 DESCRIPTIONS: dict[str, str] = {
     QUICKSTART: "the first call: what this is, the flow, two requests that work as they stand",
@@ -57,6 +54,8 @@ ALIASES: dict[str, str] = {
     OPENAPI_WELL_KNOWN: OPENAPI,
     SERVER_CARD_ALIAS: SERVER_CARD,
 }
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|])")
 
 
 def quickstart_links(site: Site) -> dict[str, str]:
@@ -97,17 +96,7 @@ def _short_name(operation: Operation) -> str:
     return verb if group == "swap" else group
 
 
-def operation_named(site: Site, name: str) -> Operation:
-    """One operation of the site. Raises KeyError when the site does not offer it."""
-    for operation in site.operations:
-        if operation.name == name:
-            return operation
-    raise KeyError(name)
-
-
 # --- Markdown ----------------------------------------------------------------------------------
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>#|])")
 
 
 def escape_markdown(text: str) -> str:

@@ -15,11 +15,15 @@ from rpcsvc.http.documents.agent import description, flow, limits
 from rpcsvc.http.documents.links import escape_markdown, link, page, table
 from rpcsvc.http.documents.recording import Recording, on_network, show, show_elsewhere
 from rpcsvc.http.documents.signatures import signature_check
+from rpcsvc.http.gate import RPC_TOKEN_HEADER
 from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 
 _LISTED_ABOVE = (links.LLMS, links.QUICKSTART, links.LLMS_FULL, links.OPENAPI, links.OPENRPC)
+
+_MINUTE = 60
 
 
 def llms_txt(site: Site) -> bytes:
@@ -48,7 +52,7 @@ def title(site: Site) -> str:
 def summary(site: Site) -> str:
     """The list of what to know before the first call."""
     token = (
-        f"with the header `{links.RPC_TOKEN_HEADER}`"
+        f"with the header `{RPC_TOKEN_HEADER}`"
         if site.rpc_needs_token
         else "for local clients only, since no token is set"
     )
@@ -63,7 +67,7 @@ def summary(site: Site) -> str:
             f"- Command line: `{site.client} agent:capabilities {site.client_target}`{variable}.",
             "- `x2u` sends XMR and receives USDC; `u2x` sends USDC and receives XMR.",
             "- Amounts are decimal strings of what the user sends, never JSON numbers.",
-            f"- Send the header `{links.IDEMPOTENCY_HEADER}` when you create an order: a repeated"
+            f"- Send the header `{IDEMPOTENCY_KEY}` when you create an order: a repeated"
             " call then finds the order that the first one made.",
             "- Never fund an order on the user's behalf without asking them, and never change an"
             " address that they gave.",
@@ -77,15 +81,12 @@ def numbered(steps: list[str]) -> str:
 
 
 def document_list(site: Site) -> str:
-    """Every document with its description."""
+    """The documents, each with its description."""
     return _links(site, tuple(links.DESCRIPTIONS))
 
 
 def _links(site: Site, paths: tuple[str, ...]) -> str:
     return "\n".join(link(path, site.absolute(path), links.DESCRIPTIONS[path]) for path in paths)
-
-
-_MINUTE = 60
 
 
 def llms_full(site: Site, recording: Recording) -> bytes:
@@ -301,7 +302,7 @@ def _failures(site: Site, recording: Recording) -> str:
 def _idempotency(site: Site, recording: Recording) -> str:
     rules = "\n".join(
         (
-            f"- Over HTTPS the header `{links.IDEMPOTENCY_HEADER}`, over JSON-RPC a param of that"
+            f"- Over HTTPS the header `{IDEMPOTENCY_KEY}`, over JSON-RPC a param of that"
             " name, on the command line `--idempotency-key`; create and execute only; a UUID"
             " made for this order. 16 to 255 printable ASCII characters: who knows the key can have"
             " the order's session.",

@@ -11,13 +11,14 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from rpcsvc.http.documents import links
 from rpcsvc.http.documents.links import code, json_text
+from rpcsvc.http.gate import RPC_TOKEN_HEADER
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations import table
-from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
 from rpcsvc.operations.service import option_of
 from rpcsvc.settings import Settings
+from rpcsvc.strict_json import Json
 
 FILE = "recording.json"
 # The site of the service that was recorded: shown as the reader's own.
@@ -28,7 +29,7 @@ RPC_EXAMPLE_KEY = "7b1d9e44-2c8f-4f6a-8d53-90c4a1e2b6f8"
 
 
 class RecordedCall(Struct, frozen=True):
-    """One call and its answer. ``name`` is also the request id that the call was made under."""
+    """A call and its answer. ``name`` is also the request id that the call was made under."""
 
     name: str
     operation: str
@@ -63,13 +64,13 @@ def load() -> Recording:
 
 
 def show(site: Site, exchange: RecordedCall) -> str:
-    """One call over HTTPS and its answer."""
+    """A call over HTTPS and its answer."""
     answer = code(json_text(exchange.answer).replace(RECORDED_AT, site.url), "json")
     return f"{code(_request(site, exchange), 'http')}\n\nAnswer:\n\n{answer}"
 
 
 def _request(site: Site, exchange: RecordedCall) -> str:
-    operation = links.operation_named(site, exchange.operation)
+    operation = site.operation(exchange.operation)
     params = dict(exchange.params)
     path = operation.path or ""
     for name in [name for name in params if f"{{{name}}}" in path]:
@@ -79,7 +80,7 @@ def _request(site: Site, exchange: RecordedCall) -> str:
     lines = [f"{operation.method} {API_ROOT}{path}{query} HTTP/1.1", f"host: {host}"]
     lines.append(f"x-request-id: {exchange.name}")
     if exchange.key is not None:
-        lines.append(f"{links.IDEMPOTENCY_HEADER}: {exchange.key}")
+        lines.append(f"{IDEMPOTENCY_KEY}: {exchange.key}")
     if operation.method == "POST":
         lines += ["content-type: application/json", "", json_text(params)]
     return "\n".join(lines)
@@ -87,15 +88,15 @@ def _request(site: Site, exchange: RecordedCall) -> str:
 
 def show_elsewhere(site: Site, exchange: RecordedCall) -> str:
     """The recorded call as it looks over JSON-RPC and on the command line."""
-    operation = links.operation_named(site, exchange.operation)
+    operation = site.operation(exchange.operation)
     key = RPC_EXAMPLE_KEY if site.rpc_needs_token else exchange.key
     message = {
         "jsonrpc": "2.0",
         "id": exchange.name,
         "method": site.rpc_method(operation),
-        "params": {**exchange.params, links.IDEMPOTENCY_HEADER: key},
+        "params": {**exchange.params, IDEMPOTENCY_KEY: key},
     }
-    token = f"\n{links.RPC_TOKEN_HEADER}: <the operator's token>" if site.rpc_needs_token else ""
+    token = f"\n{RPC_TOKEN_HEADER}: <the operator's token>" if site.rpc_needs_token else ""
     request = (
         f"POST {RPC_PATH} HTTP/1.1\nhost: {site.url.partition('://')[2]}"
         f"\ncontent-type: application/json{token}\n\n{json_text(message)}"

@@ -10,7 +10,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.links import mail_domain
 from rpcsvc.http.mcp.revisions import SERVED
 from rpcsvc.http.site import API_ROOT, MCP_PATH, RPC_PATH, Site
-from rpcsvc.operations.envelope import Json
+from rpcsvc.strict_json import Json
 
 DAY_MS = 86_400_000
 # RFC 9116, section 2.5.5, recommends less than a year.

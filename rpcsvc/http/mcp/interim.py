@@ -23,18 +23,22 @@ from rpcsvc.errors import (
     InvalidParams,
     OrderNotFound,
 )
-from rpcsvc.http.documents.links import operation_named
-from rpcsvc.http.operation_routes import Caller, carry_out
+from rpcsvc.http.gate import Caller
+from rpcsvc.http.operation_routes import carry_out
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Operation
+from rpcsvc.operations.service import Operation, Reply
 from rpcsvc.orders.waits import LONGEST_WAIT_SECONDS
+from rpcsvc.strict_json import Json
 
+# The surface of MCP as metrics name it.
+TRANSPORT: Final = "mcp"
 QUESTION: Final = "terms"
 _AGREED: Final = "agreed"
 _OVER: Final = frozenset({"completed", "terminal_failure"})
 _POLL_MS: Final = 5_000
+
+_ADDRESS: Final = re.compile(r"[0-9A-Za-z]{1,128}")
 
 
 class UserApproval:
@@ -108,9 +112,6 @@ _FORM: Final = {
 }
 
 
-_ADDRESS: Final = re.compile(r"[0-9A-Za-z]{1,128}")
-
-
 def _shown(address: object) -> str:
     """The address; a placeholder for text that could pass for a part of the question."""
     is_one = isinstance(address, str) and _ADDRESS.fullmatch(address)
@@ -147,11 +148,11 @@ class OrderTasks:
 
     def __init__(self, site: Site, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.operation = operation_named(site, "swap.status")
-        self._events = operation_named(site, "swap.events")
+        self.operation = site.operation("swap.status")
+        self._events = site.operation("swap.events")
 
     def is_wait(self, operation: Operation, arguments: Json) -> bool:
-        """Whether the call asks for the status of an order with a valid ``waitSec``."""
+        """Return whether the call asks for the status of an order with a valid ``waitSec``."""
         seconds = arguments.get("waitSec")
         is_valid = type(seconds) is int and 0 < seconds <= LONGEST_WAIT_SECONDS
         return operation is self.operation and is_valid
@@ -170,14 +171,18 @@ class OrderTasks:
         raise InternalError(caller.request_id)
 
     async def _task(self, caller: Caller, hint: str | None, params: Json) -> OrderTask | Reply:
-        reply = await carry_out(self._dispatcher, self.operation, caller, hint, params)
+        reply = await carry_out(
+            self._dispatcher, self.operation, caller, hint, params, transport=TRANSPORT
+        )
         if reply.error is not None:
             return reply
         status = orjson.loads(reply.body)
         data, actions = status["data"], status["nextActions"]
         order = data["order"]
         last = {"orderId": order["orderId"], "after": data["cursor"] - 1}
-        log = await carry_out(self._dispatcher, self._events, caller, hint, last)
+        log = await carry_out(
+            self._dispatcher, self._events, caller, hint, last, transport=TRANSPORT
+        )
         if log.error is not None:
             return log
         is_over = status["state"] in _OVER or data["actionRequired"] is not None

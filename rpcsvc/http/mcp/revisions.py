@@ -20,7 +20,7 @@ from rpcsvc.errors import (
     MissingCapability,
     UnsupportedProtocolVersion,
 )
-from rpcsvc.operations.envelope import Json
+from rpcsvc.strict_json import Json
 
 STATELESS: Final = "2026-07-28"
 # Newest first: the first is offered to a client that asks for an unsupported one.
@@ -120,7 +120,7 @@ def client_of(method: str, params: Json, headers: Headers) -> McpClient:
 
 
 def is_stateless(headers: Headers) -> bool:
-    """Whether a request claims a revision without handshake, by its header alone."""
+    """Return whether a request claims a revision without handshake, by its header alone."""
     version = headers.get(_VERSION_HEADER)
     return version is not None and version not in HANDSHAKE
 

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
-from rpcsvc.domain.reservations import Client
 from rpcsvc.errors import (
     ForbiddenOrigin,
     InternalError,
@@ -32,9 +31,9 @@ from rpcsvc.errors import (
 from rpcsvc.http.discovery import Document, DocumentCache
 from rpcsvc.http.documents import links
 from rpcsvc.http.edge import is_loopback_origin
-from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id
+from rpcsvc.http.gate import Caller, Gate
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object
-from rpcsvc.http.mcp.interim import OrderTask, OrderTasks, UserApproval
+from rpcsvc.http.mcp.interim import TRANSPORT, OrderTask, OrderTasks, UserApproval
 from rpcsvc.http.mcp.revisions import (
     APPS,
     HANDSHAKE,
@@ -49,7 +48,6 @@ from rpcsvc.http.mcp.revisions import (
 from rpcsvc.http.mcp.tools import OrderApp, described, instructions, result_meta, tools_of
 from rpcsvc.http.messages import error_headers, read_body, require_json, respond
 from rpcsvc.http.operation_routes import (
-    Caller,
     carry_out,
     end_with_caller,
     refused,
@@ -59,9 +57,9 @@ from rpcsvc.http.operation_routes import (
 from rpcsvc.http.site import Site
 from rpcsvc.http.x402 import tool_result, with_meta_payment
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Call, Effect, Operation
+from rpcsvc.operations.service import Call, Effect, Operation, Reply
 from rpcsvc.orders.quoted import FIELD
+from rpcsvc.strict_json import Json
 
 _TTL_MS: Final = 300_000
 _CAPABILITIES: Final[Json] = {"tools": {}, "resources": {}, "extensions": {APPS: {}}}
@@ -69,14 +67,10 @@ _STATELESS_CAPABILITIES: Final[Json] = {**_CAPABILITIES, "extensions": {APPS: {}
 _QUOTED: Final = ("direction", "chain", "amount", "funding")
 
 
-class McpCaller(Caller):
-    """The request that a message came in, and the error that answered it."""
+McpMethod = Callable[[Caller, McpClient, "str | None", Json], Awaitable[Json]]
 
-    error: ServiceError | None = None
-    transport: str = "mcp"
-
-
-McpMethod = Callable[[McpCaller, McpClient, "str | None", Json], Awaitable[Json]]
+# 200 for clients with a handshake: to them 404 means that their session is over.
+_WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
 
 
 class McpHttp:
@@ -99,7 +93,7 @@ class McpHttp:
         self._dispatcher = dispatcher
         self._site = site
         self._tools = tools_of(site.operations)
-        self._quote = links.operation_named(site, "swap.quote")
+        self._quote = site.operation("swap.quote")
         self._documents = {
             site.absolute(each.document.path): each
             for each in documents
@@ -111,35 +105,35 @@ class McpHttp:
         home = urlsplit(site.url)
         self._origins = frozenset((*origins, f"{home.scheme}://{home.netloc}".lower()))
         self._body_bytes = site.limits.body_bytes
-        self._server: JsonRpcServer[McpCaller] = JsonRpcServer(
+        self._server: JsonRpcServer[Caller] = JsonRpcServer(
             self._methods(),
             max_depth=site.limits.depth,
             describe_error=_described_error,
-            request_id=McpCaller.request_id_for,
+            request_id=Caller.request_id_for,
         )
         self._listed: bytes | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST: a request, or a notification, which gets 202."""
         try:
-            context = self._gate.admit(request)
+            caller = self._gate.admit(request)
         except TlsRequired as error:
-            return refused(self._gate, RequestContext("", given_request_id(request)), error)
+            return refused(self._gate.unknown(request), error)
         try:
             self._require_origin(request.headers.get("origin"))
-            caller = self._caller(request, context)
+            self._identify(request, caller)
             require_no_query_of_rpc(request)
             require_json(request, self._body_bytes)
             body = await read_body(request, self._body_bytes)
             if body.lstrip()[:1] == b"[":
                 raise InvalidRequest("MCP has no batches. Send one message at a time.")
         except ServiceError as error:
-            return refused(self._gate, context, error)
+            return refused(caller, error)
         answer = await self._server.answer(body, caller, partial(end_with_caller, request))
         if answer.body is None:
-            return respond(None, caller.request_id, status=202, headers=context.headers)
+            return respond(None, caller.request_id, status=202, headers=caller.headers)
         status = _status(caller.error, request.headers)
-        return respond(answer.body, caller.request_id, status=status, headers=context.headers)
+        return respond(answer.body, caller.request_id, status=status, headers=caller.headers)
 
     def _require_origin(self, origin: str | None) -> None:
         """Raise ForbiddenOrigin for a page of another site (DNS rebinding)."""
@@ -150,29 +144,18 @@ class McpHttp:
             details={"received": origin[:100]},
         )
 
-    def _caller(self, request: web.Request, context: RequestContext) -> McpCaller:
-        """Identify the caller and charge its budget. Raises Unauthorized and RateLimited."""
+    def _identify(self, request: web.Request, caller: Caller) -> None:
+        """Read the caller's token and charge its budget. Raises Unauthorized and RateLimited."""
         try:
-            token = self._gate.optional_token(request)
+            caller.token = self._gate.optional_token(request)
         except Unauthorized:
-            self._gate.note_wrong_token(context)
+            self._gate.note_wrong_token(caller)
             raise
-        budget = f"token:{token}" if token else None
-        if context.address == SOCKET_CLIENT:
-            budget = budget or SOCKET_CLIENT
-        self._gate.charge(context, "requests" if budget is None else "rpc", budget)
-        return McpCaller(
-            context,
-            request.headers,
-            "rpc" if token else "public",
-            budget,
-            Client("token", f"token:{token}") if token else context.client,
-            self._gate.new_request_id,
-        )
+        self._gate.charge(caller, "requests" if caller.budget is None else "rpc")
 
     # --- methods ---
 
-    def _methods(self) -> dict[str, RpcMethod[McpCaller]]:
+    def _methods(self) -> dict[str, RpcMethod[Caller]]:
         everywhere: dict[str, McpMethod] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
@@ -193,12 +176,12 @@ class McpHttp:
             **{name: self._method(name, answer, True) for name, answer in stateless.items()},
         }
 
-    def _method(self, name: str, answer: McpMethod, stateless: bool | None) -> RpcMethod[McpCaller]:
+    def _method(self, name: str, answer: McpMethod, stateless: bool | None) -> RpcMethod[Caller]:
         """A method of all revisions (None), or of those with or without a handshake only."""
 
-        async def call(caller: McpCaller, hint: str | None, params: Json) -> Any:
+        async def call(caller: Caller, hint: str | None, params: Json) -> Any:
             caller.request_id_for(hint)
-            headers = cast("Headers", caller.headers)
+            headers = cast("Headers", caller.given)
             client = client_of(name, params, headers)
             if stateless is not None and client.is_stateless is not stateless:
                 raise UnknownMethod(f'The revision of MCP in use has no method "{name}".')
@@ -213,7 +196,7 @@ class McpHttp:
         return RpcMethod(call, runs_as_notification=False, **waiting)
 
     def _waits(self, params: Json) -> bool:
-        """Whether a tool's call waits for an event and changes nothing."""
+        """Return whether a tool's call waits for an event and changes nothing."""
         operation, arguments = self._tools.get(str(params.get("name"))), params.get("arguments")
         return operation is not None and isinstance(arguments, dict) and waits(operation, arguments)
 
@@ -228,7 +211,7 @@ class McpHttp:
         }
 
     async def _initialize(
-        self, _caller: McpCaller, _client: McpClient, _hint: str | None, params: Json
+        self, _caller: Caller, _client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         asked = params.get("protocolVersion")
         return {
@@ -239,12 +222,12 @@ class McpHttp:
         }
 
     async def _ping(
-        self, _caller: McpCaller, _client: McpClient, _hint: str | None, _params: Json
+        self, _caller: Caller, _client: McpClient, _hint: str | None, _params: Json
     ) -> Json:
         return {}
 
     async def _discover(
-        self, _caller: McpCaller, _client: McpClient, _hint: str | None, _params: Json
+        self, _caller: Caller, _client: McpClient, _hint: str | None, _params: Json
     ) -> Json:
         return {
             "supportedVersions": list(SERVED),
@@ -254,7 +237,7 @@ class McpHttp:
         }
 
     async def _list_tools(
-        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
+        self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         if self._listed is None:
@@ -265,20 +248,20 @@ class McpHttp:
         return {"tools": orjson.Fragment(self._listed), **_hints(client, _TTL_MS)}
 
     async def _list_resources(
-        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
+        self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         found = [_resource(uri, each.document) for uri, each in self._documents.items()]
         return {"resources": [*found, self._app.resource()], **_hints(client, _TTL_MS)}
 
     async def _list_templates(
-        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
+        self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         _require_first_page(params)
         return {"resourceTemplates": [], **_hints(client, _TTL_MS)}
 
     async def _read_resource(
-        self, _caller: McpCaller, client: McpClient, _hint: str | None, params: Json
+        self, _caller: Caller, client: McpClient, _hint: str | None, params: Json
     ) -> Json:
         uri = params.get("uri")
         if uri == self._app.uri:
@@ -298,7 +281,7 @@ class McpHttp:
     # --- tools/call ---
 
     async def _call_tool(
-        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
+        self, caller: Caller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
         operation, arguments = self._tool_and_arguments(params)
         if operation.payable:
@@ -306,11 +289,13 @@ class McpHttp:
         if client.can_take_tasks and self._tasks.is_wait(operation, arguments):
             return await self._begin_task(caller, client, hint, arguments)
         if not operation.idempotent:
-            reply = await carry_out(self._dispatcher, operation, caller, hint, arguments)
+            reply = await carry_out(
+                self._dispatcher, operation, caller, hint, arguments, transport=TRANSPORT
+            )
             return _result(reply, client, operation)
         try:
-            if caller.budget_of is None:
-                self._gate.charge(caller.context, "orders")
+            if caller.budget is None:
+                self._gate.charge(caller, "orders")
             agreed = None
             if client.can_ask_user and operation.effect is Effect.MOVES_MONEY:
                 agreed = self._approval.agreed(params, arguments)
@@ -319,8 +304,8 @@ class McpHttp:
         except InvalidParams:
             raise
         except ServiceError as error:
-            call = Call(caller.request_id_for(hint), caller.namespace, transport=caller.transport)
-            caller.context.headers.update(error_headers(error))
+            call = Call(caller.request_id_for(hint), caller.namespace, transport=TRANSPORT)
+            caller.headers.update(error_headers(error))
             return _result(self._dispatcher.refuse(operation.name, error, call, arguments))
         reply = await carry_out(
             self._dispatcher,
@@ -328,6 +313,7 @@ class McpHttp:
             caller,
             hint,
             dict(arguments),
+            transport=TRANSPORT,
             keyed_by_terms=True,
             held_to=agreed,
         )
@@ -339,7 +325,7 @@ class McpHttp:
     # --- tasks ---
 
     async def _begin_task(
-        self, caller: McpCaller, client: McpClient, hint: str | None, arguments: Json
+        self, caller: Caller, client: McpClient, hint: str | None, arguments: Json
     ) -> Json:
         """The task for a call that waits; the answer itself if there is nothing to wait for."""
         begun = await self._tasks.begin(caller, hint, arguments)
@@ -349,7 +335,7 @@ class McpHttp:
         return _result(reply, client, self._tasks.operation)
 
     async def _get_task(
-        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
+        self, caller: Caller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
         client.require_tasks()
         task = await self._tasks.get(caller, hint, params)
@@ -358,7 +344,7 @@ class McpHttp:
         return {**task.view, "result": _result(task.reply, client, self._tasks.operation)}
 
     async def _acknowledge_task(
-        self, caller: McpCaller, client: McpClient, hint: str | None, params: Json
+        self, caller: Caller, client: McpClient, hint: str | None, params: Json
     ) -> Json:
         """Acknowledge an update (no task needs input) or a cancellation (which ends no swap)."""
         client.require_tasks()
@@ -366,7 +352,10 @@ class McpHttp:
         return {}
 
     def _tool_and_arguments(self, params: Json) -> tuple[Operation, Json]:
-        """Raises InvalidParams for an unknown tool, and for arguments that are no object."""
+        """Return the tool's operation and its arguments.
+
+        Raises InvalidParams for an unknown tool, and for arguments that are no object.
+        """
         name, arguments = params.get("name"), params.get("arguments", {})
         operation = self._tools.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -380,10 +369,12 @@ class McpHttp:
             raise InvalidParams("arguments must be an object, such as {}.")
         return operation, dict(arguments)
 
-    async def _ask(self, caller: McpCaller, hint: str | None, arguments: Json) -> Json:
+    async def _ask(self, caller: Caller, hint: str | None, arguments: Json) -> Json:
         """Have the client ask its user to accept the current terms."""
         asked: Json = {name: arguments[name] for name in _QUOTED if name in arguments}
-        reply = await carry_out(self._dispatcher, self._quote, caller, hint, asked)
+        reply = await carry_out(
+            self._dispatcher, self._quote, caller, hint, asked, transport=TRANSPORT
+        )
         if reply.error is not None:
             return _result(reply)
         data = orjson.loads(reply.body)["data"]
@@ -427,21 +418,17 @@ def _kept(ttl_ms: int, *, shared: bool = True) -> Json:
 
 
 def _hints(client: McpClient, ttl_ms: int, *, shared: bool = True) -> Json:
-    """For how long a client may keep a result; revisions with a handshake don't know it."""
+    """The time for which a client may keep a result; revisions with a handshake don't know it."""
     return _kept(ttl_ms, shared=shared) if client.is_stateless else {}
 
 
-def _described_error(caller: McpCaller, error: ServiceError, request_id: str | None) -> Json:
+def _described_error(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
     """The error object, its details beside the code, where MCP looks for them."""
     caller.error = error
-    caller.context.headers.update(error_headers(error))
+    caller.headers.update(error_headers(error))
     described_error = error_object(error, request_id)
     described_error["data"] |= described_error["data"].pop("details", {})
     return described_error
-
-
-# 200 for clients with a handshake: to them 404 means that their session is over.
-_WITHIN_HANDSHAKE: Final = (UnknownMethod, InvalidParams, InternalError, RateLimited)
 
 
 def _status(error: ServiceError | None, headers: Headers) -> int:

@@ -18,8 +18,9 @@ from rpcsvc.http.pages.rendering import Renderer, Texts, qr_image
 from rpcsvc.http.schemas import lifted, ref, request_name
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, IDEMPOTENCY_KEY_SCHEMA, schemas_of
-from rpcsvc.operations.envelope import Json, Reply
-from rpcsvc.operations.service import Effect, Operation, Tool
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY
+from rpcsvc.operations.service import Effect, Operation, Reply, Tool
+from rpcsvc.strict_json import Json
 
 SESSION_ID = "sessionId"
 APP_MIME_TYPE: Final = "text/html;profile=mcp-app"
@@ -50,7 +51,7 @@ def instructions(site: Site) -> str:
 
 
 def described(site: Site, operation: Operation, tool: Tool, app_meta: Json) -> Json:
-    """One entry of tools/list; ``app_meta`` links the app of those that have one."""
+    """An entry of tools/list; ``app_meta`` links the app of those that have one."""
     return {
         **({"_meta": app_meta} if tool.has_app else {}),
         "name": tool.name,
@@ -77,7 +78,7 @@ def input_schema(site: Site, operation: Operation) -> Json:
     if operation.idempotent:
         properties = schema["properties"]
         session = {**properties[SESSION_ID], "type": "string"}
-        properties = {**properties, SESSION_ID: session, "idempotency-key": _KEY}
+        properties = {**properties, SESSION_ID: session, IDEMPOTENCY_KEY: _KEY}
         required = [*schema.get("required", ()), SESSION_ID]
         schema = {**schema, "properties": properties, "required": required}
     return _whole(schema, parts)

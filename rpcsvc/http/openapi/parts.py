@@ -18,10 +18,11 @@ from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.event_stream import LAST_EVENT_ID
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site
-from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
+from rpcsvc.ids import REQUEST_ID_PATTERN
+from rpcsvc.operations.inputs import IDEMPOTENCY_KEY, LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.params import ORDER_ID_PATTERN
 from rpcsvc.operations.service import Operation
+from rpcsvc.strict_json import Json
 
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"
@@ -181,7 +182,7 @@ def shared_parameters() -> Json:
             "schema": {"type": "string"},
         },
         "IdempotencyKey": {
-            "name": links.IDEMPOTENCY_HEADER,
+            "name": IDEMPOTENCY_KEY,
             "in": "header",
             "description": "16 to 255 printable ASCII characters, such as a UUID made for this"
             " order: who knows the key can have the order's session. With an `x-api-key`, which"
@@ -217,7 +218,7 @@ def shared_headers(site: Site) -> Json:
     """``components.headers``."""
     found = {
         "x-request-id": _header(
-            "The request id, as in the body.", "^[A-Za-z0-9._:-]{1,128}$", required=True
+            "The request id, as in the body.", f"^{REQUEST_ID_PATTERN}$", required=True
         ),
         "idempotent-replayed": _header(
             "`true` on the stored answer to an idempotency key that was used before.", "^true$"

@@ -30,12 +30,15 @@ from rpcsvc.domain.order import (
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.http.pages.rendering import Texts, qr_svg
 from rpcsvc.http.site import API_ROOT, Site
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.views import deposit_view, status_data, transfer_view, twap_view
 from rpcsvc.orders.ports.venue import Confirmations, VenueProfile
+from rpcsvc.strict_json import Json
 
 REFRESH_SECONDS: Final = 15
+
+_SWAP: Final = ("pay", "confirm", "swap", "done")
+_REFUND: Final = ("pay", "refund", "refunded")
 
 
 class PageTime(NamedTuple):
@@ -237,7 +240,7 @@ class CheckoutWriter:
         return action if action in (REFUND_ADDRESS, REFUND_BLOCKED) else order.status.value
 
     def _is_live(self) -> bool:
-        """Whether the order may still change."""
+        """Return whether the order may still change."""
         return not self._order.status.is_terminal or any(
             not transfer.state.is_final for transfer in self._order.transfers
         )
@@ -296,7 +299,7 @@ class CheckoutWriter:
         return RefundRule(self._say("checkout.refund_secret"), None, False)
 
     def _cases(self) -> tuple[tuple[str, str], ...]:
-        """What happens to a late, small, large or wrong payment (network, token)."""
+        """The fate of a late, small, large or wrong payment (network, token)."""
         terms = self._terms
         if terms.upstream_id is not None:
             limits = self._say("checkout.case_upstream_says")
@@ -339,7 +342,7 @@ class CheckoutWriter:
         }
 
     def _reason(self) -> tuple[str | None, bool]:
-        """Why there was no payout, and whether the text is English on a page in any language."""
+        """The reason for a missing payout, and whether its text is English on every page."""
         message = self._order.error_message
         if message is None or self._order.status in AWAITS_DEPOSIT:
             return None, False
@@ -435,8 +438,6 @@ def _only(key: str, wanted: str, **values: Any) -> dict[str, Any]:
     return values if key == wanted else {}
 
 
-_SWAP: Final = ("pay", "confirm", "swap", "done")
-_REFUND: Final = ("pay", "refund", "refunded")
 # By status: the steps of an order, and the index of the current one (past the end: all done).
 _STEP_OF: Final = {
     OrderStatus.AWAITING_DEPOSIT: (_SWAP, 0),

@@ -45,7 +45,7 @@ class Network(NamedTuple):
 
 
 class CheckLine(NamedTuple):
-    """One line of the status page."""
+    """A line of the status page."""
 
     name: str
     word: str

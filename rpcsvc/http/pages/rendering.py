@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ENGLISH: Final = "en"
 FOLDER: Final = Path(__file__).with_name("texts")
 
+_HERE: Final = Path(__file__).parent
+_GROUP: Final = 4
+
 
 class Texts(Struct, frozen=True):
     """The texts of one language by key, such as ``checkout.pay_before``.
@@ -42,12 +45,12 @@ class Texts(Struct, frozen=True):
     entries: Mapping[str, str]
 
     def say(self, key: str, **values: object) -> str:
-        """One text with its blanks filled in. Raises KeyError for an unknown key or blank."""
+        """A text with its blanks filled in. Raises KeyError for an unknown key or blank."""
         return self.entries[key].format(**values)
 
 
 class Catalogues:
-    """All languages. Raises ValueError for a catalogue that is not a translation of English."""
+    """The texts of all languages. Raises ValueError for a catalogue that does not match English."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._by_tag = {each.lang.lower(): each for each in map(_read, sorted(folder.iterdir()))}
@@ -95,7 +98,6 @@ def _blanks(text: str) -> set[str | None]:
     return {blank for _, blank, _, _ in string.Formatter().parse(text) if blank is not None}
 
 
-_HERE: Final = Path(__file__).parent
 _HEADERS: Final = {
     "content-type": "text/html; charset=utf-8",
     # An order's page is private. no-transform: the signature covers these bytes.
@@ -106,7 +108,6 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_GROUP: Final = 4
 
 
 def groups(value: str) -> list[str]:
@@ -230,6 +231,6 @@ def qr_image(text: str) -> str:
     """A QR code as a data URI of a PNG image, one pixel for each module."""
     import segno  # noqa: PLC0415 - as above
 
-    # One mask is as readable as the best of eight, which takes five times as long to find.
+    # A fixed mask is as readable as the best of eight, which takes five times as long to find.
     code = segno.make_qr(text, error="m", mask=0)
     return str(code.png_data_uri(border=4))

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from rpcsvc.domain.order import REFUND_ADDRESS, Order, OrderStatus
 from rpcsvc.errors import InputError, OrderNotFound, RateLimited, ServiceError, Unavailable
-from rpcsvc.http.documents.links import HOME, operation_named
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
+from rpcsvc.http.documents.links import HOME
+from rpcsvc.http.gate import CALLER, Caller, Gate
 from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.messages import JSON, error_headers, media_type, read_body
 from rpcsvc.http.pages.checkout import CheckoutWriter
@@ -26,12 +26,12 @@ from rpcsvc.http.pages.front import home_values, status_values
 from rpcsvc.http.pages.rendering import Catalogues, Renderer, Texts
 from rpcsvc.http.site import Site
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.session import read_untried
 from rpcsvc.operations.swap import find_funding
 from rpcsvc.operations.views import status_data
 from rpcsvc.orders.ports.venue import Confirmations
+from rpcsvc.strict_json import Json
 
 ORDER_PATH: Final = "/orders/{orderId}"
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -43,8 +43,7 @@ class Visit(NamedTuple):
     """An admitted request for a page, and the language of its answer."""
 
     request: web.Request
-    context: RequestContext
-    request_id: str
+    caller: Caller
     texts: Texts
 
 
@@ -78,7 +77,7 @@ class PagesHttp:
         self._renderer = renderer
         self._health = health
         self._catalogues = Catalogues()
-        self._refund_address = operation_named(site, "swap.refundAddress")
+        self._refund_address = site.operation("swap.refundAddress")
 
     def routes(self) -> list[web.RouteDef]:
         """All routes of the pages."""
@@ -96,17 +95,15 @@ class PagesHttp:
         """Admit and charge a request; render failures as a page."""
 
         async def handle(request: web.Request) -> web.Response:
-            context = self._gate.admit(request)
-            request[REQUEST_CONTEXT] = context
+            request[CALLER] = caller = self._gate.admit(request)
             texts = self._catalogues.choose(request.headers.get("accept-language", ""))
-            request_id = context.request_id or self._gate.new_request_id()
-            visit = Visit(request, context, request_id, texts)
+            visit = Visit(request, caller, texts)
             try:
-                self._gate.charge(context, "requests")
+                self._gate.charge(caller, "requests")
                 response = await answer(visit)
             except ServiceError as error:
                 response = self._refused(visit, error)
-            response.headers.update({**context.headers, "x-request-id": request_id})
+            response.headers.update({**caller.headers, "x-request-id": caller.request_id})
             if self._site.onion_url:
                 response.headers["onion-location"] = f"{self._site.onion_url}{request.rel_url}"
             return response
@@ -115,14 +112,14 @@ class PagesHttp:
 
     async def _home(self, visit: Visit) -> web.Response:
         readiness = await self._health.readiness()
-        client = visit.context.client
+        client = visit.caller.client
         values = await home_values(self._site, self._service, visit.texts, client, readiness)
         return self._renderer.page("home.html", visit.texts, values)
 
     async def _status_page(self, visit: Visit) -> web.Response:
         """The answer of /health, status code included; details only for insiders."""
         checks = await self._health.checks()
-        is_insider = self._gate.is_insider(visit.request, visit.context)
+        is_insider = self._gate.is_insider(visit.request, visit.caller)
         values = await status_values(self._service, visit.texts, checks, is_insider=is_insider)
         status = 200 if values["is_well"] else 503
         return self._renderer.page("status.html", visit.texts, values, status=status)
@@ -288,7 +285,7 @@ class PagesHttp:
             "sessionId": order.terms.session_id,
             "address": address,
         }
-        call = Call(visit.request_id, client=visit.context.client, transport="page")
+        call = Call(visit.caller.request_id, client=visit.caller.client, transport="page")
         reply = await self._dispatcher.run(self._refund_address, params, call)
         if reply.error is not None:
             raise reply.error

@@ -41,7 +41,7 @@ from rpcsvc.domain.addresses import (
 )
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, decimal_pattern
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import InvalidDestination
@@ -51,7 +51,7 @@ from rpcsvc.settlement.upstream.transport import UpstreamAnswer, UpstreamBroken
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000
 _UNITS: Final = re.compile(r"0|[1-9][0-9]{0,77}", re.ASCII)
-_DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?", re.ASCII)
+_DECIMAL: Final = re.compile(decimal_pattern(40, 40), re.ASCII)
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)

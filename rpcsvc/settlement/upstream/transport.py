@@ -29,7 +29,6 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
@@ -62,6 +61,7 @@ from rpcsvc.http_client import (
 )
 from rpcsvc.logs import MASK, shorten_addresses
 from rpcsvc.redacted import Redacted
+from rpcsvc.urls import is_loopback
 
 # Bytes of an answer kept for audit. A good answer is some 2 KB.
 RAW_LIMIT: Final = 65_536
@@ -248,7 +248,7 @@ def base_url(options: ClientOptions) -> str:
             "the upstream's URL must have no user, query or fragment: the API key has its own"
             " setting"
         )
-    if url.scheme == "http" and not (options.plain_http or _is_loopback(url.host)):
+    if url.scheme == "http" and not (options.plain_http or is_loopback(url.host)):
         raise ValueError(
             "the upstream's URL must begin with https://: over plain http anyone on the way could"
             " replace the deposit addresses"
@@ -264,13 +264,6 @@ def _check_options(options: ClientOptions) -> None:
         raise ValueError("attempts and max_bytes must be at least 1")
     if options.api_key is not None and not _HEADER_VALUE.fullmatch(options.api_key):
         raise ValueError("the upstream's API key must be printable ASCII without spaces")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class UpstreamCall(Redacted, frozen=True):

@@ -15,13 +15,13 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.domain import usdc
+from rpcsvc.domain.money import LARGEST_INTEGER
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
 from rpcsvc.settlement.onchain.evm.records import (
-    LARGEST_STORED,
     EvmPayment,
     EvmPaymentOrder,
     EvmPurpose,
@@ -106,7 +106,7 @@ def _raised(fee: int, percent: int) -> int:
 
 
 def _highest(gas: int, highest_cost: int) -> int:
-    return min(highest_cost // gas, LARGEST_STORED)
+    return min(highest_cost // gas, LARGEST_INTEGER)
 
 
 def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> GasPrice | None:

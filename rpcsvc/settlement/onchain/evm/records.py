@@ -8,15 +8,11 @@ product (gas times fee) need not, and is never stored.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
 
 from msgspec import Struct
 
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.redacted import Redacted
-
-# What a column of the database holds. All the USDC there is has 17 digits.
-LARGEST_DEPOSIT: Final = 2**63 - 1
 
 
 class EvmWallet(Struct, frozen=True):
@@ -93,9 +89,6 @@ class CursorMove(Struct, frozen=True):
     to: EvmCursor
     fork: int
     keep: int
-
-
-LARGEST_STORED: Final = 2**63 - 1
 
 
 class EvmPaymentState(StrEnum):

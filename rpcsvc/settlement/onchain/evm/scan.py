@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import structlog
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.domain.usdc import (
     TRANSFER_TOPIC,
     TransferEvent,
@@ -43,7 +44,6 @@ from rpcsvc.settlement.onchain.evm.node import (
     read_quantity,
 )
 from rpcsvc.settlement.onchain.evm.records import (
-    LARGEST_DEPOSIT,
     CursorMove,
     EvmCursor,
     PoolSighting,
@@ -128,10 +128,10 @@ class EventReader:
         return paid
 
     def _is_credible(self, item: Log, event: TransferEvent) -> bool:
-        if event.units > LARGEST_DEPOSIT:
+        if event.units > MAX_UNITS:
             # More than there is of USDC: the token is not what it says, or the node lies.
             log.error("evm_deposit_refused", network=self._network.name, txid=item.txid)
-        return 0 < event.units <= LARGEST_DEPOSIT
+        return 0 < event.units <= MAX_UNITS
 
     def _event(self, item: Log, method: str) -> TransferEvent:
         try:
@@ -383,7 +383,7 @@ def pending_payments(block: PendingBlock, token: str) -> Iterator[PendingPayment
         call = read_answer(_PendingCall, block.node, _METHOD, item)
         paying = read_paying_call(call.data)
         # Anyone may move nothing from anyone to anyone.
-        if paying is not None and 0 < paying.units <= LARGEST_DEPOSIT:
+        if paying is not None and 0 < paying.units <= MAX_UNITS:
             yield PendingPayment(call.txid, paying.to)
 
 
