@@ -31,8 +31,7 @@ from rpcsvc.settlement.onchain.journal.files import (
     mirror,
     read_place,
 )
-from rpcsvc.settlement.onchain.journal.marks import forget_mark
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, forget_mark
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,

@@ -15,8 +15,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     PoolSighting,
 )
 from rpcsvc.settlement.onchain.journal.files import EVM_ADDRESSES, AddressesEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
 from rpcsvc.store.rows import from_row, to_row
 

@@ -24,8 +24,7 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
 

@@ -12,8 +12,7 @@ from typing_extensions import override
 from rpcsvc.domain.order import DepositState
 from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
-from rpcsvc.settlement.onchain.journal.marks import JournaledWrites
-from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.settlement.onchain.monero.records import (
     NETWORK,
     Cursor,
