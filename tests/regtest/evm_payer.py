@@ -16,24 +16,19 @@ from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import (
-    HOT_WALLET_INDEX,
-    EvmConnection,
-    EvmNetwork,
-    EvmOptions,
-)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.node import (
-    EvmClient,
-    EvmSubmission,
-    EvmSubmissionResult,
-    Receipt,
-)
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission, EvmSubmissionResult, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState
+from rpcsvc.settlement.onchain.evm.records import (
+    EvmNetwork,
+    EvmOptions,
+    EvmPayment,
+    EvmPaymentState,
+)
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger

@@ -12,12 +12,11 @@ from typing import Any, Final
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.payment_ledger import AttemptEntry, EvmEntry, EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
-from rpcsvc.settlement.onchain.evm.records import EvmPurpose
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPurpose
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments

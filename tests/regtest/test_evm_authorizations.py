@@ -18,9 +18,9 @@ from rpcsvc.domain.authorizations import AuthorizationRefused, Reason, SignedAut
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget, payment_id
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.node import Tag
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.evm.records import EvmPayment, EvmPaymentState, EvmPurpose
 from rpcsvc.store.authorizations import AuthorizationKey, AuthorizationRecord, AuthorizationState

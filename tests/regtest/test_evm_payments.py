@@ -14,9 +14,8 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmCall,

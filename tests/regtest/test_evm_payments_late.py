@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult, FeeData
+from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission, EvmSubmissionResult, FeeData
 from tests.regtest.evm_payer import (
     FRIEND,
     GWEI,

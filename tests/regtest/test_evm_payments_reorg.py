@@ -15,9 +15,9 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Block, BlockRef, EvmSubmission, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, BlockRef, EvmSubmission, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.evm.records import Attempt, EvmPaymentState
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted

@@ -18,10 +18,13 @@ from rpcsvc.domain import usdc
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmSubmission, EvmSubmissionResult, EvmTransaction
-from rpcsvc.settlement.onchain.evm.records import Attempt
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, TransactionPlan
+from rpcsvc.settlement.onchain.evm.node_types import (
+    EvmSubmission,
+    EvmSubmissionResult,
+    EvmTransaction,
+)
+from rpcsvc.settlement.onchain.evm.records import Attempt, EvmNetwork
 from tests.regtest.daemon_proxy import DaemonProxy
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (

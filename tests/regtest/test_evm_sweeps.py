@@ -14,17 +14,16 @@ from msgspec.structs import replace
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmCall,
-    EvmClient,
     EvmSubmissionResult,
     Tag,
 )
-from rpcsvc.settlement.onchain.evm.records import EvmPaymentState, Sweep, SweepMethod
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmPaymentState, Sweep, SweepMethod
 from tests.recording import record_calls
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_payer import (

@@ -17,7 +17,8 @@ from rpcsvc.settlement.onchain.evm import records as evm
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch, SignedPayments
 from rpcsvc.settlement.onchain.journal.files import FOLDER, Mark
-from rpcsvc.settlement.onchain.journal_replay import ReplayResult, check_journal
+from rpcsvc.settlement.onchain.journal_check import check_journal
+from rpcsvc.settlement.onchain.journal_replay import ReplayResult
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME

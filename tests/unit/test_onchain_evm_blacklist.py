@@ -8,9 +8,10 @@ from typing import Any
 
 from rpcsvc.domain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint, NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import KEPT_MS, WAIT_SECONDS, Blacklist
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork
 from tests.logs import logs_of
 
 TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rpcsvc.settlement.onchain.evm.connection import Conditions
 from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
     first_price,
@@ -18,7 +17,8 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.node import Conditions
+from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,

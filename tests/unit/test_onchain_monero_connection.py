@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, NotSent
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo

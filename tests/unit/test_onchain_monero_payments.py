@@ -20,8 +20,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import (

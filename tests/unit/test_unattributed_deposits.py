@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase

@@ -29,10 +29,6 @@ from rpcsvc.orders.ports.wallets import (
 log = structlog.get_logger(__name__)
 
 
-class ChainUnusable(Exception):
-    """Node, wallet, token or mnemonic is not what it should be. The text is for the operator."""
-
-
 class ChainAdapter(Protocol):
     """One asset on the networks that carry it. Units are atomic ones of that asset.
 

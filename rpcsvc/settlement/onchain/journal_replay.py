@@ -1,21 +1,18 @@
-"""The replay of the payment journal's lines into a database that lacks them, and ``check_journal``.
+"""The replay of the payment journal's lines into a database that lacks them.
 
 A line without a row is adopted: the same bytes are published again, and nothing is signed.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from rpcsvc.clock import Clock, iso8601
+from rpcsvc.clock import Clock
 from rpcsvc.domain.events import order_of
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.domain.withdrawals import is_withdrawal
@@ -34,12 +31,9 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
 from rpcsvc.settlement.onchain.journal.files import (
     EVM_ADDRESSES,
     AddressesEntry,
-    JournalContents,
-    JournalPosition,
     Line,
     Mark,
     VoidEntry,
-    read_place,
 )
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, marks_of, put_mark
 from rpcsvc.settlement.onchain.journal_entries import (
@@ -56,7 +50,6 @@ from rpcsvc.settlement.onchain.journal_entries import (
 )
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
 from rpcsvc.store.leases import SETTLER
 from rpcsvc.store.orders import OrderStore
@@ -74,11 +67,6 @@ _MONERO_LIVE: Final = (
 )
 _NOTE: Final = (
     "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
-)
-_MARK: Final = "SELECT journal, line, sum FROM payment_journal ORDER BY token DESC LIMIT 1"
-_RECORDED: Final = (
-    "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"
-    " SELECT 1 FROM evm_attempts WHERE txid = ?1"
 )
 _RESTORED: Final = (
     "the database is a restored copy: start each replica that has settled since, so that it adopts"
@@ -349,77 +337,3 @@ def _name(entry: Entry) -> str:
     if isinstance(entry, MoneroEntry | EvmEntry):
         return entry.payment.payment_id
     return type(entry).__name__
-
-
-# --- the check of a journal and its database, without a replay ---------------------------------
-
-
-def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple[list[str], str]:
-    """Problems of the journal, and its state in words. The service may be running."""
-    # The database first: meanwhile the journal can only grow.
-    with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
-        row = reader.execute(_MARK).fetchone()
-        mark = Mark(row[0], JournalPosition(row[1], row[2])) if row else None
-        found = read_place(folder)
-        problems = [*_journal_problems(found, mark), *_unrecorded(found.lines, mark, reader)]
-    for place in places:
-        copy = read_place(place)
-        if copy.problem is not None or copy.name != found.name:
-            problems.append(f"{place} does not hold the journal: {copy.problem or 'another one'}")
-        elif copy.end.line < (mark.at.line if mark else 0):
-            problems.append(f"{place} ends at line {copy.end.line} of {found.end.line}")
-    return problems, _journal_state(found, mark)
-
-
-def _journal_problems(found: JournalContents, mark: Mark | None) -> Iterator[str]:
-    if found.problem is not None:
-        yield f"the payment journal is damaged: {found.problem}"
-    if mark is None:
-        return
-    if found.end.line < mark.at.line:
-        yield (
-            f"the payment journal ends at line {found.end.line}; the database knows"
-            f" {mark.at.line} lines"
-        )
-    elif found.name != mark.journal or all(line.at != mark.at for line in found.lines):
-        yield f"the payment journal is not the database's, which is {mark.journal}"
-
-
-def _unrecorded(
-    lines: Sequence[Line], mark: Mark | None, reader: sqlite3.Connection
-) -> Iterator[str]:
-    """Journaled payments up to the mark that the database lacks: the two files do not belong
-    together.
-
-    Payments that a replay skips on purpose do not count.
-    """
-    upto = mark.at.line if mark is not None else 0
-    known = [(line.at.line, from_body(line.body)) for line in lines if line.at.line <= upto]
-    entries = {number: entry for number, entry in known if entry is not None}
-    void = {(e.payment_id, e.txid) for e in entries.values() if isinstance(e, VoidEntry)}
-    kept = {id(entry) for entry in latest(list(entries.values()), void)}
-    for number, entry in entries.items():
-        if id(entry) not in kept or not isinstance(entry, MoneroEntry | EvmEntry):
-            continue
-        txid = _txid(entry)
-        is_void = (entry.payment.payment_id, txid) in void
-        if not is_void and reader.execute(_RECORDED, (txid,)).fetchone() is None:
-            yield f"line {number} of the payment journal is not in the database: {txid}"
-
-
-def _txid(entry: MoneroEntry | EvmEntry) -> str:
-    if isinstance(entry, MoneroEntry):
-        return entry.payment.txid
-    return entry.payment.attempts[0].txid
-
-
-def _journal_state(found: JournalContents, mark: Mark | None) -> str:
-    if not found.lines:
-        return "payment journal: none"
-    times = [line.body["at"] for line in found.lines if "at" in line.body]
-    behind = found.end.line - (mark.at.line if mark else 0)
-    torn = f", {found.torn} bytes of an unfinished line" if found.torn else ""
-    return (
-        f"payment journal: {found.end.line} lines in {found.files} files, the last payment at"
-        f" {iso8601(times[-1])}; the database is {max(behind, 0)} lines behind{torn}"
-    )

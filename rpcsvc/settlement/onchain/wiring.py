@@ -31,16 +31,15 @@ from rpcsvc.orders.withdrawals import WithdrawalLimits, read_allow_list
 from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.gas import OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.guard import (
     Caps,
     PauseRow,

@@ -34,20 +34,14 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.settlement.onchain.adapter import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget
-from rpcsvc.settlement.onchain.evm.connection import (
-    HOT_WALLET_INDEX,
-    EvmConnection,
-    EvmNetwork,
-    EvmOptions,
-)
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.keys import HOT_WALLET_INDEX, HdKeys
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPayments
-from rpcsvc.settlement.onchain.evm.records import EvmReceipt
+from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions, EvmReceipt
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger

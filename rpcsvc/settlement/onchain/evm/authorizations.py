@@ -32,9 +32,9 @@ from rpcsvc.orders.ports.authorizations import Carried
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import CallCost
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, Log, LogFilter, Receipt
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Log, LogFilter, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (

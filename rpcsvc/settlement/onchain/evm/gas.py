@@ -17,9 +17,9 @@ from msgspec import Struct
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
-from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData
 from rpcsvc.settlement.onchain.evm.records import (
     LARGEST_STORED,
     EvmPayment,

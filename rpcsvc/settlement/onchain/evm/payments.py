@@ -34,12 +34,11 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
 from rpcsvc.settlement.onchain.evm.records import (

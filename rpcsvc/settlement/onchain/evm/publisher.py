@@ -18,10 +18,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Block, EvmSubmission, Tag
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmSubmission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 from rpcsvc.settlement.onchain.evm.records import (

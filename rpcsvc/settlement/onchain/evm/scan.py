@@ -22,17 +22,17 @@ from rpcsvc.domain.usdc import (
     read_paying_call,
     read_transfer,
 )
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
+    ChainUnusable,
     JsonObject,
     RpcFailure,
     named,
     read_answer,
 )
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.node import (
+from rpcsvc.settlement.onchain.evm.node import EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     Data,
     Hash,
@@ -43,7 +43,7 @@ from rpcsvc.settlement.onchain.evm.node import (
     read_quantity,
 )
 from rpcsvc.settlement.onchain.evm.records import (
-    LARGEST_DEPOSIT,
+    LARGEST_STORED,
     CursorMove,
     EvmCursor,
     PoolSighting,
@@ -128,10 +128,10 @@ class EventReader:
         return paid
 
     def _is_credible(self, item: Log, event: TransferEvent) -> bool:
-        if event.units > LARGEST_DEPOSIT:
+        if event.units > LARGEST_STORED:
             # More than there is of USDC: the token is not what it says, or the node lies.
             log.error("evm_deposit_refused", network=self._network.name, txid=item.txid)
-        return 0 < event.units <= LARGEST_DEPOSIT
+        return 0 < event.units <= LARGEST_STORED
 
     def _event(self, item: Log, method: str) -> TransferEvent:
         try:
@@ -381,7 +381,7 @@ def pending_payments(block: PendingBlock, token: str) -> Iterator[PendingPayment
         call = read_answer(_PendingCall, block.node, _METHOD, item)
         paying = read_paying_call(call.data)
         # Anyone may move nothing from anyone to anyone.
-        if paying is not None and 0 < paying.units <= LARGEST_DEPOSIT:
+        if paying is not None and 0 < paying.units <= LARGEST_STORED:
             yield PendingPayment(call.txid, paying.to)
 
 

@@ -19,9 +19,9 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import usdc
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.backoff import Backoff
-from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
-from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.records import (

@@ -13,8 +13,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
+from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, NodeError, RpcFailure, StallDetector
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo, NodeTransaction
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, WalletRecord
