@@ -28,8 +28,10 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmOptions,
     EvmPayment,
     EvmPaymentState,
+    Inclusion,
 )
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
@@ -77,6 +79,7 @@ class EvmPayer:
     ledger: EvmPaymentLedger
     client: EvmClient
     payments: EvmPayments
+    upkeep: EvmUpkeep
     sweeps: EvmSweeps
     is_open: bool = True
     transfers: int = field(default=0)
@@ -101,7 +104,7 @@ class EvmPayer:
         if known is not None:
             return known
         record = Recorder()
-        await self.payments.prepare(transfer, record)
+        await self.payments.prepare(transfer, [], record)
         return record.signed[0]
 
     async def prepared(self, transfer: Transfer) -> Transfer:
@@ -135,6 +138,12 @@ class EvmPayer:
 
     async def live(self) -> list[EvmPayment]:
         return await self.ledger.payments_in(NETWORK, *LIVE)
+
+    async def inclusion(self, transfer: Transfer) -> Inclusion:
+        """Where the transfer's payment was mined."""
+        mined = (await self.payment(transfer)).inclusion
+        assert mined is not None
+        return mined
 
     async def receipts(self, transfer: Transfer) -> list[Receipt]:
         """Of all attempts that are mined."""
@@ -206,9 +215,10 @@ async def evm_payer(
     unrecorded, switch = UnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
+    upkeep = EvmUpkeep(connection, payments, ledger, hands)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = EvmPayer(
-        anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps
+        anvil, token, data_dir, chosen, hands, database, ledger, client, payments, upkeep, sweeps
     )
     try:
         yield made

@@ -77,7 +77,7 @@ class Treasury:
         """A planned payout."""
         self.transfers += 1
         name = f"tr_{self.transfers}"
-        kind, fee = TransferKind.PAYOUT, self.adapter.fee("arbitrum")
+        kind, fee = TransferKind.PAYOUT, self.adapter.fee()
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:

@@ -232,10 +232,10 @@ async def test_failure_is_reported_until_all_checks_pass_again(
 ) -> None:
     connection = pair.connection()
     assert (connection.wallet_checked, connection.problem) == (False, "not started")
-    connection.connected()
+    connection._connected()
     assert (connection.wallet_checked, connection.problem) == (True, None)
     with pytest.raises(Unavailable, match="can't be settled"), connection.watched():
         raise failure
     assert (connection.wallet_checked, reported in (connection.problem or "")) == (False, True)
-    connection.connected()
+    connection._connected()
     assert (connection.wallet_checked, connection.problem) == (True, None)

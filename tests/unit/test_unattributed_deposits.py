@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,14 +28,14 @@ async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> No
 
 
 class NotingAdapter(EvmAdapter):
-    """An adapter for two networks that has only its ledger of unrecorded transactions."""
+    """An adapter for two networks without notes, and with its ledger of unrecorded transactions."""
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
         super().__init__([], anything, anything, ledgers, ManualClock(), EvmOptions(), switch)
-        self.networks = frozenset({"arbitrum", "base"})
+        self.networks = dict.fromkeys(("arbitrum", "base"), Mock(notes=list))
 
 
 async def test_deposit_on_another_network_names_the_order_it_fits(

@@ -12,7 +12,8 @@ import orjson
 import structlog
 from msgspec.structs import replace
 
-from rpcsvc.domain.money import Asset, Money, format_units
+from rpcsvc.domain.chains import MONERO_NETWORK
+from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import InvalidDestination, Unavailable
@@ -27,7 +28,14 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
-from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
+from rpcsvc.settlement.onchain.adapter import (
+    AdapterWatch,
+    ChainAdapter,
+    Payments,
+    ServedNetwork,
+    each_of,
+    together,
+)
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
@@ -60,7 +68,10 @@ class OnchainEngine:
     ) -> None:
         self._adapters = {adapter.asset: adapter for adapter in adapters}
         self._watches = {adapter.asset: AdapterWatch(adapter) for adapter in adapters}
-        self.networks = frozenset[str]().union(*(adapter.networks for adapter in adapters))
+        self._networks = {
+            name: network for adapter in adapters for name, network in adapter.networks.items()
+        }
+        self.networks = frozenset(self._networks)
         self._guard = guard
         self._floors = floors
         self._reconciliations = dict(reconciliations or {})
@@ -140,7 +151,7 @@ class OnchainEngine:
 
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
         """Network fees as the nodes report them. Raises errors.Unavailable before they have."""
-        return Fees(self._adapters[payout].fee(chain), self._adapters[deposit].fee(chain))
+        return Fees(self._side(payout, chain).fee(), self._side(deposit, chain).fee())
 
     def holdings(self, network: str) -> Holdings:
         """The spendable balance on a network.
@@ -148,11 +159,11 @@ class OnchainEngine:
         Raises errors.Unavailable while it is not known, and while the operator's inventory is below
         its floor.
         """
-        adapter = self._of(network)
-        held = adapter.holdings(network)
-        if not self._above_floor(adapter).ok:
+        found = self._of(network)
+        held = found.holdings()
+        if not self._above_floor(self._adapters[found.asset]).ok:
             raise Unavailable(
-                f"The service is short of {adapter.asset.symbol} and takes no new orders for it."
+                f"The service is short of {found.asset.symbol} and takes no new orders for it."
                 " Try again later."
             )
         return held
@@ -162,15 +173,15 @@ class OnchainEngine:
 
     def states(self) -> dict[str, NetworkState]:
         """What the last look at each network found. One whose deposits are not seen is not up."""
-        return {
-            network: state._replace(is_up=state.is_up and not self._watches[asset].is_blind())
-            for asset, adapter in self._adapters.items()
-            for network, state in adapter.states().items()
-        }
+        shown = {}
+        for name, network in self._networks.items():
+            state, watch = network.state(), self._watches[network.asset]
+            shown[name] = state._replace(is_up=state.is_up and not watch.is_blind())
+        return shown
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
         """Raise errors.InvalidDestination for an address that the token does not pay."""
-        if not await self._of(network).accepts(network, address):
+        if not await self._of(network).accepts(address):
             raise InvalidDestination(
                 f"The token on {network} refuses to pay this address: it is on its issuer's"
                 " blacklist. Send another address of the user.",
@@ -184,9 +195,9 @@ class OnchainEngine:
 
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
         """The deposit's confirmations, and a block for the payout; in seconds."""
-        paid = next(a for asset, a in self._adapters.items() if asset is not deposit.asset)
-        waits = self._adapters[deposit.asset].seconds(chain, deposit.units)
-        return waits + paid.block_seconds(chain)
+        paid = USDC if deposit.asset is XMR else XMR
+        waits = self._side(deposit.asset, chain).seconds(deposit.units)
+        return waits + self._side(paid, chain).block_seconds
 
     # --- deposits ------------------------------------------------------------------------------
 
@@ -211,20 +222,20 @@ class OnchainEngine:
 
     def required_confirmations(self, network: str, units: int) -> int:
         """The confirmations after which deposits of ``units`` in all are final on this network."""
-        return self._of(network).required_confirmations(network, units)
+        return self._of(network).required_confirmations(units)
 
     # --- transfers -----------------------------------------------------------------------------
 
     def transfers_per_payment(self, network: str) -> int:
         """The most transfers that one transaction of a network may carry out."""
-        return self._of(network).transfers_per_payment(network)
+        return self._of(network).transfers_per_payment
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        adapter = self._of(transfer.network)
-        if (known := await adapter.recorded(transfer)) is not None:
+        network = self._of(transfer.network)
+        if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
             await record(known, None)
             return
@@ -233,25 +244,25 @@ class OnchainEngine:
         if self._journal is not None:
             await self._journal.require_ready()
         async with self._guard.passing(transfer, companions) as together:
-            if (poll := self._reconciliations.get(adapter.asset)) is not None:
+            if (poll := self._reconciliations.get(network.asset)) is not None:
                 await poll.require_done()
             # Another caller's startup reconciliation may have paused payouts meanwhile, and leaves
             # this one nothing to find.
             self._guard.require_open()
-            await adapter.prepare(transfer, together, record)
+            await network.payments.prepare(transfer, together, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Publish the transfer's signed bytes, unless payouts are paused."""
         await self._guard.look()
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
-        adapter = self._of(transfer.network)
-        return await _with_receipt(adapter, transfer, await adapter.publish(transfer))
+        payments = self._of(transfer.network).payments
+        return await _with_receipt(payments, transfer, await payments.publish(transfer))
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """The transfer's outcome on the network; with its receipt once it is settled."""
-        adapter = self._of(transfer.network)
-        return await _with_receipt(adapter, transfer, await adapter.look_up(transfer))
+        payments = self._of(transfer.network).payments
+        return await _with_receipt(payments, transfer, await payments.look_up(transfer))
 
     async def health(self) -> Health:
         """Whether everything can be settled, and if not, what is wrong."""
@@ -293,11 +304,16 @@ class OnchainEngine:
         shown = format_units(held, adapter.asset), format_units(floor, adapter.asset)
         return Health(False, f"the wallet holds {shown[0]}, below the floor of {shown[1]}: fund it")
 
-    def _of(self, network: str) -> ChainAdapter:
-        for adapter in self._adapters.values():
-            if network in adapter.networks:
-                return adapter
-        raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
+    def _of(self, network: str) -> ServedNetwork:
+        """Return a network by its name. Raises errors.Unavailable for one without a node."""
+        found = self._networks.get(network)
+        if found is None:
+            raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
+        return found
+
+    def _side(self, asset: Asset, chain: str) -> ServedNetwork:
+        """Return the network that carries ``asset`` in a swap with USDC on ``chain``."""
+        return self._of(MONERO_NETWORK if asset is XMR else chain)
 
 
 async def _acknowledge(adapter: ChainAdapter, sightings: Sequence[DepositSighting]) -> None:
@@ -308,9 +324,9 @@ def _upkeep(fault: str) -> Health:
     return Health(False, f"the upkeep has failed ({fault}): report upkeep_failed in the log")
 
 
-async def _with_receipt(adapter: ChainAdapter, transfer: Transfer, verdict: Verdict) -> Verdict:
-    """A settled transfer is not called so before what proves it is at hand."""
+async def _with_receipt(payments: Payments, transfer: Transfer, verdict: Verdict) -> Verdict:
+    """Add the receipt of a settled transfer: without it, the transfer is not called settled."""
     if verdict.outcome is not Outcome.SETTLED:
         return verdict
-    receipt = await adapter.receipt(transfer)
+    receipt = await payments.receipt(transfer)
     return replace(verdict, receipt=orjson.dumps(receipt).decode())

@@ -6,7 +6,7 @@ keys.py          mnemonic, derived accounts, signatures, bytes of transactions
 records.py       records and options; deposit_ledger.py, payment_ledger.py: the same as rows
 
 deposits:        addresses.py, deposits.py, scan.py
-payments:        payments.py (check, prepare), publisher.py, presence.py, gas.py, adoption.py
+payments:        payments.py (sign, publish, look up), presence.py, upkeep.py, gas.py, adoption.py
 sweeps:          sweeps.py
 authorizations:  authorizations.py (signed by payers, and the budget for their gas)
 """

@@ -131,6 +131,10 @@ class EvmDepositLedger:
         sql = f"{_SELECT_ADDRESS} WHERE a.address_lower IN :addresses"
         return [_address(row) for row in await self._db.fetch(sql, addresses=_lower(addresses))]
 
+    async def is_ours(self, address: str) -> bool:
+        """Whether an address (compared without case) is on record as the service's own."""
+        return bool(await self.ours([address]))
+
     async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
         """Record addresses; all up to the last may be handed out then.
 

@@ -272,26 +272,6 @@ class UnsweptAddress(Struct, frozen=True):
     serial: int
 
 
-class EvmReceipt(Struct, frozen=True):
-    """Proof of a settled payout: any node of the network shows this event of the token.
-
-    ``log_position`` counts within the transaction, ``log_index`` within the block. ``fee``: wei
-    that the service paid for gas and for data on L1.
-    """
-
-    transfer_id: str
-    network: str
-    chain_id: int
-    token: str
-    txid: str
-    log_position: int
-    log_index: int
-    recipient: str
-    units: int
-    block_number: int
-    fee: int
-
-
 # --- options ---------------------------------------------------------------------------------
 
 

@@ -6,15 +6,13 @@ and each pass tries again.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.money import XMR, Asset, format_units
-from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.reservations import Holdings
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
@@ -23,54 +21,29 @@ from rpcsvc.orders.ports.wallets import (
     NetworkNames,
     NetworkState,
     Observation,
-    PreparedTransfer,
-    Record,
-    Verdict,
 )
-from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
-from rpcsvc.settlement.onchain.monero.records import NETWORK, MoneroOptions, MoneroReceipt
+from rpcsvc.settlement.onchain.monero.records import NETWORK, MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)
 
 
-def monero_receipt(receipt: MoneroReceipt, network: str) -> dict[str, Any]:
-    """For check_tx_key, and check_tx_proof with the message, of any monero-wallet-rpc."""
-    return {
-        "network": network,
-        "asset": XMR.symbol,
-        "txid": receipt.txid,
-        "address": receipt.address,
-        "amount": format_units(receipt.units, XMR),
-        "block": receipt.height,
-        "transactionKey": receipt.tx_key,
-        "transactionProof": receipt.proof,
-        "proofMessage": receipt.transfer_id,
-    }
-
-
-_BLOCK_SECONDS = 120
-# What the daemons call a regtest chain is fakechain.
-_NAMES: Final = {
-    "mainnet": NETWORK,
-    "stagenet": "monero-stagenet",
-    "testnet": "monero-testnet",
-    "fakechain": "monero-regtest",
-}
-
-
 class MoneroAdapter:
-    """Implements ChainAdapter for XMR. It owns both clients from ``start`` to ``close``."""
+    """Implements ChainAdapter for XMR, and its one ServedNetwork.
+
+    It owns both clients from ``start`` to ``close``.
+    """
 
     asset: Asset = XMR
-    networks = frozenset({NETWORK})
+    transfers_per_payment = MOST_DESTINATIONS
+    block_seconds = 120
 
     def __init__(
         self,
@@ -80,21 +53,22 @@ class MoneroAdapter:
         clock: Clock,
         options: MoneroOptions,
     ) -> None:
-        self._node = node
-        self._wallet = wallet
         self._options = options
         self._connection = MoneroConnection(node, wallet, ledger, options)
-        self._addresses = AddressPool(wallet, ledger, options)
+        self._addresses = self._connection.addresses
         self._deposits = DepositScanner(self._connection, ledger, clock, options)
-        self._payments = MoneroPayments(self._connection, ledger, clock, options)
+        self.payments = MoneroPayments(self._connection, ledger, clock, options)
+        self._fees = self.payments.fees
         self._recovery = MoneroReorgRecovery(self._connection, ledger, options)
-        self._inventory = MoneroInventory(self._connection, self._payments, clock, options)
-        self._connecting = asyncio.Lock()
+        self._inventory = MoneroInventory(
+            self._connection, self.payments, self._fees, clock, options
+        )
+        self.networks = {NETWORK: self}
 
     async def start(self) -> None:
         """Connect and check. A node or wallet that is not right is a matter of ``health``."""
-        self._node.rpc.open()
-        self._wallet.rpc.open()
+        self._connection.node.rpc.open()
+        self._connection.wallet.rpc.open()
         await self.maintain()
 
     async def close(self) -> None:
@@ -102,8 +76,8 @@ class MoneroAdapter:
         try:
             await self._addresses.close()
         finally:
-            await self._wallet.rpc.close()
-            await self._node.rpc.close()
+            await self._connection.wallet.rpc.close()
+            await self._connection.node.rpc.close()
 
     # --- taking orders -------------------------------------------------------------------------
 
@@ -119,22 +93,22 @@ class MoneroAdapter:
         self.require_ready()
         return self._addresses.take()
 
-    def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """The fee of a payment, in piconero.
+    def fee(self) -> int:
+        """Return the fee of a payment, in piconero.
 
         Raises errors.Unavailable before it is known, and while no payment would be made for it.
         """
-        self._inventory.require_affordable()
-        return self._inventory.fee()
+        self._fees.require_affordable()
+        return self._fees.typical()
 
-    def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
-        """The spendable balance. Raises errors.Unavailable before it is known."""
+    def holdings(self) -> Holdings:
+        """Return the spendable balance. Raises errors.Unavailable before it is known."""
         held = self._inventory.available
-        spendable = held.max_now + self._inventory.fee() if held.max_now else 0
+        spendable = held.max_now + self._fees.typical() if held.max_now else 0
         return Holdings(spendable, held.locked, held.seconds_to_unlock)
 
-    async def accepts(self, network: str, address: str) -> bool:  # noqa: ARG002 - nobody is refused
-        """Always: Monero knows no blacklist."""
+    async def accepts(self, address: str) -> bool:  # noqa: ARG002 - nobody is refused
+        """Return True: Monero knows no blacklist."""
         return True
 
     def total(self) -> int:
@@ -146,32 +120,25 @@ class MoneroAdapter:
         """The spendable balance at the last refresh; reservations are not deducted."""
         return self._inventory.available
 
-    def states(self) -> Mapping[str, NetworkState]:
-        """The state of the network at the last refresh."""
+    def state(self) -> NetworkState:
+        """Return the state of the network at the last refresh."""
         found = self._connection
         is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
-        return {
-            NETWORK: NetworkState(
-                found.block_age(),
-                self._inventory.outputs(),
-                node_height=found.height(),
-                scanned_height=self._deposits.scanned_height,
-                is_up=is_up,
-            )
-        }
+        return NetworkState(
+            found.block_age(),
+            self._inventory.outputs(),
+            node_height=found.height(),
+            scanned_height=self._deposits.scanned_height,
+            is_up=is_up,
+        )
 
     def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
-        """Monero, and which of its networks when it is not the main one."""
-        nettype = self._options.nettype
-        return NetworkNames(_NAMES[nettype], 0, None)
+        """Return Monero's name, and which of its networks it is unless it is the main one."""
+        return NetworkNames(self._options.network_name, 0, None)
 
-    def seconds(self, chain: str, units: int) -> int:  # noqa: ARG002 - XMR is on one network
-        """The typical time, in seconds, until a deposit of ``units`` is confirmed."""
-        return self._options.required_confirmations(units) * _BLOCK_SECONDS
-
-    def block_seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """Monero's target."""
-        return _BLOCK_SECONDS
+    def seconds(self, units: int) -> int:
+        """Return the typical time, in seconds, until a deposit of ``units`` is confirmed."""
+        return self.required_confirmations(units) * self.block_seconds
 
     # --- deposits ------------------------------------------------------------------------------
 
@@ -179,7 +146,7 @@ class MoneroAdapter:
         """Deposits that changed since they were acknowledged; none while node or wallet is out."""
         try:
             with self._connection.watched():
-                await self._ready()
+                await self._connection.ready()
                 found = await self._deposits.observe()
         except Unavailable:
             return Observation()  # why is in health; a later pass sees what was not seen now
@@ -194,46 +161,9 @@ class MoneroAdapter:
         """The confirmations of a deposit at the last scan, or at a height; 0: pooled or gone."""
         return await self._deposits.confirmations(key, height)
 
-    def required_confirmations(self, network: str, units: int) -> int:  # noqa: ARG002 - one network
-        """The confirmations that deposits of ``units`` piconero to one address need."""
+    def required_confirmations(self, units: int) -> int:
+        """Return the confirmations that deposits of ``units`` piconero to one address need."""
         return self._options.required_confirmations(units)
-
-    # --- payouts -------------------------------------------------------------------------------
-
-    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
-        """One transaction pays so many recipients, and the change."""
-        return MOST_DESTINATIONS
-
-    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        return await self._payments.recorded(transfer)
-
-    async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
-    ) -> None:
-        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        with self._connection.watched():
-            await self._ready()
-            self._inventory.require_affordable(1 + len(companions))
-            await self._payments.prepare(transfer, companions, record)
-
-    async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the signed bytes; repeating it is safe. Raises errors.Unavailable."""
-        with self._connection.watched():
-            self._addresses.require_scanned()
-            return await self._payments.publish(transfer)
-
-    async def look_up(self, transfer: Transfer) -> Verdict:
-        """The transfer's outcome on the network. Raises errors.Unavailable."""
-        with self._connection.watched():
-            return await self._payments.look_up(transfer)
-
-    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """Proof of a settled transfer. Raises errors.Unavailable."""
-        with self._connection.watched():
-            await self._ready()
-            proof = await self._payments.receipt(transfer)
-        return monero_receipt(proof, self.names("").network)
 
     # --- between passes ------------------------------------------------------------------------
 
@@ -241,8 +171,8 @@ class MoneroAdapter:
         """Fees, addresses, outputs. What fails is in health and tried again by the next call."""
         try:
             with self._connection.watched():
-                info = await self._ready()
-                await self._inventory.refresh_fee()
+                info = await self._connection.ready()
+                await self._fees.poll()
                 await self._addresses.refill()
                 await self._recovery.poll(info)
                 await self._maintain_outputs()
@@ -255,19 +185,6 @@ class MoneroAdapter:
         if await self._inventory.keep_up():
             await self._inventory.poll(info)
 
-    async def _ready(self) -> NodeInfo:
-        """Check the node, which wallet is open, and all of the wallet anew after each failure."""
-        self._addresses.require_scanned()
-        info = await self._connection.check_node()
-        async with self._connecting:
-            if self._connection.wallet_checked:
-                await self._connection.require_wallet()
-            else:
-                await self._connection.prepare_wallet()
-                await self._addresses.reconcile()
-            self._connection.connected()
-        return info
-
     async def health(self) -> Health:
         """Whether XMR can be settled. Of several problems it names the one that causes others."""
         lag, pool, held = self._connection.lag, self._addresses, self._inventory
@@ -277,8 +194,8 @@ class MoneroAdapter:
             None if lag is None else f"out of sync: {lag}",
             "no deposit address is left" if pool.left == 0 else None,
             None if held.is_known else "what the wallet holds is not known yet",
-            held.too_dear(),
-            await self._payments.stuck(),
+            self._fees.too_dear(),
+            await self.payments.stuck(),
             self._recovery.gone,
             self._recovery.overdue,
         )
