@@ -32,7 +32,7 @@ from rpcsvc.settlement.onchain.evm.records import (
 )
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.recording import Recorder

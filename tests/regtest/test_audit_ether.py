@@ -12,7 +12,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import EvmSubmission
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined
 from tests.regtest.exchange import ETHER, XMR, Exchange, create, reaches

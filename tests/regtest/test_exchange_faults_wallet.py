@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
     TransactionPlan,
     read_mnemonic,
 )
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until

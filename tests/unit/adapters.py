@@ -17,7 +17,7 @@ from rpcsvc.orders.ports.wallets import (
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.guard import Caps
+from rpcsvc.settlement.onchain.engine import Caps
 
 CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
 FLOORS = {XMR: 50, USDC: 0}

@@ -26,8 +26,8 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.orders.settlement import LastAudit
 from rpcsvc.settlement.onchain.evm.node_types import Block
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import BooksUnreadable

@@ -19,12 +19,12 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import NetworkState, Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import DaemonEndpoint
-from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer

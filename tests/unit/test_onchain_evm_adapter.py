@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmOptions
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.sandbox import ManualClock

@@ -14,8 +14,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.engine import OnchainEngine, PayoutGuard
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.records import WalletRecord
 from rpcsvc.settlement.onchain.monero.unrecorded import (
@@ -24,6 +23,7 @@ from rpcsvc.settlement.onchain.monero.unrecorded import (
     SpendWaits,
     StartupReconciliation,
 )
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from tests.recording import Recorder

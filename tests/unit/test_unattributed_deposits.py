@@ -11,7 +11,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.evm.records import EvmOptions
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit, UnrecordedLedger
 from rpcsvc.store.backends.sqlite.database import SqliteDatabase
 from rpcsvc.store.database import Database

@@ -24,7 +24,6 @@ from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import (
     FOLDER,
     JournalDamaged,
@@ -33,6 +32,7 @@ from rpcsvc.settlement.onchain.journal.files import (
 )
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal, forget_mark
 from rpcsvc.settlement.onchain.journal_replay import ReplayResult, open_journal
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     DataDirInUse,

@@ -1,18 +1,25 @@
 """The engine that settles from the operator's own wallets: one chain adapter each for XMR and USDC.
 
-Nothing is signed or published unless the guard (guard.py) lets it pass.
+Nothing is signed or published unless ``PayoutGuard`` lets it pass: not while payouts are paused,
+and no transfer over a cap, which waits, and health says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
+from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import MONERO_NETWORK
+from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.reservations import Holdings
@@ -36,13 +43,208 @@ from rpcsvc.settlement.onchain.adapter import (
     each_of,
     together,
 )
-from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
+from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause
+from rpcsvc.store.database import Tables
 
 log = structlog.get_logger(__name__)
 
 Pause = Callable[[float], Awaitable[None]]
+
+
+_DAY_MS: Final = 24 * 3600 * 1000
+# A transfer that waits for a cap is tried at least once a minute (orders/scheduler/effects.py): one
+# that was not tried for this long was cancelled, or waits for something else.
+_ASKS_AGAIN_MS: Final = 5 * 60 * 1000
+_IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
+_SENT: Final = {
+    "XMR": "SELECT coalesce(sum(units), 0) AS units FROM monero_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+    "USDC": "SELECT coalesce(sum(units), 0) AS units FROM evm_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+}
+# Payments that are out, of transfers whose ids lie between two.
+_OUT: Final = (
+    "SELECT payment_id AS transfer_id, txid, address, units FROM monero_payments"
+    " WHERE state IN ('relaying', 'published', 'settled')"
+    "  AND payment_id > :after AND payment_id < :before"
+    " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
+    " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
+    " WHERE p.state IN ('relaying', 'published', 'settled')"
+    "  AND e.transfer_id > :after AND e.transfer_id < :before"
+    " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
+    " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"
+    " WHERE p.state IN ('published', 'settled')"
+    "  AND p.payment_id > :after AND p.payment_id < :before"
+)
+_STATES: Final = "SELECT transfer_id, state FROM transfers WHERE order_id = :order_id"
+_NOT_PAID: Final = ("planned", "failed", "cancelled")
+
+
+class Caps(Struct, frozen=True):
+    """The most of one asset that goes out in one transfer, and within 24 hours; atomic units."""
+
+    per_transfer: int
+    per_day: int
+
+
+class _WaitingTransfer(NamedTuple):
+    """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
+
+    problem: str
+    at: int
+
+
+class SignedPayments:
+    """Sums over the payments of the service's wallets."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def sent_since(self, asset: Asset, at: int) -> int:
+        """Atomic units signed for orders since ``at`` (ms), over all networks."""
+        row = await self._db.fetch_one(_SENT["XMR" if asset is XMR else "USDC"], at=at)
+        return int(row["units"]) if row else 0
+
+    async def unmatched(self, transfer: Transfer) -> str | None:
+        """A recorded payment that conflicts with the transfer's order, in words; None if there is
+        none.
+
+        The payment journal may restore a payment for an order that an older copy of the database
+        carries on differently: the next transfer would pay a second time.
+        """
+        order_id = order_of(transfer.transfer_id)
+        out = await self._db.fetch(_OUT, after=f"{order_id}/", before=f"{order_id}0")
+        known = await self._db.fetch(_STATES, order_id=order_id) if out else []
+        states = {row["transfer_id"]: row["state"] for row in known}
+        for row in out:
+            if row["transfer_id"] == transfer.transfer_id:
+                paid = (row["address"].lower(), row["units"])
+                same = paid == (transfer.address.lower(), transfer.units)
+            else:
+                same = states.get(row["transfer_id"], "planned") not in _NOT_PAID
+            if not same:
+                return (
+                    f"{row['txid']} paid {row['units']} units for {row['transfer_id']} of this"
+                    " order, which the database has otherwise: settle it, then rpcsvc payouts close"
+                    f" {transfer.transfer_id} {row['txid']} --note TEXT"
+                )
+        return None
+
+
+class PayoutGuard:
+    """Lets transfers pass, or not. ``shared``: the pause that other replicas may make."""
+
+    def __init__(
+        self,
+        switch: PauseSwitch,
+        caps: Mapping[Asset, Caps],
+        signed: SignedPayments,
+        clock: Clock,
+        shared: SharedPause | None = None,
+    ) -> None:
+        self.switch = switch
+        self._shared = shared
+        self._caps = caps
+        self._signed = signed
+        self._clock = clock
+        self._held: dict[str, _WaitingTransfer] = {}
+        # Units that are being signed: wallets work side by side, and their books don't have it yet.
+        self._passing = Counter[Asset]()
+        # Held from the sums of the books until a transfer counts: two wallets may pay one asset.
+        self._counting = asyncio.Lock()
+
+    def paused(self) -> str | None:
+        """Why payouts are paused; None when they are not."""
+        return self.switch.reason()
+
+    async def look(self) -> None:
+        """Read what other replicas may have said. Raises errors.Unavailable."""
+        if self._shared is not None:
+            await self._shared.look()
+
+    def require_open(self) -> None:
+        """Raise errors.Unavailable while payouts are paused."""
+        if self.paused() is not None:
+            raise Unavailable("Payouts are paused by the operator. Try again later.")
+
+    @asynccontextmanager
+    async def passing(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> AsyncIterator[list[Transfer]]:
+        """Let a transfer pass to be signed, with those of ``companions`` that may go along.
+
+        Within the block they count for all others. Raises errors.Unavailable for a transfer that
+        is too large, or too much for one day.
+        """
+        async with self._counting:
+            await self._require_within_caps(transfer)
+            together = await self._within_caps(companions, after=transfer)
+            units = sum(item.units for item in (transfer, *together))
+            self._passing[transfer.asset] += units
+        try:
+            yield together
+        finally:
+            self._passing[transfer.asset] -= units
+
+    async def _require_within_caps(self, transfer: Transfer) -> None:
+        self._held.pop(transfer.transfer_id, None)
+        problem = await self._signed.unmatched(transfer) or await self._over(transfer)
+        if problem is not None:
+            self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
+            raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
+
+    async def _within_caps(
+        self, transfers: Sequence[Transfer], *, after: Transfer
+    ) -> list[Transfer]:
+        """The transfers that may go out together with ``after``; the others wait in the queue."""
+        passed: list[Transfer] = []
+        units = after.units
+        for transfer in transfers:
+            if await self._signed.unmatched(transfer) is None and (
+                await self._over(transfer, besides=units) is None
+            ):
+                passed.append(transfer)
+                units += transfer.units
+        return passed
+
+    async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
+        """The cap that a transfer exceeds, if ``besides`` units are about to be signed as well."""
+        caps, asset = self._caps[transfer.asset], transfer.asset
+        if transfer.units > caps.per_transfer:
+            return _over("the cap per transfer", caps.per_transfer, asset)
+        # In this order: what is committed meanwhile counts twice, rather than not at all.
+        passing = self._passing[asset]
+        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        if sent + besides + transfer.units > caps.per_day:
+            return _over("the cap per day", caps.per_day, asset)
+        return None
+
+    def health(self) -> Health:
+        """Whether money may go out, and if not, what holds it."""
+        reason = self.paused()
+        if reason is not None:
+            lost = "" if self.switch.is_written else f" ({_IN_MEMORY})"
+            return Health(False, f"paused: {reason}{lost}")
+        self._forget_silent()
+        if self._held:
+            transfer_id, held = next(iter(self._held.items()))
+            return Health(False, f"{transfer_id} waits: {held.problem} ({len(self._held)} in all)")
+        return Health(True)
+
+    def _forget_silent(self) -> None:
+        """Drop what does not ask any more; by a clock that was set back, what asked "later"."""
+        now = self._clock.now_ms()
+        self._held = {
+            transfer_id: held
+            for transfer_id, held in self._held.items()
+            if abs(now - held.at) <= _ASKS_AGAIN_MS
+        }
+
+
+def _over(cap: str, units: int, asset: Asset) -> str:
+    return f"it is over {cap} of {format_units(units, asset)} {asset.symbol}"
 
 
 class OnchainEngine:

@@ -27,7 +27,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweptEntry,
 )
 from rpcsvc.settlement.onchain.evm.records import EvmAddress
-from rpcsvc.settlement.onchain.guard import PauseSwitch, SharedPause, throw
 from rpcsvc.settlement.onchain.journal.files import (
     EVM_ADDRESSES,
     AddressesEntry,
@@ -50,6 +49,7 @@ from rpcsvc.settlement.onchain.journal_entries import (
 )
 from rpcsvc.settlement.onchain.monero import records as monero
 from rpcsvc.settlement.onchain.monero.ledger import MoneroEntry, MoneroLedger
+from rpcsvc.settlement.onchain.pause import PauseSwitch, SharedPause, throw
 from rpcsvc.store.database import Rows, Statement, StoreConflict, Tables
 from rpcsvc.store.leases import SETTLER
 from rpcsvc.store.orders import OrderStore

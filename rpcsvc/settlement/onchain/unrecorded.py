@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
-from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
+from rpcsvc.settlement.onchain.pause import PauseSwitch, throw
 from rpcsvc.store.database import Statement, Tables, insert
 from rpcsvc.store.rows import from_row
 

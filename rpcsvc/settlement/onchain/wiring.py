@@ -29,7 +29,7 @@ from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settings_onchain import InventorySettings, OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, DaemonEndpoint
-from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.engine import Caps, OnchainEngine, PayoutGuard, SignedPayments
 from rpcsvc.settlement.onchain.evm.adapter import (
     EvmAdapter,
     EvmNode,
@@ -42,14 +42,6 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnem
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.guard import (
-    Caps,
-    PauseRow,
-    PauseSwitch,
-    PayoutGuard,
-    SharedPause,
-    SignedPayments,
-)
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.journal_replay import JournalWatch, open_journal
@@ -60,6 +52,7 @@ from rpcsvc.settlement.onchain.monero.records import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.records import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.pause import PauseRow, PauseSwitch, SharedPause
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders
 from rpcsvc.store.replicas import SharedWallets

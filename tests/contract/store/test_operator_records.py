@@ -12,7 +12,7 @@ from rpcsvc.domain.order import DepositKey, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.guard import SignedPayments
+from rpcsvc.settlement.onchain.engine import SignedPayments
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.checks import UnservedOrders, engine_conflict
 from rpcsvc.store.database import Tables

@@ -43,7 +43,7 @@ from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.records import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 from rpcsvc.store.authorizations import AuthorizationRecord
 

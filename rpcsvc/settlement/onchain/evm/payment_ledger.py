@@ -22,9 +22,9 @@ from rpcsvc.settlement.onchain.evm.records import (
     SweepState,
     UnsweptAddress,
 )
-from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
 

@@ -48,7 +48,7 @@ from rpcsvc.settlement.onchain.evm.records import (
     EvmPurpose,
     Sweep,
 )
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
 from rpcsvc.store.database import Rows
 

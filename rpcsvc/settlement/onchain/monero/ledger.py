@@ -10,7 +10,6 @@ from typing import Any, Final
 from typing_extensions import override
 
 from rpcsvc.domain.order import DepositState
-from rpcsvc.settlement.onchain.guard import PauseRow, unpaused
 from rpcsvc.settlement.onchain.journal.files import AddressesEntry, JournalEntry, VoidEntry
 from rpcsvc.settlement.onchain.journal.writer import JournaledWrites, PaymentJournal
 from rpcsvc.settlement.onchain.monero.records import (
@@ -24,6 +23,7 @@ from rpcsvc.settlement.onchain.monero.records import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.pause import PauseRow, unpaused
 from rpcsvc.store.database import Row, Rows, Statement, Tables, insert, update
 from rpcsvc.store.rows import from_row, to_row
 

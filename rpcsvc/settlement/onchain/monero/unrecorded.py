@@ -25,7 +25,6 @@ from rpcsvc.health import Health
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
@@ -42,6 +41,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
     WalletTransferKind,
 )
+from rpcsvc.settlement.onchain.pause import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
