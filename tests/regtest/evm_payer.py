@@ -78,6 +78,7 @@ class EvmPayer:
     database: SqliteDatabase
     ledger: EvmPaymentLedger
     client: EvmClient
+    connection: EvmConnection
     payments: EvmPayments
     upkeep: EvmUpkeep
     sweeps: EvmSweeps
@@ -218,7 +219,18 @@ async def evm_payer(
     upkeep = EvmUpkeep(connection, payments, ledger, hands)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = EvmPayer(
-        anvil, token, data_dir, chosen, hands, database, ledger, client, payments, upkeep, sweeps
+        anvil,
+        token,
+        data_dir,
+        chosen,
+        hands,
+        database,
+        ledger,
+        client,
+        connection,
+        payments,
+        upkeep,
+        sweeps,
     )
     try:
         yield made

@@ -67,24 +67,16 @@ class Payments(Protocol):
 
 
 class ServedNetwork(Protocol):
-    """One network as the engine sees it. Units are atomic ones of the network's asset."""
+    """One network as the engine sees it. Units are atomic ones of the network's asset.
+
+    ``transfers_per_payment``: the most transfers that one transaction may carry out.
+    ``block_seconds``: the typical time between blocks, in seconds, rounded up.
+    """
 
     asset: Asset
-
-    @property
-    def payments(self) -> Payments:
-        """The payments that the service makes on it."""
-        ...
-
-    @property
-    def transfers_per_payment(self) -> int:
-        """The most transfers that one transaction may carry out."""
-        ...
-
-    @property
-    def block_seconds(self) -> int:
-        """The typical time between blocks, in seconds, rounded up."""
-        ...
+    payments: Payments
+    transfers_per_payment: int
+    block_seconds: int
 
     def fee(self) -> int:
         """Return the network fee of a transfer, with a margin.
@@ -125,11 +117,7 @@ class ChainAdapter(Protocol):
     """One asset on the networks that carry it, by their names in orders."""
 
     asset: Asset
-
-    @property
-    def networks(self) -> Mapping[str, ServedNetwork]:
-        """The networks whose deposits and transfers belong to this adapter."""
-        ...
+    networks: Mapping[str, ServedNetwork]
 
     async def start(self) -> None:
         """Connect, check that the nodes are on the right networks, load, catch up."""

@@ -16,6 +16,7 @@ import orjson
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import MONERO_NETWORK
@@ -34,6 +35,7 @@ from rpcsvc.orders.ports.wallets import (
     Outcome,
     Record,
     Verdict,
+    Wallets,
 )
 from rpcsvc.settlement.onchain.adapter import (
     AdapterWatch,
@@ -247,7 +249,7 @@ def _over(cap: str, units: int, asset: Asset) -> str:
     return f"it is over {cap} of {format_units(units, asset)} {asset.symbol}"
 
 
-class OnchainEngine:
+class OnchainEngine(Wallets):
     """Implements Wallets with one adapter per asset.
 
     ``reconciliations``: the check that must pass once, by asset, before anything is signed for it.
@@ -283,8 +285,8 @@ class OnchainEngine:
         self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
+    @override
     async def start(self) -> None:
-        """Connect both adapters. One that is not right is a matter of ``health``."""
         await asyncio.gather(*(adapter.start() for adapter in self._adapters.values()))
 
     async def close(self) -> None:
@@ -331,14 +333,14 @@ class OnchainEngine:
         """The switch that stops all outgoing money."""
         return self._guard.switch
 
+    @override
     def is_paused(self) -> bool:
-        """Whether the operator has stopped all outgoing money."""
         return self._guard.paused() is not None
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when either adapter can't settle: a swap needs both."""
         self._guard.require_open()
         if self._journal is not None and not self._journal.is_usable:
             raise Unavailable("Payouts can't be recorded right now. Try again later.")
@@ -347,20 +349,16 @@ class OnchainEngine:
             if self._watches[asset].is_blind():
                 raise Unavailable(f"{asset.symbol} can't be settled right now. Try again later.")
 
+    @override
     def deposit_address(self, asset: Asset) -> str:
-        """A fresh deposit address. Raises errors.Unavailable when none is left."""
         return self._adapters[asset].deposit_address()
 
+    @override
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
-        """Network fees as the nodes report them. Raises errors.Unavailable before they have."""
         return Fees(self._side(payout, chain).fee(), self._side(deposit, chain).fee())
 
+    @override
     def holdings(self, network: str) -> Holdings:
-        """The spendable balance on a network.
-
-        Raises errors.Unavailable while it is not known, and while the operator's inventory is below
-        its floor.
-        """
         found = self._of(network)
         held = found.holdings()
         if not self._above_floor(self._adapters[found.asset]).ok:
@@ -370,19 +368,20 @@ class OnchainEngine:
             )
         return held
 
+    @override
     def pooled(self, _address: str, _network: str) -> None:
-        """None: the addresses are this wallet's own."""
+        pass
 
+    @override
     def states(self) -> dict[str, NetworkState]:
-        """What the last look at each network found. One whose deposits are not seen is not up."""
         shown = {}
         for name, network in self._networks.items():
             state, watch = network.state(), self._watches[network.asset]
             shown[name] = state._replace(is_up=state.is_up and not watch.is_blind())
         return shown
 
+    @override
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """Raise errors.InvalidDestination for an address that the token does not pay."""
         if not await self._of(network).accepts(address):
             raise InvalidDestination(
                 f"The token on {network} refuses to pay this address: it is on its issuer's"
@@ -395,47 +394,47 @@ class OnchainEngine:
         """The names of the network that takes a deposit of ``asset``."""
         return self._adapters[asset].names(chain)
 
+    @override
     def estimated_seconds(self, deposit: Money, chain: str) -> int:
-        """The deposit's confirmations, and a block for the payout; in seconds."""
         paid = USDC if deposit.asset is XMR else XMR
         waits = self._side(deposit.asset, chain).seconds(deposit.units)
         return waits + self._side(paid, chain).block_seconds
 
     # --- deposits ------------------------------------------------------------------------------
 
+    @override
     async def observe(self) -> Observation:
-        """Deposits on all networks that may have changed, of the adapters that answer in time."""
         return together(await asyncio.gather(*(w.observe() for w in self._watches.values())))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Tell each adapter that these are committed, so that it moves its cursors."""
         looked = [
             adapter for asset, adapter in self._adapters.items() if self._watches[asset].has_looked
         ]
         await each_of(_acknowledge(adapter, sightings) for adapter in looked)
 
+    @override
     async def confirmations(self, key: DepositKey) -> int:
-        """The confirmations of a deposit now; 0 while it is in the pool or gone."""
         return await self._of(key.network).confirmations(key)
 
     async def confirmations_at(self, key: DepositKey, height: int) -> int:
         """The confirmations of a deposit when the newest block is at ``height``."""
         return await self._of(key.network).confirmations(key, height)
 
+    @override
     def required_confirmations(self, network: str, units: int) -> int:
-        """The confirmations after which deposits of ``units`` in all are final on this network."""
         return self._of(network).required_confirmations(units)
 
     # --- transfers -----------------------------------------------------------------------------
 
+    @override
     def transfers_per_payment(self, network: str) -> int:
-        """The most transfers that one transaction of a network may carry out."""
         return self._of(network).transfers_per_payment
 
+    @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         network = self._of(transfer.network)
         if (known := await network.payments.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
@@ -453,21 +452,21 @@ class OnchainEngine:
             self._guard.require_open()
             await network.payments.prepare(transfer, together, record)
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Publish the transfer's signed bytes, unless payouts are paused."""
         await self._guard.look()
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
         payments = self._of(transfer.network).payments
         return await _with_receipt(payments, transfer, await payments.publish(transfer))
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The transfer's outcome on the network; with its receipt once it is settled."""
         payments = self._of(transfer.network).payments
         return await _with_receipt(payments, transfer, await payments.look_up(transfer))
 
+    @override
     async def health(self) -> Health:
-        """Whether everything can be settled, and if not, what is wrong."""
         checks = [("payouts", self._guard.health())]
         checks += [
             (adapter.asset.symbol, await adapter.health()) for adapter in self._adapters.values()

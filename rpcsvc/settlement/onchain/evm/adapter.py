@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.chains import ChainRegistry
@@ -22,14 +23,14 @@ from rpcsvc.domain.reservations import Holdings
 from rpcsvc.domain.usdc import Domain
 from rpcsvc.errors import Unavailable
 from rpcsvc.health import Health
-from rpcsvc.orders.ports.authorizations import Carried
+from rpcsvc.orders.ports.authorizations import AuthorizationWallets, Carried
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     NetworkNames,
     NetworkState,
     Observation,
 )
-from rpcsvc.settlement.onchain.adapter import each_of, together
+from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork, each_of, together
 from rpcsvc.settlement.onchain.daemon_rpc import ChainUnusable, RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.authorizations import EvmAuthorizations, GasBudget
@@ -120,7 +121,7 @@ class Blacklist:
             self._kept.popitem(last=False)
 
 
-class EvmNetworkAdapter:
+class EvmNetworkAdapter(ServedNetwork):
     """One network: its node, deposits, payments, sweeps and signed authorizations."""
 
     asset: Asset = USDC
@@ -137,6 +138,7 @@ class EvmNetworkAdapter:
     ) -> None:
         self.network = node.network
         self.client = node.client
+        self.block_seconds = max(1, round(node.network.block_seconds))
         self._coin_price = node.coin_price
         self.connection = EvmConnection(node.client, node.network)
         self._blacklist = Blacklist(self.connection)
@@ -179,8 +181,8 @@ class EvmNetworkAdapter:
                 f"USDC on {self.network.name} can't be settled right now. Try again later."
             )
 
+    @override
     def fee(self) -> int:
-        """Return the gas of a transfer in USDC units, rounded up. Raises Unavailable."""
         self._require_sending()
         return self._in_usdc(self.payments.gas.payout_cost())
 
@@ -189,20 +191,20 @@ class EvmNetworkAdapter:
         self._require_sending()
         return self._in_usdc(self.payments.gas.authorization_cost())
 
+    @override
     def holdings(self) -> Holdings:
-        """Return the hot wallet's USDC. Raises errors.Unavailable while it is not known."""
         self.require_up()
         hot = self.payments.gas.hot
         if hot is None:
             raise Unavailable(f"What can be paid on {self.network.name} is not known yet.")
         return Holdings(hot.usdc, 0, 0)
 
+    @override
     async def accepts(self, address: str) -> bool:
-        """False while the address is on the token's blacklist."""
         return not await self._blacklist.has(address)
 
+    @override
     def state(self) -> NetworkState:
-        """Return the state of the network at the last refresh."""
         return NetworkState(
             self.connection.block_age(),
             sweeps=self.sweeps.counts,
@@ -212,21 +214,16 @@ class EvmNetworkAdapter:
             is_up=self._is_up(),
         )
 
+    @override
     def seconds(self, units: int) -> int:
-        """Return the typical time, in seconds, until a deposit of any amount is confirmed."""
         return math.ceil(self.required_confirmations(units) * self.network.block_seconds)
 
-    @property
-    def block_seconds(self) -> int:
-        """The typical time between blocks, in seconds, at least 1."""
-        return max(1, round(self.network.block_seconds))
-
+    @override
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """Return the confirmations of a deposit at the last scan, or at a height; 0: it is gone."""
         return await self.deposits.confirmations(key, height)
 
-    def required_confirmations(self, units: int) -> int:  # noqa: ARG002 - any amount
-        """Return the confirmations that a deposit needs."""
+    @override
+    def required_confirmations(self, units: int) -> int:
         depth = self.network.confirmations
         return _BLOCKS_TO_FINAL if depth is None else depth
 
@@ -335,7 +332,7 @@ class EvmNetworkAdapter:
         return self.sweeps.conditions()
 
 
-class EvmAdapter:
+class EvmAdapter(ChainAdapter):
     """Implements ChainAdapter for USDC. It owns the clients from ``start`` to ``close``.
 
     ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
@@ -371,11 +368,8 @@ class EvmAdapter:
         """The address that pays, on every network (EIP-55)."""
         return next(iter(self.networks.values())).payments.hot_wallet
 
+    @override
     async def start(self) -> None:
-        """Adopt the addresses, connect, refresh. A node that is not right is reported by health.
-
-        Raises ChainUnusable for the mnemonic of another service.
-        """
         await self._make_addresses()
         self.open()
         await self._each(EvmNetworkAdapter.poll)
@@ -393,8 +387,8 @@ class EvmAdapter:
             await self._each(EvmNetworkAdapter.look)
             await pause(_LOOK_SECONDS)
 
+    @override
     async def close(self) -> None:
-        """Give unused addresses back and let go of the connections."""
         try:
             await self._addresses.close()
         finally:
@@ -403,41 +397,38 @@ class EvmAdapter:
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when no order can be taken on any network."""
         if all(adapter.problem is not None for adapter in self.networks.values()):
             raise Unavailable("USDC can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
 
+    @override
     def deposit_address(self) -> str:
-        """An address that no order has or will have. Raises errors.Unavailable."""
         self.require_ready()
         return self._addresses.take()
 
+    @override
     def total(self) -> int:
-        """The hot wallet's USDC on all networks. Raises errors.Unavailable before a refresh."""
         found = [adapter.payments.gas.hot for adapter in self.networks.values()]
         if all(hot is None for hot in found):
             raise Unavailable("What the hot wallet holds is not known yet.")
         return sum(hot.usdc for hot in found if hot is not None)
 
+    @override
     def names(self, chain: str) -> NetworkNames:
-        """The chain by its name and number, and its token; of any chain in the table.
-
-        Orders are shown for longer than their chain may have a node.
-        """
         known = self._chains.resolve(chain)
         return NetworkNames.of_usdc(known, is_test=self._test_networks)
 
     # --- deposits ------------------------------------------------------------------------------
 
+    @override
     async def observe(self) -> Observation:
-        """Deposits that changed; none of a network whose node is out."""
         return together(await asyncio.gather(*(each.observe() for each in self.networks.values())))
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: the cursors may move."""
         await each_of(b.deposits.acknowledge(sightings) for b in self.networks.values())
 
     # --- signed authorizations -------------------------------------------------------------------
@@ -452,8 +443,8 @@ class EvmAdapter:
 
     # --- between passes ------------------------------------------------------------------------
 
+    @override
     async def maintain(self) -> None:
-        """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
         try:
             await self._make_addresses()
         finally:
@@ -477,13 +468,13 @@ class EvmAdapter:
     async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
         await asyncio.gather(*(adapter.keep_up(work) for adapter in self.networks.values()))
 
+    @override
     async def health(self) -> Health:
-        """Whether USDC can be settled on every network, and if not, what is wrong."""
         problems = [text for adapter in self.networks.values() for text in await adapter.problems()]
         return Health(not problems, "; ".join(problems) or None)
 
+    @override
     async def notes(self) -> list[str]:
-        """Notes for the operator: deposits that can't be swept, or that belong to no order."""
         unswept = [text for adapter in self.networks.values() for text in adapter.notes()]
         budget = self.gas_budget.problem()
         return unswept + ([budget] if budget else []) + await self._of_no_order()
@@ -508,7 +499,7 @@ class EvmAdapter:
         ]
 
 
-class OnchainAuthorizations:
+class OnchainAuthorizations(AuthorizationWallets):
     """Implements the AuthorizationWallets port by the USDC adapter.
 
     Takes new authorizations only while orders are taken (``require_ready``); carries out those that
@@ -519,27 +510,27 @@ class OnchainAuthorizations:
         self._require_ready = require_ready
         self._usdc = usdc
 
+    @override
     def contract(self, network: str) -> str:
-        """Return a network's token. Raises errors.Unavailable."""
         return self._usdc.usable(network).connection.domain.contract
 
+    @override
     async def token(self, order: Order) -> Domain:
-        """Return the domain of the token of an order's network. Raises errors.Unavailable."""
         return self._usdc.usable(order.terms.deposit_network).connection.domain
 
+    @override
     def fee(self, network: str) -> int:
-        """Return the gas of an authorization, in USDC units. Raises errors.Unavailable."""
         return self._usdc.usable(network).authorization_fee()
 
+    @override
     async def require_usable(self, record: AuthorizationRecord) -> None:
-        """Raise AuthorizationRefused for one that would fail, and errors.Unavailable."""
         self._require_ready()
         network = self._usdc.usable(record.key.network)
         with network.connection.watched():
             await network.authorizations.require_usable(record)
 
+    @override
     async def carry_out(self, record: AuthorizationRecord) -> Carried:
-        """Send an authorization unless it is used, and return its outcome."""
         network = self._usdc.usable(record.key.network)
         with network.connection.watched():
             return await network.authorizations.carry_out(record)

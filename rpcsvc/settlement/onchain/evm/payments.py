@@ -17,6 +17,7 @@ from typing import Any, Final
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, iso8601, steady_ms
 from rpcsvc.domain import usdc
@@ -33,6 +34,7 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
+from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.gas import CallCost, EvmGas, GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
@@ -217,7 +219,7 @@ class NodeReply(Struct, frozen=True):
         return self.submission in _MORE_MAY_HELP
 
 
-class EvmPayments:
+class EvmPayments(Payments):
     """Prepares, publishes and looks up payments.
 
     The methods that take a transfer raise errors.Unavailable when the node fails; the others may
@@ -253,8 +255,8 @@ class EvmPayments:
 
     # --- prepare -------------------------------------------------------------------------------
 
+    @override
     async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
         known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
             return None
@@ -263,18 +265,13 @@ class EvmPayments:
             raise TransferRejected(f"its payment {known.attempts[0].txid} is {known.state}")
         return _prepared(known)
 
+    @override
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer],  # noqa: ARG002 - a transaction pays one transfer
+        companions: Sequence[Transfer],
         record: Record,
     ) -> None:
-        """Sign and record a transfer's payment, without publishing it.
-
-        Raises TransferRejected for a destination that can't be paid; Unavailable while an earlier
-        payout is unpublished, while the wallet has sent transactions that are not on record, for
-        want of USDC or ether, or if the gas would cost too much.
-        """
         with self._connection.watched():
             async with self._payout_slot():
                 payment = await self._sign(await self._checked(transfer))
@@ -403,8 +400,8 @@ class EvmPayments:
 
     # --- publish -------------------------------------------------------------------------------
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the payment to the network, unless it has it already; then what it says of it."""
         with self._connection.watched():
             payment = await self._known(transfer)
             async with self._payout_slot():
@@ -469,8 +466,8 @@ class EvmPayments:
 
     # --- look up -------------------------------------------------------------------------------
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The outcome of a transfer's payment on the network."""
         with self._connection.watched():
             return await self.verdict(await self._known(transfer))
 
@@ -544,11 +541,8 @@ class EvmPayments:
         async with self.writer:
             await self.nonces.reconcile()
 
+    @override
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """Return the proof of a settled payout: the token's Transfer event, by block and log index.
-
-        Any node shows it (eth_getTransactionReceipt). Raises Unavailable before it is settled.
-        """
         payment, network = await self._known(transfer), self._network
         mined = payment.inclusion
         is_settled = payment.state is EvmPaymentState.SETTLED

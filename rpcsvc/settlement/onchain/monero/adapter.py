@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import structlog
+from typing_extensions import override
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset
@@ -22,6 +23,7 @@ from rpcsvc.orders.ports.wallets import (
     NetworkState,
     Observation,
 )
+from rpcsvc.settlement.onchain.adapter import ChainAdapter, ServedNetwork
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
@@ -35,7 +37,7 @@ from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletCli
 log = structlog.get_logger(__name__)
 
 
-class MoneroAdapter:
+class MoneroAdapter(ChainAdapter, ServedNetwork):
     """Implements ChainAdapter for XMR, and its one ServedNetwork.
 
     It owns both clients from ``start`` to ``close``.
@@ -65,14 +67,14 @@ class MoneroAdapter:
         )
         self.networks = {NETWORK: self}
 
+    @override
     async def start(self) -> None:
-        """Connect and check. A node or wallet that is not right is a matter of ``health``."""
         self._connection.node.rpc.open()
         self._connection.wallet.rpc.open()
         await self.maintain()
 
+    @override
     async def close(self) -> None:
-        """Give unused addresses back and let go of the connections."""
         try:
             await self._addresses.close()
         finally:
@@ -81,38 +83,35 @@ class MoneroAdapter:
 
     # --- taking orders -------------------------------------------------------------------------
 
+    @override
     def require_ready(self) -> None:
-        """Raise errors.Unavailable when no order can be taken now."""
         if self._connection.problem is not None:
             raise Unavailable("XMR can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
 
+    @override
     def deposit_address(self) -> str:
-        """A subaddress that no order has or will have. Raises errors.Unavailable."""
         self.require_ready()
         return self._addresses.take()
 
+    @override
     def fee(self) -> int:
-        """Return the fee of a payment, in piconero.
-
-        Raises errors.Unavailable before it is known, and while no payment would be made for it.
-        """
         self._fees.require_affordable()
         return self._fees.typical()
 
+    @override
     def holdings(self) -> Holdings:
-        """Return the spendable balance. Raises errors.Unavailable before it is known."""
         held = self._inventory.available
         spendable = held.max_now + self._fees.typical() if held.max_now else 0
         return Holdings(spendable, held.locked, held.seconds_to_unlock)
 
-    async def accepts(self, address: str) -> bool:  # noqa: ARG002 - nobody is refused
-        """Return True: Monero knows no blacklist."""
+    @override
+    async def accepts(self, address: str) -> bool:
         return True
 
+    @override
     def total(self) -> int:
-        """The whole balance, locked or not. Raises errors.Unavailable before the first refresh."""
         held = self._inventory.available
         return held.unlocked + held.locked
 
@@ -120,8 +119,8 @@ class MoneroAdapter:
         """The spendable balance at the last refresh; reservations are not deducted."""
         return self._inventory.available
 
+    @override
     def state(self) -> NetworkState:
-        """Return the state of the network at the last refresh."""
         found = self._connection
         is_up = all(problem is None for problem in (found.problem, found.stall(), found.lag))
         return NetworkState(
@@ -132,18 +131,18 @@ class MoneroAdapter:
             is_up=is_up,
         )
 
-    def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
-        """Return Monero's name, and which of its networks it is unless it is the main one."""
+    @override
+    def names(self, chain: str) -> NetworkNames:
         return NetworkNames(self._options.network_name, 0, None)
 
+    @override
     def seconds(self, units: int) -> int:
-        """Return the typical time, in seconds, until a deposit of ``units`` is confirmed."""
         return self.required_confirmations(units) * self.block_seconds
 
     # --- deposits ------------------------------------------------------------------------------
 
+    @override
     async def observe(self) -> Observation:
-        """Deposits that changed since they were acknowledged; none while node or wallet is out."""
         try:
             with self._connection.watched():
                 await self._connection.ready()
@@ -153,22 +152,22 @@ class MoneroAdapter:
         at = self._deposits.complete_until
         return Observation(found, {} if at is None else {NETWORK: at})
 
+    @override
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """These are committed: the cursor may move."""
         await self._deposits.acknowledge(sightings)
 
+    @override
     async def confirmations(self, key: DepositKey, height: int | None = None) -> int:
-        """The confirmations of a deposit at the last scan, or at a height; 0: pooled or gone."""
         return await self._deposits.confirmations(key, height)
 
+    @override
     def required_confirmations(self, units: int) -> int:
-        """Return the confirmations that deposits of ``units`` piconero to one address need."""
         return self._options.required_confirmations(units)
 
     # --- between passes ------------------------------------------------------------------------
 
+    @override
     async def maintain(self) -> None:
-        """Fees, addresses, outputs. What fails is in health and tried again by the next call."""
         try:
             with self._connection.watched():
                 info = await self._connection.ready()
@@ -185,8 +184,8 @@ class MoneroAdapter:
         if await self._inventory.keep_up():
             await self._inventory.poll(info)
 
+    @override
     async def health(self) -> Health:
-        """Whether XMR can be settled. Of several problems it names the one that causes others."""
         lag, pool, held = self._connection.lag, self._addresses, self._inventory
         checks = (
             self._connection.problem,
@@ -202,8 +201,8 @@ class MoneroAdapter:
         problem = next((text for text in checks if text is not None), None)
         return Health(problem is None, problem)
 
+    @override
     async def notes(self) -> list[str]:
-        """Notes for the operator that delay no order."""
         held, recovery = self._inventory, self._recovery
         found = (recovery.problem, recovery.waiting, held.problem, held.postponed)
         return [text for text in found if text]

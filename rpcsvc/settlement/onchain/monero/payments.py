@@ -15,12 +15,14 @@ from typing import Any, Final
 
 import structlog
 from msgspec.structs import replace
+from typing_extensions import override
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.adapter import Payments
 from rpcsvc.settlement.onchain.backoff import Backoff
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
@@ -121,7 +123,7 @@ class MoneroFees:
         return self.per_byte
 
 
-class MoneroPayments:
+class MoneroPayments(Payments):
     """Prepares, publishes and follows payments.
 
     The methods that take a transfer raise errors.Unavailable when node or wallet fail; the others
@@ -146,11 +148,8 @@ class MoneroPayments:
 
     # --- prepare -------------------------------------------------------------------------------
 
+    @override
     async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
-        """The transfer's payment if it is on record. Raises TransferRejected when it failed.
-
-        Its companions are looked up when their own turn comes.
-        """
         known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
             return None
@@ -159,14 +158,10 @@ class MoneroPayments:
             raise TransferRejected(f"its payment {known.txid} is {known.state}")
         return PreparedTransfer(known.txid, known.raw, (transfer.transfer_id,))
 
+    @override
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
-        """Sign and record. ``companions`` that can be paid are paid by the same transaction.
-
-        Raises TransferRejected for an address that can't be paid; Unavailable while another
-        payment is unpublished, for want of unlocked money, or if it would cost too much.
-        """
         with self._connection.watched():
             await self._connection.ready()
             self.fees.require_affordable(1 + len(companions))
@@ -309,8 +304,8 @@ class MoneroPayments:
 
     # --- publish -------------------------------------------------------------------------------
 
+    @override
     async def publish(self, transfer: Transfer) -> Verdict:
-        """Hand the payment to the network, unless it has it already; then what it says of it."""
         with self._connection.watched():
             self._connection.addresses.require_scanned()
             payment = await self._known(transfer)
@@ -362,8 +357,8 @@ class MoneroPayments:
 
     # --- look up -------------------------------------------------------------------------------
 
+    @override
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """The outcome of a transfer's payment on the network."""
         with self._connection.watched():
             return await self._presence.verdict(await self._known(transfer))
 
@@ -421,13 +416,8 @@ class MoneroPayments:
         """Whether a payment is signed and not known to be on the network."""
         return bool(await self._ledger.payments_in(*_UNPUBLISHED))
 
+    @override
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """Return the proof of a settled payout, for check_tx_key, and for check_tx_proof with the
-        message, of any monero-wallet-rpc. Raises Unavailable before it is settled.
-
-        The proof is made once, then kept; None when the wallet has lost what it needs for one,
-        where the key does as well.
-        """
         with self._connection.watched():
             await self._connection.ready()
             payment = await self._known(transfer)
