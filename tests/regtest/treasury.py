@@ -82,7 +82,7 @@ class Treasury:
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
         """The recorded payment of the transfer; signs it if there is none."""
-        return await sign(self.adapter, transfer, *companions)
+        return await sign(self.adapter.payments, transfer, *companions)
 
     async def prepared(self, transfer: Transfer) -> Transfer:
         """The transfer as the order layer has it once it is prepared."""

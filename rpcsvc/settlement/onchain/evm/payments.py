@@ -153,7 +153,7 @@ class EvmNonces:
         """How many nonces were used by somebody else; those that payouts are paused for, too."""
         if self._conditions.texts():
             return max(0, pending - own)
-        acknowledged = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
             return 0  # before the first payment: whatever was sent until then is acknowledged
         return await self._count_unrecorded(max(own, acknowledged), pending)
@@ -174,7 +174,7 @@ class EvmNonces:
             return None
         if await self._count_unrecorded(max(own, acknowledged), pending):
             if pause_for(self._switch, self._wallet):
-                await self._unrecorded.acknowledge_nonce(self._network, self._sender, pending)
+                await self._payments.acknowledge_nonce(self._network, self._sender, pending)
         elif self._switch.reason() != reason_of(self._wallet):
             return None
         return (
@@ -184,10 +184,10 @@ class EvmNonces:
 
     async def _acknowledged(self, own: int, pending: int) -> int:
         """Nonces below this are acknowledged. At first: all from before the service."""
-        acknowledged = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        acknowledged = await self._payments.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
             acknowledged = own or pending
-            await self._unrecorded.acknowledge_nonce(self._network, self._sender, acknowledged)
+            await self._payments.acknowledge_nonce(self._network, self._sender, acknowledged)
         return acknowledged
 
     async def _count_unrecorded(self, first: int, end: int) -> int:

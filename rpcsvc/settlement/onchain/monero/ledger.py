@@ -216,6 +216,11 @@ class MoneroLedger:
         sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
         return [from_row(Cursor, row) for row in await self._db.fetch(sql)]
 
+    async def scanned_height(self) -> int | None:
+        """The newest block of Monero whose deposits are on record; None before the first scan."""
+        row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
+        return None if row is None or row["height"] is None else int(row["height"])
+
     async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
         sql = f"{_SELECT_DEPOSIT} WHERE d.txid = :txid AND d.minor = :minor"

@@ -105,7 +105,7 @@ class MoneroOutgoing:
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
         or has not scanned all that its node has.
         """
-        since = await self._unrecorded.monero_cursor()
+        since = await self._ledger.scanned_height()
         if since is None:
             return []
         await self._require_no_spend(await self._require_ready())
